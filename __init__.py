@@ -1,0 +1,29 @@
+"""sensorium: pictures, clips and sound in, text out. Everything here is imported on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine.llm import LLM
+    from .engine.sampling_params import SamplingParams
+    from .engine.types import CompletionOutput, RequestOutput
+    from .mm.errors import SensoriumError
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SensoriumError", "__version__"]
+
+_HOME = {
+    "LLM": "engine.llm",
+    "SamplingParams": "engine.sampling_params",
+    "CompletionOutput": "engine.types",
+    "RequestOutput": "engine.types",
+    "SensoriumError": "mm.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

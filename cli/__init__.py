@@ -1,0 +1,1 @@
+"""Commands: argument parsing and printing only."""

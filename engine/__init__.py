@@ -1,0 +1,1 @@
+"""WHEN to compute WHAT in WHICH memory: requests, scheduler, caches, runner, sampler, outputs."""

@@ -1,0 +1,33 @@
+"""The errors a caller can cause. Each message is one line that names the item, the limit and the next step."""
+
+from __future__ import annotations
+
+
+class SensoriumError(ValueError):
+    """Base of all errors that come from what the caller gave; never a bug of ours."""
+
+
+class ConfigError(SensoriumError):
+    """An option, or a checkpoint's configuration, that contradicts itself, is unknown or asks for remote code."""
+
+
+class CheckpointError(SensoriumError):
+    """Weights or tokenizer files that are missing, surplus, of a wrong shape or unreadable."""
+
+
+class InputError(SensoriumError):
+    """A prompt, message or sampling parameter that cannot be served."""
+
+
+class MediaError(InputError):
+    """A picture, clip or sound that cannot be decoded or is over a limit.
+
+    Args:
+        modality: "image", "video" or "audio".
+        index: position of the item among those of its modality in the request.
+        reason: one clause: what is wrong, and the limit where there is one.
+    """
+
+    def __init__(self, modality: str, index: int, reason: str) -> None:
+        super().__init__(f"{modality} {index}: {reason}")
+        self.modality, self.index, self.reason = modality, index, reason

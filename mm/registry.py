@@ -1,0 +1,30 @@
+"""The one registry table: architecture name -> where its model and its ProcessingInfo live. Strings only; the engine resolves them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """`"module:Class"` below the package, for the model and for the ProcessingInfo."""
+
+    model: str
+    processing: str
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "Qwen2VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen2VL", "processors.qwen2_vl:Qwen2VLProcessingInfo"),
+    "Qwen2_5_VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"),
+}
+
+
+def find(name: str) -> Architecture:
+    """The row of an architecture; ConfigError lists the nearest names."""
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    near = difflib.get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.4) or list(ARCHITECTURES)
+    raise ConfigError(f"unknown architecture {name!r}; the nearest known ones are {', '.join(near)}")

@@ -1,0 +1,1 @@
+"""WHAT a model computes: layers, decoder, towers and one short file per architecture."""

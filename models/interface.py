@@ -1,0 +1,69 @@
+"""The small protocol every model obeys, and the batch it is given. Knows no family and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """How one decoder layer caches: kind "full", with the key/value heads and head size of one token."""
+
+    kind: str
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's rows, packed over requests. A new need is a new field, never a new signature.
+
+    Args:
+        input_ids: int64 `[rows]`; at media placeholders any id of the vocabulary.
+        positions: int64 `[axes, rows]`; axes as the model's `rope_axes` declares.
+        attn: who owns which row, and where keys and values live.
+        kv_caches: one tensor per layer, `[2, num_blocks, block_size, kv_heads, head_dim]`, keys then values.
+        embed_index: int64 `[n]` rows of the batch to be replaced by `embed_rows`, or None for a text-only step.
+        embed_rows: `[n, hidden]` encoder rows in that order.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    attn: AttentionMetadata
+    kv_caches: Sequence[Tensor]
+    embed_index: Tensor | None = None
+    embed_rows: Tensor | None = None
+
+
+class Model(Protocol):
+    """A decoder with its encoders. Built as `cls(config: dict, dtype, device)` from the raw config.json."""
+
+    rope_axes: int
+    vocab_size: int
+    hidden_size: int
+    max_positions: int  # config's max_position_embeddings
+    cache_specs: Sequence[CacheSpec]  # one per decoder layer
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
+        """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, hidden]` tensor per item, in order."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Final normed hidden states `[rows, hidden]`; writes keys and values into the caches."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """`[n, hidden]` -> float32 logits `[n, vocab]`."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill and pack all weights from checkpoint names; CheckpointError on missing, surplus or misshapen ones."""

@@ -1,0 +1,1 @@
+"""The building blocks models are written in."""
