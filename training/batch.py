@@ -100,7 +100,9 @@ def _printed(rng: np.random.Generator, stage: Stage, kind: str, count: int) -> t
     for content, face, points in drafts:
         tw, th = text_size(content, face, points)
         wide = max(tw + 6, int(width * rng.uniform(0.92, 1.05)))
-        samples.append(draw_lines(content, face, points, (wide, max(th + 6, int(height * rng.uniform(0.92, 1.05)))), rng, kind, stage.soil))
+        samples.append(
+            draw_lines(content, face, points, (wide, max(th + 6, int(height * rng.uniform(0.92, 1.05)))), rng, kind, stage.soil)
+        )
     return samples, (gh, gw)
 
 
@@ -115,7 +117,9 @@ def make(rng: np.random.Generator, stage: Stage, size: int) -> Batch:
         samples, (gh, gw) = _printed(rng, stage, kind, size if kind == "text" else size // 2)
         grid = (1, gh * 2, gw * 2)
         resized = [
-            F.interpolate(torch.from_numpy(s.pixels).permute(2, 0, 1)[None], (gh * UNIT, gw * UNIT), mode="bicubic", antialias=True)
+            F.interpolate(
+                torch.from_numpy(s.pixels).permute(2, 0, 1)[None], (gh * UNIT, gw * UNIT), mode="bicubic", antialias=True
+            )
             for s in samples
         ]
         frames = torch.cat(resized).permute(0, 2, 3, 1)[:, None]

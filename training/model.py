@@ -72,10 +72,15 @@ class Tower(nn.Module):
         super().__init__()
         d, m = c["hidden_size"], c["spatial_merge_size"] ** 2
         self.config = c
-        self.patch_embed = nn.ModuleDict({"proj": nn.Linear(3 * c["temporal_patch_size"] * c["patch_size"] ** 2, d, bias=False)})
+        self.patch_embed = nn.ModuleDict(
+            {"proj": nn.Linear(3 * c["temporal_patch_size"] * c["patch_size"] ** 2, d, bias=False)}
+        )
         self.blocks = nn.ModuleList(VisionBlock(c) for _ in range(c["depth"]))
         self.merger = nn.ModuleDict(
-            {"ln_q": nn.RMSNorm(d, 1e-6), "mlp": nn.Sequential(nn.Linear(d * m, d * m), nn.GELU(), nn.Linear(d * m, c["out_hidden_size"]))}
+            {
+                "ln_q": nn.RMSNorm(d, 1e-6),
+                "mlp": nn.Sequential(nn.Linear(d * m, d * m), nn.GELU(), nn.Linear(d * m, c["out_hidden_size"])),
+            }
         )
 
     def forward(self, patches: Tensor, h: int, w: int) -> Tensor:
@@ -170,6 +175,8 @@ class TinyVL(nn.Module):
 def mrope(length: int, start: int, grid: tuple[int, int, int], step: int = 2) -> Tensor:
     """Positions `[3, length]` of one item at `start`; a frame pair (1 s) is `step` positions long."""
     t, h, w = grid[0], grid[1] // 2, grid[2] // 2
-    item = torch.stack(torch.meshgrid(torch.arange(t) * step, torch.arange(h), torch.arange(w), indexing="ij")).flatten(1) + start
+    item = (
+        torch.stack(torch.meshgrid(torch.arange(t) * step, torch.arange(h), torch.arange(w), indexing="ij")).flatten(1) + start
+    )
     after = int(item.max()) + 1 + torch.arange(length - start - t * h * w)
     return torch.cat((torch.arange(start).expand(3, -1), item, after.expand(3, -1)), 1).float()

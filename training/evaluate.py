@@ -1,0 +1,185 @@
+"""How well tiny-vl reads: `python -m training.evaluate`. Held-out pictures through sensorium and through transformers.
+
+transformers runs its own model class on our tensors and our positions (its rule lets text overlap a long clip), so
+that equal answers mean equal models; that our tensors equal its processor's is tests/processors' business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .data import DIRECTIONS, PROMPTS, Sample, held_out
+
+COUNTS = {"text": 500, "receipt": 100, "clip": 400}
+LONGEST = 96  # tokens of the longest receipt, with room to spare
+
+
+@dataclass(frozen=True)
+class Task:
+    """One line of the table: samples, and the least share that counts as passed (`below`: the most)."""
+
+    name: str
+    samples: list[Sample]
+    limit: float
+    below: bool = False
+
+
+def edits(a: str, b: str) -> int:
+    """Levenshtein distance."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row, last = [i], row
+        for j, y in enumerate(b, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y)))
+    return row[-1]
+
+
+def score(samples: list[Sample], answers: list[str]) -> float:
+    """Character accuracy of texts and receipts; share of right directions of clips."""
+    if samples[0].kind == "clip":
+        word = [next((d for d in DIRECTIONS if f" {d}." in a), "") for a in answers]
+        return float(np.mean([f"moves {w}." in s.answer for w, s in zip(word, samples, strict=True)]))
+    wrong = sum(edits(a, s.answer) for a, s in zip(answers, samples, strict=True))
+    return max(0.0, 1 - wrong / sum(len(s.answer) for s in samples))
+
+
+def tasks(share: float) -> list[Task]:
+    """All held-out sets; `share` < 1 takes that part of each, for a quick look."""
+    sets = {kind: held_out(kind, count) for kind, count in COUNTS.items()}
+    rng = np.random.default_rng(77)
+    shuffled = []
+    for s in sets["clip"]:
+        order = rng.permutation(len(s.pixels))
+        shuffled.append(Sample("clip", s.pixels[order], s.answer))
+    unseen = COUNTS["text"] // 5
+    found = [
+        Task("strings, faces seen", sets["text"][:-unseen], 0.97),
+        Task("strings, face not seen", sets["text"][-unseen:], 0.90),
+        Task("receipts", sets["receipt"], 0.97),
+        Task("direction of motion", sets["clip"], 0.95),
+        Task("direction, frames shuffled", shuffled, 0.60, below=True),
+    ]
+    return [Task(t.name, t.samples[: max(1, int(len(t.samples) * share))], t.limit, t.below) for t in found]
+
+
+def prompt(kind: str) -> str:
+    pad = "<|video_pad|>" if kind == "clip" else "<|image_pad|>"
+    return f"<|im_start|>user\n<|vision_start|>{pad}<|vision_end|>{PROMPTS[kind]}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def request(sample: Sample) -> dict[str, Any]:
+    """What `LLM.generate` takes. Clips come as their eight frames at 2 per second."""
+    if sample.kind == "clip":
+        count = len(sample.pixels)
+        media: dict[str, Any] = {
+            "video": (sample.pixels, {"fps": 2.0, "total_num_frames": count, "frames_indices": list(range(count))})
+        }
+    else:
+        media = {"image": Image.fromarray(sample.pixels)}
+    return {"prompt": prompt(sample.kind), "multi_modal_data": media}
+
+
+def ours(llm: Any, samples: list[Sample]) -> list[str]:
+    from sensorium import SamplingParams
+
+    outputs = llm.generate([request(s) for s in samples], SamplingParams(temperature=0.0, max_tokens=LONGEST), use_tqdm=False)
+    return [o.outputs[0].text for o in outputs]
+
+
+class Transformers:
+    """Greedy decoding by transformers' own class, one sample at a time, position ids given."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
+        from transformers import Qwen2_5_VLForConditionalGeneration
+
+        def read(name: str) -> Any:
+            return json.loads((model_dir / name).read_text())
+
+        self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()
+        self.info = Qwen25VLProcessingInfo(
+            read("config.json"), read("preprocessor_config.json"), read("video_preprocessor_config.json"), {}
+        )
+        self.end = set(read("generation_config.json")["eos_token_id"])
+
+    @torch.inference_mode()
+    def __call__(self, sample: Sample) -> str:
+        from sensorium.mm.fields import merge
+        from sensorium.mm.parse import parse_media
+        from sensorium.mm.positions import mrope_positions
+        from sensorium.mm.types import PlaceholderRange
+
+        from .tokens import encode, token, tokenizer
+
+        modality = "video" if sample.kind == "clip" else "image"
+        media = request(sample)["multi_modal_data"]
+        item = parse_media(media, {modality: 1}, (modality,), self.info.sampling())[modality][0]
+        kwargs, geometry = self.info.process(item)
+        pad = token(f"<|{modality}_pad|>")
+        ids = encode(prompt(sample.kind))
+        at = ids.index(pad)
+        ids[at : at + 1] = [pad] * geometry.num_embeds
+        placed = PlaceholderRange(at, geometry.num_embeds)
+        positions, delta = mrope_positions(len(ids), [(placed, geometry)], 3)
+        inputs: dict[str, Any] = dict(merge([kwargs]))
+        kinds = (torch.tensor([ids]) == pad).int() * (2 if modality == "video" else 1)
+        out = self.model(
+            input_ids=torch.tensor([ids]), position_ids=positions[:, None], mm_token_type_ids=kinds, use_cache=True, **inputs
+        )
+        answer: list[int] = []
+        while len(answer) < LONGEST:
+            chosen = int(out.logits[0, -1].argmax())
+            if chosen in self.end:
+                break
+            answer.append(chosen)
+            at = torch.full((3, 1, 1), len(ids) + len(answer) - 1 + delta)
+            out = self.model(
+                input_ids=torch.tensor([[chosen]]), position_ids=at, past_key_values=out.past_key_values, use_cache=True
+            )
+        return str(tokenizer().decode(answer))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("assets/tiny-vl"))
+    parser.add_argument("--share", type=float, default=1.0, help="part of each held-out set to run")
+    parser.add_argument("--no-transformers", action="store_true", help="only our own engine")
+    parser.add_argument("--write", type=Path, help="also write the table and the date to this file")
+    args = parser.parse_args()
+    from sensorium import LLM
+
+    llm, oracle = LLM(str(args.model)), None if args.no_transformers else Transformers(args.model)
+    lines = ["| held-out set | samples | sensorium | transformers | same answers | wanted |", "|---|---|---|---|---|---|"]
+    failed = False
+    for task in tasks(args.share):
+        started, mine = time.time(), ours(llm, task.samples)
+        theirs = [oracle(s) for s in task.samples] if oracle else mine
+        value, other = score(task.samples, mine), score(task.samples, theirs)
+        same = sum(a == b for a, b in zip(mine, theirs, strict=True))
+        passed = (value < task.limit) if task.below else (value >= task.limit)
+        failed |= not passed
+        wanted = f"{'<' if task.below else '>='} {task.limit:.0%}{'' if passed else ' (missed)'}"
+        reference = f"{other:.1%} | {same}" if oracle else "- | -"
+        lines.append(f"| {task.name} | {len(task.samples)} | {value:.1%} | {reference} | {wanted} |")
+        print(lines[-1], f"({time.time() - started:.0f} s)", flush=True)
+    table = "\n".join([*lines, "", "Chance for the direction is 25 %."])
+    print(table)
+    if args.write:
+        args.write.write_text(
+            f"# tiny-vl on held-out data, {time.strftime('%Y-%m-%d')}\n\n`make eval-tiny` writes this file.\n\n{table}\n"
+        )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
