@@ -12,14 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-TEXT = dict(
-    hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-    rms_norm_eps=1e-6, rope_theta=10000.0, mrope_section=[4, 6, 6],
-)  # fmt: skip
-VISION = dict(
-    depth=4, hidden_size=128, intermediate_size=352, num_heads=4, out_hidden_size=128, patch_size=8, spatial_merge_size=2,
-    temporal_patch_size=2, window_size=64, fullatt_block_indexes=[1, 3], tokens_per_second=2, in_channels=3,
-)  # fmt: skip
+TEXT: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "mrope_section": [4, 6, 6],
+}
+VISION: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_heads": 4,
+    "out_hidden_size": 128,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 64,
+    "fullatt_block_indexes": [1, 3],
+    "tokens_per_second": 2,
+    "in_channels": 3,
+}
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
@@ -141,7 +157,7 @@ class TinyVL(nn.Module):
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
-        c: dict[str, Any] = TEXT
+        c = TEXT
         self.visual = Tower(VISION)
         self.model = nn.ModuleDict(
             {

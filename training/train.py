@@ -118,8 +118,9 @@ def train(model: Trainee, opts: list[torch.optim.Optimizer], state: dict[str, fl
         if batch.kind == "text":
             state["accuracy"] = 0.97 * state["accuracy"] + 0.03 * right
         if step % 50 == 0:
-            print(f"{state['seconds'] / 60:6.1f} min step {step} seen {state['seen']:.0f} stage {state['stage']:.0f} {batch.kind:8s}"
-                  f" answer {answer:.3f} aux {aux:.3f} right {right:.3f} running {state['accuracy']:.3f}", flush=True)  # fmt: skip
+            where = f"{state['seconds'] / 60:6.1f} min step {step} seen {state['seen']:.0f} stage {state['stage']:.0f}"
+            losses = f"answer {answer:.3f} aux {aux:.3f} right {right:.3f} running {state['accuracy']:.3f}"
+            print(f"{where} {batch.kind:8s} {losses}", flush=True)
         if state["accuracy"] > 0.93 and state["since"] > 60 and state["stage"] < len(STAGES) - 1:
             state |= {"stage": state["stage"] + 1, "accuracy": 0.0, "since": 0}
         if time.time() - saved > 90 or state["seconds"] >= total:
