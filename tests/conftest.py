@@ -1,0 +1,51 @@
+"""Set-up for every test: offline, seeded, helpers importable, a small checkpoint once per session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+import torch
+from oracle import build_checkpoint, ensure_torchvision
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+ensure_torchvision()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `shared` need the media folder beside the checkout."""
+    if SHARED.is_dir():
+        return
+    for item in items:
+        if "shared" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="../shared/data is not here"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real media; only for tests marked `shared`."""
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Qwen2.5-VL."""
+    return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def checkpoint2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Qwen2-VL."""
+    return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")

@@ -1,0 +1,198 @@
+"""What the tests compare with: transformers on small random checkpoints, saved the way the Hub ships them. Tests only."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIALS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\n"
+    "You are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}<|im_end|>\n{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' or 'image' in c or 'image_url' in c %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c['type'] == 'video' or 'video' in c %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_KEEP: list[Any] = []  # a torch Library dies with its Python object
+
+
+def ensure_torchvision() -> None:
+    """Let a torchvision wheel built for another torch import: only two operator schemas are missing. Idempotent."""
+    if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        import torchvision  # noqa: F401
+    except (RuntimeError, OSError):
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        _KEEP.append(library)
+        for op in ("nms", "qnms"):
+            library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision  # noqa: F401
+
+
+@functools.cache
+def tokenizer(vocab: int = 640) -> Tokenizer:
+    """A byte-level BPE with Qwen's split rule left at GPT-2's, trained on this test suite's Python, plus Qwen's special tokens."""
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    text = [Path(os.__file__).with_name(name).read_text("utf-8") for name in ("os.py", "glob.py", "shutil.py")]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab - len(SPECIALS), initial_alphabet=alphabet, show_progress=False)
+    tok.train_from_iterator(text, trainer)
+    tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    return tok
+
+
+def token_ids() -> dict[str, int]:
+    """Special token -> id."""
+    return {name: int(tokenizer().token_to_id(name)) for name in SPECIALS}
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Give every tensor a say: norms 1 +- 0.2, biases +- 0.2, matrices of unit gain, the head of gain 2 (logits std about 2)."""
+    gen = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if p.ndim > 1:
+            gain = 2.0 if "lm_head" in name or "embed_tokens" in name else 1.0
+            value = torch.randn(p.shape, generator=gen) * gain / p[0].numel() ** 0.5
+        else:
+            value = torch.rand(p.shape, generator=gen) * 0.4 - 0.2 + (1.0 if _is_norm(name) else 0.0)
+        p.data.copy_(value)
+
+
+def _is_norm(name: str) -> bool:
+    return name.endswith("weight") and any(part in name for part in ("norm", "ln_q"))
+
+
+def _text_config(v: dict[str, Any]) -> dict[str, Any]:
+    half = v["hidden"] // v["heads"] // 2
+    section = v["mrope_section"] or [half - 2 * (half * 3 // 8), half * 3 // 8, half * 3 // 8]
+    ids = token_ids()
+    return {
+        "vocab_size": tokenizer().get_vocab_size(),
+        "hidden_size": v["hidden"],
+        "intermediate_size": v["intermediate"],
+        "num_hidden_layers": v["layers"],
+        "num_attention_heads": v["heads"],
+        "num_key_value_heads": v["kv_heads"],
+        "max_position_embeddings": v["max_positions"],
+        "rope_parameters": {"rope_type": "default", "type": "mrope", "mrope_section": section, "rope_theta": 10000.0},
+        "tie_word_embeddings": v["tie"],
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+    }
+
+
+def _vision_config(family: str, v: dict[str, Any]) -> dict[str, Any]:
+    shared = {"depth": v["vision_depth"], "num_heads": v["vision_heads"], "patch_size": v["patch"]}
+    shared |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
+    if family == "qwen2_vl":
+        return shared | {"embed_dim": v["vision_hidden"], "hidden_size": v["hidden"], "mlp_ratio": 2}
+    return shared | {
+        "hidden_size": v["vision_hidden"],
+        "intermediate_size": v["vision_intermediate"],
+        "out_hidden_size": v["hidden"],
+        "window_size": v["window"],
+        "fullatt_block_indexes": list(v["full_attention"]),
+        "tokens_per_second": v["tokens_per_second"],
+    }
+
+
+VARIANT: dict[str, Any] = {
+    "hidden": 64, "intermediate": 128, "layers": 3, "heads": 4, "kv_heads": 2, "mrope_section": None, "tie": False,
+    "max_positions": 4096, "vision_hidden": 64, "vision_intermediate": 96, "vision_depth": 4, "vision_heads": 4,
+    "patch": 14, "window": 56, "full_attention": (1, 3), "tokens_per_second": 2, "min_pixels": 56 * 56,
+    "max_pixels": 112 * 112, "dtype": torch.float32, "shard_size": "5GB", "eos": None,
+}  # fmt: skip
+"""What `build_checkpoint` can vary, and its defaults."""
+
+
+def build_model(family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> Any:
+    """A small random model of transformers, in eval mode, eager attention; `variant` as in VARIANT."""
+    ensure_torchvision()
+    import transformers as tf
+
+    v = VARIANT | variant
+    assert v.keys() == VARIANT.keys(), f"unknown variant: {v.keys() - VARIANT.keys()}"
+    ids = token_ids()
+    stem = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}[family]
+    config = getattr(tf, stem + "Config")(
+        text_config=_text_config(v),
+        vision_config=_vision_config(family, v),
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=v["tie"],
+    )
+    model = getattr(tf, stem + "ForConditionalGeneration")(config).eval()
+    randomise(model, seed)
+    model.generation_config.eos_token_id = v["eos"] or [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    model.generation_config.pad_token_id = ids["<|endoftext|>"]
+    return model.to(v["dtype"])
+
+
+def build_processor(family: str = "qwen2_5_vl", **variant: Any) -> Any:
+    """The published processor (torchvision backend) with the small tokenizer."""
+    ensure_torchvision()
+    import transformers as tf
+
+    v = VARIANT | variant
+    fast = tf.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer().to_str()),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIALS[1:]),
+        chat_template=CHAT_TEMPLATE,
+    )
+    size = {"shortest_edge": v["min_pixels"], "longest_edge": v["max_pixels"]}
+    parts = {"size": size, "patch_size": v["patch"], "merge_size": 2, "temporal_patch_size": 2}
+    stem = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}[family]
+    return getattr(tf, stem)(
+        image_processor=tf.Qwen2VLImageProcessor(**parts),
+        tokenizer=fast,
+        video_processor=tf.Qwen2VLVideoProcessor(**parts, cap_pixels_per_frame=False),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_checkpoint(path: str | os.PathLike[str], family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> Path:
+    """Write config, weights, tokenizer, processors and generation_config to `path` and return it."""
+    target = Path(path)
+    model = build_model(family, seed, **variant)
+    model.save_pretrained(target, max_shard_size=(VARIANT | variant)["shard_size"])
+    processor = build_processor(family, **variant)
+    processor.save_pretrained(target)
+    processor.image_processor.save_pretrained(target)  # the Hub's checkpoints keep a file per part
+    processor.video_processor.save_pretrained(target)
+    image = json.loads((target / "preprocessor_config.json").read_text())
+    (target / "preprocessor_config.json").write_text(json.dumps(image | {"processor_class": type(processor).__name__}))
+    (target / "processor_config.json").unlink()
+    return target
+
+
+def load_oracle(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """`(model, processor)` of transformers for a checkpoint folder; eager attention, eval mode."""
+    ensure_torchvision()
+    import transformers as tf
+
+    name = json.loads((Path(path) / "config.json").read_text())["architectures"][0]
+    model = getattr(tf, name).from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
+    return model, tf.AutoProcessor.from_pretrained(path)
