@@ -35,7 +35,7 @@ def ensure_torchvision() -> None:
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
         return
     try:
-        import torchvision  # noqa: F401
+        import torchvision
     except (RuntimeError, OSError):
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -43,12 +43,12 @@ def ensure_torchvision() -> None:
         _KEEP.append(library)
         for op in ("nms", "qnms"):
             library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision  # noqa: F401
+        import torchvision
 
 
 @functools.cache
 def tokenizer(vocab: int = 640) -> Tokenizer:
-    """A byte-level BPE with Qwen's split rule left at GPT-2's, trained on this test suite's Python, plus Qwen's special tokens."""
+    """A byte-level BPE trained on three files of the standard library, plus Qwen's special tokens."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -66,7 +66,7 @@ def token_ids() -> dict[str, int]:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Give every tensor a say: norms 1 +- 0.2, biases +- 0.2, matrices of unit gain, the head of gain 2 (logits std about 2)."""
+    """Give every tensor a say: norms 1 +- 0.2, biases +- 0.2, matrices of gain 1, head of gain 2."""
     gen = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.ndim > 1:
