@@ -43,7 +43,7 @@ def ensure_torchvision() -> None:
         _KEEP.append(library)
         for op in ("nms", "qnms"):
             library.define(f"{op}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
+        import torchvision  # noqa: F401
 
 
 @functools.cache
