@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,13 +58,14 @@ def split(data: Value | Sequence[Value], field: Field, sizes: Sequence[int] | Te
         InputError: sizes of two axes, or sizes that do not add up to the data.
     """
     if isinstance(sizes, int):
-        values = [data] * sizes if isinstance(field, SharedField) else list(data)  # type: ignore[arg-type]
+        values: list[Any] = [data] * sizes if isinstance(field, SharedField) else list(data)  # type: ignore[arg-type]
         if len(values) != sizes or isinstance(field, FlatField):
             raise InputError(f"{type(field).__name__} data of length {len(values)} cannot be split into {sizes} items")
         return [FieldElem(value, field) for value in values]
     if not isinstance(field, FlatField) or not isinstance(data, Tensor):
         raise InputError("only a tensor with a flat field is split by sizes")
-    return [FieldElem(one, field) for one in data.split(_checked_sizes(sizes, data.shape[field.dim]), field.dim)]
+    counts = _checked_sizes(sizes, data.shape[field.dim])
+    return [FieldElem(one, field) for one in torch.split(data, counts, field.dim)]
 
 
 def rows_to_items(columns: Mapping[str, Sequence[FieldElem]]) -> list[dict[str, FieldElem]]:

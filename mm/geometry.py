@@ -1,0 +1,118 @@
+"""From a size to a grid, and from a clip to the frames used: pure functions. Knows no pixels, no family and no model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InputError
+from .types import ItemGeometry
+
+
+@dataclass(frozen=True)
+class ResizePolicy:
+    """What `smart_resize` aims at: sides divisible by `factor`, an area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most."""
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    max_ratio: int = 200
+
+
+@dataclass(frozen=True)
+class SamplingPolicy:
+    """Which frames of a clip are used.
+
+    Args:
+        fps: frames wanted per second of source; excludes `num_frames`.
+        num_frames: frames wanted in all; -1 means every frame.
+        min_frames, max_frames: bounds on what `fps` asks for.
+        multiple: the count is rounded to a multiple of this (frames per temporal patch).
+        spread: "stride" takes the first frame of equal pieces, "ends" includes first and last frame.
+    """
+
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int = 1
+    max_frames: int = 1 << 30
+    multiple: int = 1
+    spread: str = "stride"
+
+
+def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
+    """`(height, width)` both divisible by the factor, near the source's shape, with an area in the policy's range.
+
+    Rounding is half to even (42 -> 56 and 70 -> 56 with factor 28). One side is never below the factor, so very
+    long pictures may stay above `max_pixels`. Rule: Qwen2-VL's published preprocessing.
+
+    Raises:
+        InputError: an empty picture, or one whose sides differ by more than `max_ratio`.
+    """
+    if min(height, width) < 1:
+        raise InputError(f"a picture of {width}x{height} has no pixels")
+    if max(height, width) / min(height, width) > policy.max_ratio:
+        raise InputError(f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first")
+    factor = policy.factor
+    tall, wide = round(height / factor) * factor, round(width / factor) * factor
+    if tall * wide > policy.max_pixels:
+        shrink = math.sqrt(height * width / policy.max_pixels)
+        tall = max(factor, math.floor(height / shrink / factor) * factor)
+        wide = max(factor, math.floor(width / shrink / factor) * factor)
+    elif tall * wide < policy.min_pixels:
+        grow = math.sqrt(policy.min_pixels / (height * width))
+        tall, wide = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return tall, wide
+
+
+def patch_grid(
+    size: tuple[int, int], policy: ResizePolicy, merge: int, frames: int = 1, per_step: int = 1, time_step: float = 1.0
+) -> ItemGeometry:
+    """The grid of a picture or clip of `size` (height, width): `frames` are grouped by `per_step`, the last group filled up."""
+    tall, wide = smart_resize(*size, policy)
+    patch = policy.factor // merge
+    return ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
+
+
+def sample_indices(total: int, source_fps: float | None, policy: SamplingPolicy) -> list[int]:
+    """The rising frame numbers, out of `total`, that a policy uses; always at least one.
+
+    `fps` asks for `total / source_fps * fps` frames, kept within the bounds and floored to the multiple; `num_frames`
+    is rounded to it. A clip too short for one multiple is used whole.
+
+    Raises:
+        InputError: an empty clip, both `fps` and `num_frames`, more frames than there are, or `fps` of a clip
+            whose own rate is unknown.
+    """
+    if total < 1:
+        raise InputError("the clip has no frames")
+    wanted = _wanted(total, source_fps, policy)
+    if wanted > total:
+        raise InputError(f"{wanted} frames are wanted but the clip has {total}; lower num_frames or fps")
+    if policy.spread == "ends":
+        return [int(i) for i in torch.linspace(0, total - 1, wanted, dtype=torch.float64)]
+    return [min(int(i), total - 1) for i in torch.arange(0, total, total / wanted)[:wanted].int()]
+
+
+def _wanted(total: int, source_fps: float | None, policy: SamplingPolicy) -> int:
+    multiple = policy.multiple
+    if policy.fps is not None and policy.num_frames is not None:
+        raise InputError("fps and num_frames exclude each other; give one of them")
+    if policy.num_frames is not None:
+        if policy.num_frames == 0 or policy.num_frames < -1:
+            raise InputError(f"num_frames is {policy.num_frames}; give a positive number, or -1 for all frames")
+        return total if policy.num_frames == -1 else _at_least(round(policy.num_frames / multiple), multiple, total)
+    if policy.fps is None:
+        return total
+    if not policy.fps > 0:
+        raise InputError(f"fps is {policy.fps}; give a positive number")
+    if not source_fps or source_fps <= 0:
+        raise InputError("fps is wanted but the clip's own rate is unknown; give num_frames, or metadata with fps")
+    most = min(policy.max_frames, total) // multiple * multiple
+    count = min(max(total / source_fps * policy.fps, policy.min_frames), most)
+    return _at_least(math.floor(count / multiple), multiple, total)
+
+
+def _at_least(groups: int, multiple: int, total: int) -> int:
+    return groups * multiple if groups > 0 else min(multiple, total)
