@@ -13,7 +13,7 @@ from .types import ItemGeometry
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """What `smart_resize` aims at: sides divisible by `factor`, an area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most."""
+    """What `smart_resize` aims at: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most."""
 
     factor: int
     min_pixels: int
