@@ -1,0 +1,121 @@
+"""Pixels to patches, shared by the families that feed flat patches: resize, cut, scale. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..mm.errors import ConfigError
+from ..mm.geometry import ResizePolicy
+from ..mm.types import ItemGeometry
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
+_FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+
+
+@dataclass(frozen=True)
+class PatchSpec:
+    """How one modality is cut: sides in pixels, areas in pixels, `temporal` frames per patch.
+
+    `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
+    """
+
+    patch: int = 14
+    merge: int = 2
+    temporal: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+    rescale: float = 1 / 255
+    filter: str = "bicubic"
+    clip_pixels: int | None = None
+
+    def policy(self, frames: int = 1) -> ResizePolicy:
+        """What the pictures of an item of `frames` frames are resized by."""
+        most = self.max_pixels
+        if self.clip_pixels is not None:
+            most = max(min(most, self.clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
+        return ResizePolicy(self.patch * self.merge, self.min_pixels, most)
+
+
+def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
+    """A PatchSpec from a preprocessor's JSON; keys it lacks keep the default.
+
+    Areas come as `min_pixels`/`max_pixels`, or as `size` with `shortest_edge`/`longest_edge` (or the same two
+    names); the former win, as in the published processors.
+
+    Raises:
+        ConfigError: a step switched off or a filter that is not offered.
+    """
+    if not json.get("do_resize", True) or json.get("resample", 3) not in _FILTERS:
+        raise ConfigError("the preprocessor JSON asks for do_resize=false or a filter other than bicubic and bilinear")
+    normalise = json.get("do_normalize", True)
+    spec = replace(
+        with_size(default, json),
+        patch=json.get("patch_size", default.patch),
+        merge=json.get("merge_size", default.merge),
+        temporal=json.get("temporal_patch_size", default.temporal),
+        mean=tuple(json.get("image_mean") or default.mean) if normalise else (0.0, 0.0, 0.0),
+        std=tuple(json.get("image_std") or default.std) if normalise else (1.0, 1.0, 1.0),
+        rescale=json.get("rescale_factor", default.rescale) if json.get("do_rescale", True) else 1.0,
+        filter=_FILTERS[json.get("resample", 3)],
+    )
+    if not json.get("cap_pixels_per_frame"):
+        return spec
+    tokens = json.get("max_video_tokens", 128_000)
+    return replace(spec, clip_pixels=int(tokens * (spec.patch * spec.merge) ** 2 * 0.9))
+
+
+def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
+    """The spec with the areas that `options` give, in any of the published forms; ConfigError when they contradict."""
+    size = options.get("size") or {}
+    if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
+        raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
+    least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"), spec.min_pixels)
+    most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"), spec.max_pixels)
+    if not 0 < least <= most:
+        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be positive and in order")
+    return replace(spec, min_pixels=least, max_pixels=most)
+
+
+def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
+    """uint8 `[n, h, w, 3]` to float32 `[patches, 3 * temporal * patch * patch]`, merged neighbours side by side.
+
+    Resizes by torch's antialiased uint8 filter on a view of the input, cuts while still uint8, then scales in one
+    multiply-add per temporal patch. A last group that lacks frames repeats its last one; a picture is one such group.
+    """
+    per_step = geometry.h * geometry.w
+    out = torch.empty(geometry.t * per_step, 3, spec.temporal, spec.patch**2)
+    std = torch.tensor(spec.std)
+    scale = (spec.rescale / std).view(1, 3, 1, 1)
+    offset = (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
+    for step in range(geometry.t):
+        group = frames[step * spec.temporal : (step + 1) * spec.temporal]
+        if 1 < len(group) < spec.temporal:
+            group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
+        cut = _cut(group, geometry, spec)  # [per_step, 3, 1 or temporal, patch * patch]
+        rows = out[step * per_step : (step + 1) * per_step]
+        rows.copy_(torch.addcmul(offset, cut.to(torch.float32), scale))
+    return out.flatten(1)
+
+
+def _cut(group: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
+    high, wide, m, p = geometry.h // spec.merge, geometry.w // spec.merge, spec.merge, spec.patch
+    pixels = group.permute(0, 3, 1, 2)  # [n, 3, h, w], a channels-last view
+    target = (geometry.h * p, geometry.w * p)
+    if tuple(pixels.shape[-2:]) != target:
+        pixels = F.interpolate(pixels, target, mode=spec.filter, antialias=True)
+    blocks = pixels.permute(0, 2, 3, 1).reshape(len(group), high, m, p, wide, m, p, 3)
+    return blocks.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(geometry.h * geometry.w, 3, len(group), p * p)
+
+
+def _first(*values: Any) -> int:
+    return next(int(value) for value in values if value is not None)
