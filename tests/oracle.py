@@ -194,5 +194,12 @@ def load_oracle(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     import transformers as tf
 
     name = json.loads((Path(path) / "config.json").read_text())["architectures"][0]
-    model = getattr(tf, name).from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
-    return model, tf.AutoProcessor.from_pretrained(path)
+    return getattr(tf, name).from_pretrained(path, dtype=dtype, attn_implementation="eager").eval(), load_processor(path)
+
+
+def load_processor(path: str | os.PathLike[str]) -> Any:
+    """transformers' processor of a checkpoint folder."""
+    ensure_torchvision()
+    import transformers as tf
+
+    return tf.AutoProcessor.from_pretrained(path)

@@ -1,0 +1,211 @@
+"""Text to token ids and back, from a checkpoint's own files. Knows no family and no model; chat.py renders templates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..mm.errors import CheckpointError
+from .files import read_json
+
+_REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
+
+
+class _Backend(Protocol):
+    """What a vocabulary file must answer; `plain` never yields a special id."""
+
+    specials: dict[str, int]
+    vocab_size: int
+
+    def trusted(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def plain(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint folder: `tokenizer.json`, or `tekken.json` through mistral-common.
+
+    Args:
+        path: the folder, or one of the two files.
+
+    Raises:
+        CheckpointError: neither file is there, or it cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._backend = _load(Path(path))
+        self.specials = self._backend.specials  # text -> id
+        self.special_ids = frozenset(self.specials.values())
+        self.vocab_size = self._backend.vocab_size
+        self.special_tokens = _named_specials(Path(path))  # "bos_token" -> text, and so on, for chat templates
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
+        return self._backend.trusted(text, add_special_tokens)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of untrusted text: never a special token, whatever it spells."""
+        return self._backend.plain(text)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Ids of pieces laid end to end, where a special token is recognised within a piece but never across two.
+
+        Ordinary text is tokenised across the joints, so that one piece and many give the same ids.
+        """
+        if len(pieces) == 1:
+            return self.encode(pieces[0], add_special_tokens=False)
+        ids: list[int] = []
+        pending = ""
+        for part in (part for piece in pieces for part in self._split.split(piece)):
+            if part in self.specials:
+                ids += [*self.encode_plain(pending), self.specials[part]]
+                pending = ""
+            else:
+                pending += part
+        return ids + self.encode_plain(pending)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; bytes that are no character become U+FFFD."""
+        return self._backend.decode(ids, skip_special_tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of one token's text, None where there is none."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self.special_ids
+
+    @cached_property
+    def _split(self) -> re.Pattern[str]:
+        return re.compile("(" + "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True))) + ")")
+
+
+class StreamDecoder:
+    """Text of a growing list of ids, piece by piece: never half a character, and the pieces add up to the whole.
+
+    Text is decoded from the last place where a character ended, with the token before it as context.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens)
+        self._ids: list[int] = []  # context, then what is not yet settled
+        self._context = 0
+        self._sent = 0  # characters of the decoded window that are out
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these ids complete; an unfinished character is held back."""
+        new_ids = list(ids)
+        if not new_ids:
+            return ""
+        self._ids += new_ids
+        text = self._decode(self._ids)
+        if text.endswith(_REPLACEMENT):
+            return self._emit(text[:-1])
+        new = self._emit(text)
+        self._ids = self._ids[self._context :]
+        self._context, self._sent = len(self._ids), len(self._decode(self._ids))
+        return new
+
+    def flush(self) -> str:
+        """What was held back; the end of the stream."""
+        return self._emit(self._decode(self._ids))
+
+    def _emit(self, text: str) -> str:
+        new, self._sent = text[self._sent :], max(self._sent, len(text))
+        return new
+
+
+class _Fast:
+    """A tokenizer.json. Two instances: one recognises special tokens, the other takes them for text."""
+
+    _trusted: Any
+    _plain: Any
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        load: Any = tokenizers.Tokenizer
+        source = path.read_text("utf-8")
+        self._trusted, self._plain = load.from_str(source), load.from_str(source)
+        for tokenizer in (self._trusted, self._plain):
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._plain.encode_special_tokens = True
+        added = self._trusted.get_added_tokens_decoder()
+        self.specials = {token.content: int(number) for number, token in added.items() if token.special}
+        self.vocab_size = int(self._trusted.get_vocab_size())
+
+    def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._trusted.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def plain(self, text: str) -> list[int]:
+        return list(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._trusted.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        number = self._trusted.token_to_id(token)
+        return None if number is None else int(number)
+
+
+class _Tekken:
+    """A tekken.json, whose text encoder knows no special tokens: trusted text is cut at them first."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+            from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+        except ImportError:
+            raise CheckpointError("tekken.json needs mistral-common; pip install 'sensorium[mistral]'") from None
+        self._tekken = Tekkenizer.from_file(path)
+        self._policies = SpecialTokenPolicy
+        ids = range(self._tekken.num_special_tokens)
+        self.specials = {self._tekken.id_to_piece(number): number for number in ids}
+        self.vocab_size = int(self._tekken.n_words)
+        self._split = re.compile("(" + "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True))) + ")")
+
+    def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = [int(self._tekken.bos_id)] if add_special_tokens else []
+        for part in self._split.split(text):
+            ids += [self.specials[part]] if part in self.specials else self.plain(part)
+        return ids
+
+    def plain(self, text: str) -> list[int]:
+        return list(self._tekken.encode(text, bos=False, eos=False)) if text else []
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        policy = self._policies.IGNORE if skip_special_tokens else self._policies.KEEP
+        return str(self._tekken.decode(list(ids), special_token_policy=policy))
+
+    def token_to_id(self, token: str) -> int | None:
+        if token in self.specials:
+            return self.specials[token]
+        ids = self.plain(token)
+        return ids[0] if len(ids) == 1 else None
+
+
+def _load(path: Path) -> _Backend:
+    folder = path if path.is_dir() else path.parent
+    file = (
+        path if path.is_file() else next((f for f in (folder / "tokenizer.json", folder / "tekken.json") if f.is_file()), None)
+    )
+    if file is None:
+        raise CheckpointError(f"no tokenizer.json or tekken.json in {str(path)!r}")
+    try:
+        return _Tekken(file) if "tekken" in file.name else _Fast(file)
+    except CheckpointError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception on a broken file
+        raise CheckpointError(f"{file.name} cannot be read ({error})") from None
+
+
+def _named_specials(path: Path) -> dict[str, str]:
+    folder = path if path.is_dir() else path.parent
+    merged = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in merged.items()}
+    return {key: value for key, value in named.items() if key.endswith("_token") and isinstance(value, str)}

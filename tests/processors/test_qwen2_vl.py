@@ -1,0 +1,150 @@
+"""Own processors against transformers' default (torchvision) ones: equal tensors, grids and token counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracle import build_processor, load_processor
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.fields import FieldElem, merge
+from sensorium.mm.media.image import load_image
+from sensorium.mm.media.video import load_video
+from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
+
+SIZES = [(28, 28), (56, 57), (100, 140), (63, 300), (300, 61), (112, 112), (480, 640), (333, 777), (5, 900), (1, 1), (2, 2)]
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 7 + 1, width // 7 + 1, 3), dtype=np.uint8)
+    return np.ascontiguousarray(coarse.repeat(7, 0).repeat(7, 1)[:height, :width])
+
+
+def info_of(path: Path, cls: type = Qwen25VLProcessingInfo, **options: object) -> Qwen2VLProcessingInfo:
+    files = [
+        json.loads((path / n).read_text())
+        for n in ("config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+    ]
+    return cls(*files, options)
+
+
+@pytest.fixture(scope="module")
+def oracle(checkpoint: Path):
+    return load_processor(checkpoint)
+
+
+def data(elem: FieldElem) -> torch.Tensor:
+    assert isinstance(elem.data, torch.Tensor)
+    return elem.data
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_picture_equals_transformers(checkpoint, oracle, size):
+    image = picture(*size)
+    want = oracle.image_processor(images=[image], input_data_format="channels_last", return_tensors="pt")
+    got, geometry = info_of(checkpoint).process(load_image(image, 0))
+    assert data(got["image_grid_thw"]).tolist() == want["image_grid_thw"][0].tolist()
+    assert geometry.num_embeds == want["image_grid_thw"].prod().item() // 4
+    torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=1e-6, rtol=0)
+
+
+def test_several_pictures_merge_to_the_published_batch(checkpoint, oracle):
+    images = [picture(h, w, seed=h) for h, w in SIZES[:5]]
+    want = oracle.image_processor(images=images, return_tensors="pt")
+    info = info_of(checkpoint)
+    got = merge([info.process(load_image(image, i))[0] for i, image in enumerate(images)])
+    assert torch.equal(got["image_grid_thw"], want["image_grid_thw"])
+    torch.testing.assert_close(got["pixel_values"], want["pixel_values"], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 6])
+@pytest.mark.parametrize("size", [(56, 84), (120, 90)])
+def test_clip_equals_transformers(checkpoint, oracle, frames, size):
+    clip = np.stack([picture(*size, seed=i) for i in range(frames)])
+    want = oracle.video_processor(videos=[clip], return_tensors="pt")
+    item = load_video(clip, 0, info_of(checkpoint).sampling())
+    got, geometry = info_of(checkpoint).process(item)
+    assert data(got["video_grid_thw"]).tolist() == want["video_grid_thw"][0].tolist()
+    assert geometry.t == -(-frames // 2)
+    torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=1e-6, rtol=0)
+
+
+def test_clip_budget_over_all_frames_equals_transformers():
+    options = {"cap_pixels_per_frame": True, "max_video_tokens": 64, "size": {"shortest_edge": 3136, "longest_edge": 200704}}
+    clip = np.stack([picture(200, 300, seed=i) for i in range(8)])
+    expected = type(build_processor().video_processor)(**options)(videos=[clip], return_tensors="pt")
+    got, _ = Qwen2VLProcessingInfo({}, {}, options, {}).process(load_video(clip, 0, {}))
+    assert data(got["video_grid_thw"]).tolist() == expected["video_grid_thw"][0].tolist()
+    torch.testing.assert_close(data(got["pixel_values_videos"]), expected["pixel_values_videos"], atol=1e-6, rtol=0)
+
+
+def test_tokens_of_the_published_sizes():
+    info = Qwen2VLProcessingInfo({}, {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}, {}, {})
+    for size, tokens in [((28, 28), 4), ((224, 224), 64), ((480, 640), 391), ((1080, 1920), 1222)]:
+        geometry = info.geometry("image", size)
+        assert geometry.num_embeds == tokens == len(info.span("image", geometry).token_ids)
+
+
+def test_seconds_per_grid_step(checkpoint):
+    clip = (np.zeros((6, 56, 56, 3), np.uint8), {"fps": 2.0, "total_num_frames": 6, "frames_indices": list(range(6))})
+    item = load_video(clip, 0, {})
+    assert info_of(checkpoint).process(item)[1].time_step == 2.0  # 2 tokens a second, 1 s per grid step
+    assert info_of(checkpoint, Qwen2VLProcessingInfo).process(item)[1].time_step == 1.0
+    bare = load_video(clip[0], 0, {})
+    assert info_of(checkpoint).process(bare)[1].time_step == pytest.approx(2 * 2 / 24)
+
+
+def test_both_forms_of_the_pixel_range_and_the_class_defaults():
+    forms = [{"min_pixels": 3136, "max_pixels": 50176}, {"size": {"shortest_edge": 3136, "longest_edge": 50176}}]
+    forms += [{"size": {"min_pixels": 3136, "max_pixels": 50176}, "min_pixels": None}]
+    keys = {Qwen2VLProcessingInfo({}, form, {}, {}).options_key("image") for form in forms}
+    assert len(keys) == 1
+    info = Qwen2VLProcessingInfo({}, forms[0], {}, {})
+    assert info.options_key("video") == info.options_key("image")  # one file serves both where the second is missing
+    bare = Qwen2VLProcessingInfo({}, {}, {}, {})
+    assert (bare.specs["image"].max_pixels, bare.specs["video"].min_pixels) == (1003520, 100352)
+
+
+def test_options_override_and_are_scoped():
+    info = Qwen2VLProcessingInfo({}, {}, {}, {"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}})
+    assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (64, 1024)
+    assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (64, 28 * 28 * 768)
+    base = Qwen2VLProcessingInfo({}, {}, {}, {})
+    tuned = Qwen2VLProcessingInfo({}, {}, {}, {"videos_kwargs": {"max_pixels": 200704}})
+    assert tuned.options_key("image") == base.options_key("image")
+    assert tuned.options_key("video") != base.options_key("video")
+
+
+def test_fps_cancels_num_frames_and_the_reverse():
+    assert Qwen2VLProcessingInfo({}, {}, {"num_frames": 8}, {"fps": 1.0}).sampling()["num_frames"] is None
+    sampling = Qwen2VLProcessingInfo({}, {}, {"fps": 4.0}, {"num_frames": 8}).sampling()
+    assert (sampling["fps"], sampling["num_frames"], sampling["multiple"]) == (None, 8, 2)
+    assert Qwen2VLProcessingInfo({}, {}, {}, {}).sampling()["fps"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_pixel": 1}, "max_pixels"),
+        ({"images_kwargs": {"sise": {}}}, "size"),
+        ({"min_pixels": 9, "max_pixels": 4}, "in order"),
+        ({"fps": 1, "num_frames": 4}, "exclude"),
+        ({"size": {"height": 3}}, "longest_edge"),
+    ],
+)
+def test_bad_options_are_named(options, text):
+    with pytest.raises(ConfigError, match=text):
+        Qwen2VLProcessingInfo({}, {}, {}, options)
+
+
+def test_a_tower_of_another_patch_size_is_refused():
+    with pytest.raises(ConfigError, match="patch_size is 16"):
+        Qwen2VLProcessingInfo({"vision_config": {"patch_size": 16}}, {"patch_size": 14}, {}, {})
+
+
+def test_extreme_shape_is_refused():
+    with pytest.raises(InputError, match="200:1"):
+        Qwen2VLProcessingInfo({}, {}, {}, {}).geometry("image", (4, 2000))
