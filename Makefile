@@ -1,0 +1,62 @@
+# Everything runs from a fresh clone with only python3.11 or newer; `.venv` is made on first use and reused.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+TORCH_CPU := https://download.pytorch.org/whl/cpu
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test demo test test-all lint eval-tiny bench clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.venv/.made:
+	@test -n "$(PYTHON)" || { echo "sensorium needs python3.11 or newer: PYTHON=/path/to/python make ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"sensorium needs python 3.11 or newer, this is {v[0]}.{v[1]}")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	touch $@
+
+# Without an NVIDIA GPU the CPU build of torch saves gigabytes; its index is asked only if it answers.
+.venv/.runtime: .venv/.made constraints.txt pyproject.toml
+	@extra=; if test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null && $(BIN)/python -c \
+	  'import urllib.request as u; u.urlopen("$(TORCH_CPU)/torch/", timeout=5)' 2>/dev/null; \
+	  then extra="--extra-index-url $(TORCH_CPU)"; fi; \
+	echo "$(PIP) setuptools torch $$extra"; $(PIP) -q setuptools torch $$extra
+	$(PIP) -q --no-build-isolation -e .
+	touch $@
+
+# torchvision is here only for transformers' own processors, which the tests compare with.
+.venv/.test: .venv/.runtime
+	$(PIP) -q --no-build-isolation -e '.[test]'
+	$(PIP) -q --no-deps torchvision==0.28.0
+	touch $@
+
+setup: .venv/.runtime  ## install what it takes to run, into .venv
+setup-test: .venv/.test  ## the same, and what the tests and checkers need
+
+demo: .venv/.runtime  ## read the shipped pictures and the clip with the shipped model
+	@$(BIN)/sensorium demo $(ARGS)
+
+test: .venv/.test  ## the test suite, minutes
+	$(BIN)/python -m pytest -m "not full" $(ARGS)
+
+test-all: .venv/.test  ## every test, and tests/RESULTS.md
+	$(BIN)/python tests/report.py $(ARGS)
+
+lint: .venv/.test  ## style, the law of imports, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	mkdir -p .types && ln -sfn .. .types/sensorium
+	MYPYPATH=.types $(BIN)/mypy -p sensorium
+
+eval-tiny: .venv/.test  ## how well the shipped model reads held-out data
+	$(BIN)/python -m training.evaluate $(ARGS)
+
+bench: .venv/.test  ## throughput and start-up time
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+	$(BIN)/python -m benchmarks.startup
+
+clean:  ## remove what the other commands made, .venv included
+	rm -rf .venv out .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

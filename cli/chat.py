@@ -1,0 +1,50 @@
+"""`sensorium chat`: one question about pictures and clips, the answer printed as it comes. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("question", help="what to ask")
+    parser.add_argument("--model", metavar="DIR", required=True, help="folder of a checkpoint as the Hub ships it")
+    parser.add_argument("--image", metavar="FILE", action="append", default=[], help="a picture; may be repeated")
+    parser.add_argument("--video", metavar="FILE", action="append", default=[], help="a clip; may be repeated")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")
+    parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default: the checkpoint's own)")
+    parser.add_argument("--max-model-len", metavar="N", type=int, help="tokens of question and answer together")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..engine.llm import LLM
+    from ..mm.errors import SensoriumError
+
+    llm = LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
+    shown = 0
+    for output in llm.stream(messages(args), sampling(llm, args)):
+        if output.error:
+            raise SensoriumError(output.error)
+        text = output.outputs[0].text
+        sys.stdout.write(text[shown:])
+        sys.stdout.flush()
+        shown = len(text)
+    print()
+    return 0
+
+
+def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One user message: pictures, then clips, then the question."""
+    media = [(kind, path) for kind in ("image", "video") for path in getattr(args, kind)]
+    parts = [{"type": kind, kind: path} for kind, path in media]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": args.question}]}]
+
+
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of sampling, over the checkpoint's defaults."""
+    return {} if args.temperature is None else {"temperature": args.temperature}

@@ -1,0 +1,72 @@
+"""`sensorium doctor`: what is installed, which device and kernels are in use, what is missing. Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+EXAMPLE = "sensorium doctor --model Qwen2.5-VL-3B-Instruct"
+OPTIONAL = {
+    "triton": "pip install 'sensorium[gpu]'",
+    "mistral-common": "pip install 'sensorium[mistral]'",
+    "transformers": "pip install 'sensorium[test]'",
+    "librosa": "pip install 'sensorium[test]'",
+}
+"""Distribution -> how to get it; nothing on the default path needs it."""
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="DIR", help="also say whether this checkpoint can be served, and by what")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """1 if a package that is needed is missing, else 0."""
+    missing = [name for name in required() if version(name) is None]
+    _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
+    _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
+    _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
+    if "torch" not in missing:
+        from ..engine.doctor import describe_checkpoint, describe_device, kernels
+
+        _print("device", [*describe_device(args.device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
+        for dtype, table in kernels(args.device).items():
+            _print(f"kernels, {dtype}", list(table.items()))
+        if args.model:
+            _print("checkpoint", list(describe_checkpoint(args.model).items()))
+    return int(bool(missing))
+
+
+def required() -> list[str]:
+    """Distributions that sensorium cannot run without, from its own metadata; none when it is not installed."""
+    try:
+        lines = metadata.requires("sensorium") or []
+    except metadata.PackageNotFoundError:
+        return ["torch"]
+    return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_flags() -> list[str]:
+    """Those of CPU_FLAGS that Linux reports; empty elsewhere."""
+    if not sys.platform.startswith("linux"):
+        return []
+    words = set(Path("/proc/cpuinfo").read_text("utf-8").split())
+    return [flag for flag in CPU_FLAGS if flag in words]
+
+
+def _print(title: str, rows: list[tuple[str, str]]) -> None:
+    print(f"{title}:")
+    for name, value in rows:
+        print(f"  {name:<24} {value}")

@@ -1,0 +1,70 @@
+"""`sensorium`: finds the command, and turns failures into one line and an exit code. Knows no model.
+
+Exit codes: 0 done, 1 a failure of ours or of the machine, 2 something the caller can put right, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from ..mm.errors import SensoriumError
+
+COMMANDS = {
+    "chat": "ask a model about pictures and clips",
+    "demo": "read the shipped pictures and clip with the shipped model",
+    "doctor": "versions, device, kernels in use, and what is missing",
+}
+"""Command -> what it does; each is a module beside this one with `EXAMPLE`, `add_arguments` and `run`."""
+_EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
+
+
+def build_parser(command: str | None) -> Parser:
+    """All commands by name, and the options of `command` alone: the others are not imported."""
+    parser = Parser("sensorium", description="Pictures and clips in, text out.", epilog=_EXAMPLE)
+    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of a failure")
+        if name == command:
+            module = _module(name)
+            sub.epilog = f"example: {module.EXAMPLE}"
+            module.add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (without the program's name) and return the exit code; argparse exits by itself."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser(next((word for word in words if word in COMMANDS), None)).parse_args(words)
+    try:
+        return int(_module(args.command).run(args))
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if args.debug:
+            raise
+        known = isinstance(error, SensoriumError)
+        text = " ".join(str(error).split()) or "no message"
+        print(f"sensorium: error: {text if known else f'{type(error).__name__}: {text} (--debug shows where)'}", file=sys.stderr)
+        return 2 if known else 1
+
+
+def _module(command: str) -> Any:
+    return import_module(f".{command}", __package__)
+
+
+def _version() -> str:
+    return f"sensorium {import_module('..', __package__).__version__}"
