@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeRows:
+    """The requests of a step with one query row each, padded to their longest context.
+
+    Args:
+        rows: int64 `[n]`, their query rows in the batch; None when they are all of it, in order.
+        blocks: int64 `[n * width]`, their block tables cut to `width` blocks, end to end.
+        mask: bool `[n, 1, 1, width * block_size]`, True where there is a key of the request; None when nothing is padded.
+    """
+
+    rows: Tensor | None
+    blocks: Tensor
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -27,3 +44,32 @@ class AttentionMetadata:
     block_tables: Tensor
     slot_mapping: Tensor
     block_size: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.query_start[-1]
+
+    @cached_property
+    def chunks(self) -> tuple[int, ...]:
+        """Indices of the requests with more than one query row."""
+        starts = self.query_start
+        return tuple(i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] > 1)
+
+    @cached_property
+    def decodes(self) -> DecodeRows | None:
+        """The single-row requests, laid out once per step for all layers."""
+        starts, device = self.query_start, self.block_tables.device
+        single = [i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] == 1]
+        if not single:
+            return None
+        lengths = [self.seq_lens[i] for i in single]
+        width = -(-max(lengths) // self.block_size)
+        everything = len(single) == self.num_rows
+        tables = self.block_tables if everything else self.block_tables[torch.tensor(single, device=device)]
+        keys, ends = torch.arange(width * self.block_size, device=device), torch.tensor(lengths, device=device)
+        padded = any(length != width * self.block_size for length in lengths)
+        return DecodeRows(
+            rows=None if everything else torch.tensor([starts[i] for i in single], device=device),
+            blocks=tables[:, :width].long().flatten(),
+            mask=(keys < ends[:, None])[:, None, None] if padded else None,
+        )

@@ -1,0 +1,63 @@
+"""Which backend runs each op, by device and dtype. Knows names only; the ops live in their own files."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "attention": ("torch", "reference"),
+    "varlen_attention": ("torch", "reference"),
+    "rms_norm": ("torch", "triton", "reference"),
+    "linear": ("onednn", "torch"),
+}
+"""Every op and the backends it has."""
+
+
+@functools.cache
+def overrides(text: str) -> dict[str, str]:
+    """`"linear=torch,rms_norm=reference"` as a table; ValueError names what is unknown and what is known."""
+    table: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        op, _, backend = part.partition("=")
+        if backend not in BACKENDS.get(op, ()):
+            known = "; ".join(f"{name}={'|'.join(names)}" for name, names in BACKENDS.items())
+            raise ValueError(f"SENSORIUM_KERNELS: {part!r} is not op=backend; known are {known}")
+        table[op] = backend
+    return table
+
+
+def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend of `op`; the environment variable SENSORIUM_KERNELS overrides it for debugging."""
+    forced = overrides(os.environ.get("SENSORIUM_KERNELS", ""))
+    if op in forced:
+        return forced[op]
+    if op == "linear":
+        return "onednn" if _packs(device, dtype) else "torch"
+    if op == "rms_norm" and device.type == "cuda" and has_triton():
+        return "triton"
+    return "torch"
+
+
+def active(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Backend of every op on this device, for `sensorium doctor`."""
+    return {op: backend(op, device, dtype) for op in BACKENDS}
+
+
+@functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _packs(device: torch.device, dtype: torch.dtype) -> bool:
+    """oneDNN packs float32 anywhere, bfloat16 and float16 where the CPU has instructions for them."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32

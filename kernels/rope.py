@@ -1,0 +1,25 @@
+"""Rotary embedding: angles once per step, rotation per layer. Knows neither axes' meaning nor any model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotary_cos_sin(positions: Tensor, inv_freq: Tensor, axis_of_freq: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 `[rows, dim / 2]` each.
+
+    Args:
+        positions: `[axes, rows]`.
+        inv_freq: float32 `[dim / 2]`.
+        axis_of_freq: int64 `[dim / 2]`, the axis whose position turns each frequency (M-RoPE sections; all 0 for 1-D).
+    """
+    angles = positions.to(torch.float32)[axis_of_freq].T * inv_freq  # [rows, dim / 2]
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `x [rows, heads, dim]`, first half against second half, in float32; the result has x's dtype."""
+    a, b = x.float().chunk(2, -1)
+    c, s = cos[:, None], sin[:, None]
+    return torch.cat((a * c - b * s, b * c + a * s), -1).to(x.dtype)

@@ -1,0 +1,47 @@
+"""Bidirectional attention over packed segments: a row sees its own segment and nothing else. Knows no windows, no frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .dispatch import backend
+
+
+def varlen_attention_reference(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+    """One segment at a time, softmax in float32; arguments as `varlen_attention`."""
+    parts = []
+    for qs, ks, vs in zip(*(t.float().split(list(lengths)) for t in (q, k, v)), strict=True):
+        scores = torch.einsum("qhd,khd->hqk", qs, ks) * scale
+        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), vs))
+    return torch.cat(parts).to(q.dtype)
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+    """`q, k, v [tokens, heads, dim]` cut into segments of `lengths` -> `[tokens, heads, dim]`.
+
+    Neighbouring segments of one length run as one batch, so a caller does well to lay equal windows side by side.
+    """
+    if backend("varlen_attention", q.device, q.dtype) == "reference":
+        return varlen_attention_reference(q, k, v, lengths, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for start, count, length in _runs(lengths):
+        rows = slice(start, start + count * length)
+        batch = [t[rows].unflatten(0, (count, length)).transpose(1, 2) for t in (q, k, v)]  # [count, heads, length, dim]
+        done = F.scaled_dot_product_attention(*batch, scale=scale)
+        out[rows] = done.transpose(1, 2).flatten(0, 1)
+    return out
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """`(first row, segments, rows each)` of every run of equal lengths: [4, 4, 2] gives (0, 2, 4), (8, 1, 2)."""
+    start = 0
+    for length, same in groupby(lengths):
+        count = len(list(same))
+        if length:
+            yield start, count, length
+        start += count * length

@@ -1,0 +1,74 @@
+"""The parts of config.json that models read, checked once. Flat (old) and nested (new) layouts alike. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..mm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """A decoder-only stack with grouped-query attention and SwiGLU. `rope_sections`: frequencies of each axis."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    rope_sections: tuple[int, ...]
+    max_positions: int
+    tied: bool
+
+
+def text_config(config: Mapping[str, Any]) -> TextConfig:
+    """From the whole config.json: `text_config` when it is there, else the top level.
+
+    Raises:
+        ConfigError: a missing key, or a feature this stack does not have, by its key.
+    """
+    nested = config.get("text_config")
+    text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "mrope"):
+        raise ConfigError(f"rope type {kind!r} is not supported; known are default and mrope")
+    if text.get("use_sliding_window"):
+        raise ConfigError("use_sliding_window is not supported by this architecture")
+    if text.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"hidden_act {text['hidden_act']!r} is not supported in the decoder; known is silu")
+    hidden, heads = need(text, "hidden_size"), need(text, "num_attention_heads")
+    head_dim = text.get("head_dim") or hidden // heads
+    sections = tuple(rope.get("mrope_section") or (16, 24, 24))
+    if sum(sections) * 2 != head_dim:
+        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {head_dim // 2}")
+    kv_heads = text.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise ConfigError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return TextConfig(
+        vocab_size=need(text, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=need(text, "intermediate_size"),
+        layers=need(text, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=text.get("rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
+        rope_sections=sections,
+        max_positions=text.get("max_position_embeddings", 32768),
+        tied=bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
+    )
+
+
+def need(config: Mapping[str, Any], key: str) -> Any:
+    """ConfigError names the missing key."""
+    if config.get(key) is None:
+        raise ConfigError(f"config.json lacks {key!r}; it is not complete")
+    return config[key]

@@ -1,0 +1,104 @@
+"""Qwen2-VL and Qwen2.5-VL: the tower's rows take the place of placeholder embeddings in an M-RoPE decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..mm.errors import ConfigError
+from .config import need, text_config
+from .interface import ForwardBatch
+from .text.decoder import Decoder, Head
+from .vision.qwen_vit import Tower, TowerConfig
+from .weights import fill
+
+PREFIXES = (  # as stored -> canonical; new names first, since old ones are shorter
+    ("model.visual.", "visual."),
+    ("model.language_model.", "language_model."),
+    ("lm_head.", "head.lm_head."),
+    ("model.", "language_model."),
+)
+FEATURES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
+
+
+class _QwenVL(nn.Module):
+    """What both share: see `models.interface.Model`."""
+
+    def __init__(self, config: Mapping[str, Any], tower: TowerConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        text = text_config(config)
+        if tower.out_width != text.hidden_size:
+            raise ConfigError(f"the tower makes rows of {tower.out_width}, the decoder takes {text.hidden_size}")
+        self.rope_axes = len(text.rope_sections)
+        self.vocab_size, self.hidden_size, self.max_positions = text.vocab_size, text.hidden_size, text.max_positions
+        self.visual = Tower(tower, dtype, device)
+        self.language_model = Decoder(text, dtype, device)
+        self.head = Head(text, self.language_model.embed_tokens, dtype, device)
+        self.cache_specs = self.language_model.cache_specs
+        self.tied = text.tied
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        pixels, grid = (tensors[name] for name in FEATURES[modality])
+        grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
+        counts = [t * h * w // self.visual.config.merge**2 for t, h, w in grids]
+        return list(self.visual(pixels, grids).split(counts))
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.language_model(batch)  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.tied else {}
+        fill(self, weights, PREFIXES, aliases)
+
+
+def _shared(vision: Mapping[str, Any]) -> dict[str, Any]:
+    patch, frames = need(vision, "patch_size"), vision.get("temporal_patch_size", 2)
+    channels = vision.get("in_channels", vision.get("in_chans", 3))
+    return {
+        "depth": need(vision, "depth"),
+        "heads": need(vision, "num_heads"),
+        "patch_dim": channels * frames * patch * patch,
+        "merge": vision.get("spatial_merge_size", 2),
+    }
+
+
+class Qwen2VL(_QwenVL):
+    """LayerNorm tower, whole frames in every layer. Its config calls the tower's width `embed_dim`."""
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = need(config, "vision_config")
+        width = need(vision, "embed_dim")
+        tower = TowerConfig(
+            **_shared(vision),
+            width=width,
+            inner=int(width * vision.get("mlp_ratio", 4)),
+            out_width=need(vision, "hidden_size"),
+            act=vision.get("hidden_act", "quick_gelu"),
+        )
+        super().__init__(config, tower, dtype, device)
+
+
+class Qwen25VL(_QwenVL):
+    """RMSNorm and SwiGLU tower, windows in all but a few layers."""
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = need(config, "vision_config")
+        if vision.get("hidden_act", "silu") != "silu":
+            raise ConfigError(f"vision hidden_act {vision['hidden_act']!r} is not supported; known is silu")
+        shared = _shared(vision)
+        tower = TowerConfig(
+            **shared,
+            width=need(vision, "hidden_size"),
+            inner=need(vision, "intermediate_size"),
+            out_width=need(vision, "out_hidden_size"),
+            act=None,
+            window=vision.get("window_size", 112) // shared["merge"] // vision["patch_size"],
+            full_layers=frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+        )
+        super().__init__(config, tower, dtype, device)

@@ -1,0 +1,95 @@
+"""The decoder-only stack over a paged cache: rotary grouped-query attention, SwiGLU, RMSNorm. Knows no media."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...kernels.attention import paged_attention
+from ...kernels.linear import Plain, linear
+from ...kernels.rope import apply_rotary, rotary_cos_sin
+from ..config import TextConfig
+from ..interface import CacheSpec, ForwardBatch
+from ..layers.basic import Embedding, Norm
+from ..layers.linear import Linear
+
+
+class Attention(nn.Module):
+    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.dim = c.heads, c.kv_heads, c.head_dim
+        slices = {"q_proj": c.heads * c.head_dim, "k_proj": c.kv_heads * c.head_dim, "v_proj": c.kv_heads * c.head_dim}
+        self.qkv = Linear(c.hidden_size, slices, True, dtype, device)
+        self.out = Linear(c.heads * c.head_dim, {"o_proj": c.hidden_size}, False, dtype, device)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: ForwardBatch) -> Tensor:
+        qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
+        qk = apply_rotary(qkv[:, : self.heads + self.kv_heads], cos, sin)
+        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
+        return self.out(paged_attention(q, k, v, cache, batch.attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+
+
+class SwiGLU(nn.Module):
+    """`down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, dim: int, inner: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.gate_up = Linear(dim, {"gate_proj": inner, "up_proj": inner}, bias, dtype, device)
+        self.down = Linear(inner, {"down_proj": dim}, bias, dtype, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(c.hidden_size, c.eps, False, dtype, device)
+        self.post_attention_layernorm = Norm(c.hidden_size, c.eps, False, dtype, device)
+        self.self_attn = Attention(c, dtype, device)
+        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, False, dtype, device)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: ForwardBatch) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, batch)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Token rows with encoder rows put in -> normed hidden states `[rows, hidden]`."""
+
+    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config = c
+        self.cache_specs = [CacheSpec("full", c.kv_heads, c.head_dim, dtype)] * c.layers
+        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
+        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
+        self.norm = Norm(c.hidden_size, c.eps, False, dtype, device)
+        dim = c.head_dim
+        self.inv_freq = (c.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)).to(device)
+        axes = torch.arange(len(c.rope_sections))
+        self.axis_of_freq = axes.repeat_interleave(torch.tensor(c.rope_sections)).to(device)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        x = self.embed_tokens(batch.input_ids)
+        if batch.embed_index is not None and batch.embed_rows is not None:
+            x.index_copy_(0, batch.embed_index, batch.embed_rows.to(x.dtype))
+        cos, sin = rotary_cos_sin(batch.positions, self.inv_freq, self.axis_of_freq)
+        for layer, cache in zip(self.layers, batch.kv_caches, strict=True):
+            x = layer(x, cos, sin, cache, batch)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Head(nn.Module):
+    """Logits over the vocabulary, float32. A tied head multiplies with the embedding table itself: no second copy."""
+
+    def __init__(self, c: TextConfig, table: Embedding, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.table = [table] if c.tied else []  # in a list, so that the table is not walked twice
+        self.proj = None if c.tied else Linear(c.hidden_size, {"lm_head": c.vocab_size}, False, dtype, device)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.proj is not None:
+            return self.proj(hidden).float()  # type: ignore[no-any-return]
+        return linear(hidden, Plain(self.table[0].weight, None)).float()

@@ -1,0 +1,107 @@
+"""Checkpoint files to a model's tensors: streamed, renamed, checked. Knows no architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..mm.errors import CheckpointError
+from .interface import Model
+from .layers.basic import Embedding, Norm
+from .layers.linear import Linear
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every stored tensor, one at a time, from one file or from shards; CheckpointError names a missing or broken file."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                    yield name, tensors.get_tensor(name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{file.name} is missing from {folder}; download it again") from None
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} is not readable safetensors ({error}); download it again") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).exists():
+        return [folder / SINGLE]
+    if not (folder / INDEX).exists():
+        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}; only safetensors checkpoints are read")
+    try:
+        shards = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, AttributeError):
+        raise CheckpointError(f"{folder / INDEX} is no index of shards; download it again") from None
+    return [folder / name for name in sorted(set(shards))]
+
+
+def load(folder: Path, model: Model) -> None:
+    """Fill `model` from a folder; CheckpointError as `fill` and `read_checkpoint` say."""
+    model.load_weights(read_checkpoint(folder))
+
+
+def named_tensors(root: nn.Module) -> dict[str, Tensor]:
+    """Canonical name -> the view it fills, for every layer below `root`; slices take the place of the layer's own name."""
+    found: dict[str, Tensor] = {}
+    for path, module in root.named_modules():
+        if isinstance(module, Linear):
+            parent, dot, _ = path.rpartition(".")
+            found.update(module.tensors(parent + dot))
+        elif isinstance(module, (Norm, Embedding)):
+            found.update(module.tensors(path))
+    return found
+
+
+def rename(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    """The canonical name: the first prefix that matches is replaced."""
+    return next((new + name[len(old) :] for old, new in prefixes if name.startswith(old)), name)
+
+
+def fill(
+    root: nn.Module,
+    weights: Iterable[tuple[str, Tensor]],
+    prefixes: Sequence[tuple[str, str]],
+    aliases: Mapping[str, str],
+) -> None:
+    """Copy every tensor to its place, check that none is missing or left over, then pack.
+
+    Args:
+        prefixes: (as stored, canonical) prefixes, the first match wins.
+        aliases: canonical name that may be stored beside -> name of the tensor it repeats (a tied head).
+
+    Raises:
+        CheckpointError: missing, surplus or misshapen tensors, the first few by name.
+    """
+    wanted = named_tensors(root)
+    missing, surplus = set(wanted), []
+    for stored, tensor in weights:
+        name = rename(stored, prefixes)
+        if name not in wanted:
+            if name not in aliases and not name.endswith("rotary_emb.inv_freq"):
+                surplus.append(stored)
+            continue
+        target = wanted[name]
+        if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
+            raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
+        target.copy_(tensor.reshape(target.shape))
+        missing.discard(name)
+    _complain("lacks", missing)
+    _complain("holds unknown", surplus)
+    for module in root.modules():
+        if isinstance(module, Linear):
+            module.pack()
+
+
+def _complain(verb: str, names: Iterable[str]) -> None:
+    found = sorted(names)
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise CheckpointError(f"the checkpoint {verb} {', '.join(found[:3])}{more}; it does not fit its config.json")
