@@ -1,4 +1,4 @@
-"""What goes into the engine, what one step does, what comes out: plain data that round-trips through bytes."""
+"""What goes into the engine, what one step does, what comes out: plain data that round-trips through bytes (codec.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from .sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One sequence to compute. `params.n > 1` is fanned out to several requests before they get here."""
+    """One sequence to compute. `params.n > 1` is fanned out to several requests before they get here.
+
+    Args:
+        eos_token_ids: tokens that end the answer unless `params.ignore_eos`.
+        features: items in order of their offset.
+        priority: smaller is served first and preempted last.
+        seed: concrete seed of this sequence; with the token's position it decides the random number.
+        bad_word_ids: token sequences that must not be produced.
+        hold_open: keep the sequence and its cache after an answer, for `append` and `truncate`, until `abort`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -18,6 +27,23 @@ class EngineRequest:
     eos_token_ids: tuple[int, ...]
     features: tuple[MultiModalFeature, ...] = ()
     priority: int = 0
+    seed: int = 0
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    hold_open: bool = False
+
+
+@dataclass(frozen=True)
+class RequestUpdate:
+    """A live request was rolled back to `num_tokens` tokens, then these tokens and items were added.
+
+    `restart`: the answer's counts (max_tokens, min_tokens, penalties) start anew at the end of the added tokens.
+    """
+
+    request_id: str
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+    features: tuple[MultiModalFeature, ...] = ()
+    restart: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,6 +54,7 @@ class ScheduledRequest:
     num_computed: int
     num_tokens: int
     block_ids: tuple[tuple[int, ...], ...]  # per cache group
+    sample: bool = True  # False for a chunk that does not reach the last known token
 
 
 @dataclass(frozen=True)
@@ -47,6 +74,7 @@ class SchedulerOutput:
     scheduled: tuple[ScheduledRequest, ...]
     encode: tuple[EncodeTask, ...] = ()
     new_requests: tuple[EngineRequest, ...] = ()
+    updates: tuple[RequestUpdate, ...] = ()  # in the order they were made, after new_requests
     finished: tuple[str, ...] = ()  # requests whose memory the worker may drop
     free_encoder: tuple[str, ...] = ()  # encoder-cache hashes no longer needed
 

@@ -1,0 +1,214 @@
+"""The engine's options, and the JSON files of a checkpoint, read and checked once. Knows no family."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..mm.errors import ConfigError
+from ..mm.hashing import digest
+from ..processors.files import read_json, read_preprocessors
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEFAULT_CACHE_BYTES = 4 << 30
+_JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Every option of `LLM`, checked when made.
+
+    Args:
+        model: folder of a checkpoint as the Hub ships it.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        max_model_len: tokens of prompt and answer together; None: all the model has positions for.
+        max_num_seqs: sequences computed together at most.
+        max_num_batched_tokens: rows of one step at most; longer prompts are computed in pieces.
+        block_size: tokens per block of the key/value cache.
+        kv_cache_memory_bytes: size of the cache; None: what `max_num_seqs` full sequences need, at most 4 GiB or a
+            quarter of the memory on a CPU, `gpu_memory_fraction` of what is free on a GPU.
+        gpu_memory_fraction: see above, in (0, 1].
+        limit_mm_per_prompt: modality -> items one prompt may hold.
+        mm_processor_kwargs: options of the family's own preprocessing.
+        seed: from which sequences without a seed derive theirs.
+        generation_config: "auto" uses the checkpoint's sampling defaults where none are given, "none" does not.
+        media_workers: threads that decode and preprocess beside the engine's steps.
+
+    Raises:
+        ConfigError: a value outside its limits.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_fraction: float = 0.85
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    generation_config: str = "auto"
+    media_workers: int = 2
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", *DTYPES))
+        _one_of("generation_config", self.generation_config, ("auto", "none"))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "media_workers"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if not 0 < self.gpu_memory_fraction <= 1:
+            raise ConfigError(f"gpu_memory_fraction={self.gpu_memory_fraction} must be above 0 and at most 1")
+        for modality, limit in self.limit_mm_per_prompt.items():
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise ConfigError(f"limit_mm_per_prompt[{modality!r}]={limit!r} must be an integer, 0 or above")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """ConfigError for a device that is not there."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        if name != "cpu" and not name.startswith("cuda"):
+            raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        if name != "cpu" and not torch.cuda.is_available():
+            raise ConfigError(f"device={self.device!r}: torch sees no GPU; use device='cpu' or install a CUDA build of torch")
+        return torch.device(name)
+
+
+def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
+    """From keyword arguments; None for a mapping means an empty one. ConfigError names the nearest option of unknown ones."""
+    known = [f.name for f in fields(EngineConfig)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [", ".join(known[1:])]
+            raise ConfigError(f"unknown option {name!r}; did you mean {near[0]}?")
+    config = EngineConfig(os.fspath(model), **{k: v for k, v in options.items() if v is not None})
+    return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The raw JSON of one checkpoint; files it does not have are empty."""
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    video_preprocessor: dict[str, Any]
+    fingerprint: str
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The decoder's part: nested in new checkpoints, flat in old ones."""
+        nested = self.config.get("text_config")
+        return nested if isinstance(nested, dict) else self.config
+
+    @property
+    def architecture(self) -> str:
+        names = self.config.get("architectures") or []
+        if not names:
+            raise ConfigError(f'{self.path / "config.json"} names no architecture; it needs an "architectures" list')
+        return str(names[0])
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """generation_config.json's, else config.json's; none is allowed."""
+        for source in (self.generation_config, self.config, self.text_config):
+            ids = source.get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        return ()
+
+    def dtype(self, asked: str) -> torch.dtype:
+        """`asked`, or for "auto" the checkpoint's own (float32 when it says nothing)."""
+        names = (source.get(key) for source in (self.config, self.text_config) for key in ("dtype", "torch_dtype"))
+        name = asked if asked != "auto" else next((str(n).removeprefix("torch.") for n in names if n), "float32")
+        if name not in DTYPES:
+            raise ConfigError(f"the checkpoint's dtype {name!r} is not served; pass dtype= one of {', '.join(DTYPES)}")
+        return DTYPES[name]
+
+
+def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
+    """Read a checkpoint's JSON files.
+
+    Raises:
+        ConfigError: no such folder, no config.json, or a config that asks for remote code.
+        CheckpointError: a file that is not a JSON object.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ConfigError(f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint")
+    raw = {name: read_json(path / name) for name in _JSON_FILES}
+    for name, content in raw.items():
+        _refuse_remote_code(name, content)
+    config = raw["config.json"]
+    if not config:
+        raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
+    image, video = read_preprocessors(path)
+    weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+    return ModelFiles(path, config, raw["generation_config.json"], image, video, digest("sensorium.model", config, weights))
+
+
+def resolve_max_model_len(asked: int | None, most: int) -> int:
+    """ConfigError when more is asked for than the model has positions."""
+    if asked is not None and asked > most:
+        raise ConfigError(f"max_model_len={asked} is above the model's max_position_embeddings={most}")
+    return asked or most
+
+
+def num_cache_blocks(config: EngineConfig, block_bytes: int, max_model_len: int, device: torch.device) -> int:
+    """Blocks of the key/value cache, in closed form; ConfigError when not even one full sequence fits."""
+    one = -(-max_model_len // config.block_size)
+    wanted = one * config.max_num_seqs
+    budget = config.kv_cache_memory_bytes
+    if budget is None and device.type == "cuda":
+        budget = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction)
+    elif budget is None:
+        budget = min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
+    blocks = min(wanted, budget // block_bytes)
+    if blocks < one:
+        raise ConfigError(
+            f"a sequence of max_model_len={max_model_len} tokens needs {one * block_bytes / 2**20:.0f} MiB of key/value cache, "
+            f"{budget / 2**20:.0f} MiB are allowed: lower max_model_len or raise kv_cache_memory_bytes"
+        )
+    return blocks
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
+    for key in ("auto_map", "trust_remote_code"):
+        if content.get(key):
+            raise ConfigError(f"{name} asks for remote code ({key}); sensorium never runs code from a checkpoint")
+    for value in content.values():
+        if isinstance(value, dict):
+            _refuse_remote_code(name, value)
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be an integer, 1 or above")

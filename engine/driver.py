@@ -1,0 +1,130 @@
+"""Prompts in, answers out, in one process: media work in threads beside the engine's steps. Knows no chat and no checkpoint."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..processors.text import Tokenizer
+from .core import EngineCore
+from .input import Once, Prepared
+from .output import Assembly
+from .runner import describe
+from .sampler import mix
+from .sampling_params import SamplingParams
+from .types import EngineRequest, RequestOutput
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt: how to prepare it (in a worker thread), and what to ask of the answer."""
+
+    prepare: Callable[[Once], Prepared]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class _Pending:
+    index: int
+    number: int  # of the request, over the driver's life
+    job: Job
+    prepared: Future[Prepared]
+
+
+class Driver:
+    """Owns the engine's loop. Several `serve` generators may be open at once; whichever is asked steps for all."""
+
+    def __init__(
+        self, core: EngineCore, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], seed: int = 0, workers: int = 2
+    ) -> None:
+        self.core, self._tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
+        self._pool = ThreadPoolExecutor(workers, "sensorium-media", initializer=torch.set_num_threads, initargs=(1,))
+        self._window = 2 * core.scheduler.max_num_seqs  # prompts prepared or running at once
+        self._owners: dict[str, Assembly] = {}
+        self._count = 0
+
+    def serve(self, jobs: Sequence[Job], partial: bool = False) -> Iterator[tuple[int, RequestOutput]]:
+        """(index, output) of each job as it finishes, with `partial` also after every step that added to it.
+
+        A job that fails yields an output with `error`; the others go on. Closing the generator, or an exception in
+        it, aborts what is left and frees its memory.
+        """
+        once, coming = Once(), deque(enumerate(jobs))
+        pending: deque[_Pending] = deque()
+        live: dict[int, Assembly] = {}
+        try:
+            while coming or pending or live:
+                while coming and len(pending) + len(live) < self._window:
+                    pending.append(self._submit(*coming.popleft(), once))
+                while pending and (not live or pending[0].prepared.done()):
+                    first = pending.popleft()
+                    live[first.index] = self._start(first)
+                if any(not assembly.finished for assembly in live.values()):
+                    self._step()
+                for index, assembly in [entry for entry in live.items() if entry[1].changed]:
+                    assembly.changed = False
+                    if assembly.finished:
+                        del live[index]
+                    if assembly.finished or partial:
+                        yield index, assembly.output()
+        finally:
+            for waiting in pending:
+                waiting.prepared.cancel()
+            for assembly in live.values():
+                self._abort(assembly)
+            if not self._owners:
+                self.core.step()  # nothing is left to compute: the worker only frees
+
+    def _submit(self, index: int, job: Job, once: Once) -> _Pending:
+        self._count += 1
+        return _Pending(index, self._count - 1, job, self._pool.submit(job.prepare, once))
+
+    def _start(self, pending: _Pending) -> Assembly:
+        """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
+        assembly = Assembly(str(pending.number), pending.job.params, self._tokenizer)
+        try:
+            prepared = pending.prepared.result()
+            assembly.prompt, assembly.prompt_token_ids = prepared.prompt, prepared.token_ids
+            assembly.timings.update(prepared.timings)
+            for request in self._requests(pending, prepared, tuple(assembly.answers)):
+                self.core.add(request)
+                self._owners[request.request_id] = assembly
+        except Exception as error:
+            self._abort(assembly)
+            assembly.fail(describe(error))
+        return assembly
+
+    def _requests(self, pending: _Pending, prepared: Prepared, names: tuple[str, ...]) -> Iterator[EngineRequest]:
+        params = pending.job.params
+        base = params.seed if params.seed is not None else mix(mix(self._seed) + pending.number)
+        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self._tokenizer)))
+        for i, name in enumerate(names):
+            own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
+            seed = mix(base + i)
+            yield EngineRequest(name, prepared.token_ids, own, self._eos, prepared.features, seed=seed, bad_word_ids=words)
+
+    def _step(self) -> None:
+        for output in self.core.step():
+            assembly = self._owners[output.request_id]
+            if assembly.add(output):
+                self.core.abort(output.request_id)
+            if output.request_id not in assembly.open:
+                del self._owners[output.request_id]
+
+    def _abort(self, assembly: Assembly) -> None:
+        for name in assembly.open:
+            self.core.abort(name)
+            self._owners.pop(name, None)
+        assembly.end("abort")
+
+
+def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
+    """The token sequences a word has at the start of a text and after a space."""
+    for spelled in (word.lstrip(), " " + word.lstrip()):
+        ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+        if ids:
+            yield ids

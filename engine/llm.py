@@ -1,0 +1,159 @@
+"""`LLM`: a checkpoint's folder in, answers out. The face of the package; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..mm.errors import InputError
+from ..mm.registry import find
+from ..processors.files import find_template
+from ..processors.text import Tokenizer
+from .config import load_model_files, make_config
+from .driver import Driver, Job
+from .input import InputProcessor
+from .loader import load_engine, load_processing
+from .sampling_params import SamplingParams, from_generation_config
+from .types import RequestOutput
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, loaded and ready to answer.
+
+    Args:
+        model: folder of a checkpoint as the Hub ships it.
+        options: see `engine.config.EngineConfig`: dtype, device, max_model_len, max_num_seqs, limit_mm_per_prompt,
+            mm_processor_kwargs, seed, generation_config, and what sizes the engine.
+
+    Raises:
+        ConfigError: an unknown or contradictory option, an unknown architecture, a checkpoint that asks for remote code.
+        CheckpointError: missing, surplus or unreadable weights or tokenizer files.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        self.config = make_config(model, options)
+        files = load_model_files(self.config.model)
+        row = find(files.architecture)
+        info = load_processing(row, files, self.config.mm_processor_kwargs)
+        self._tokenizer = Tokenizer(files.path)
+        self._template = find_template(files.path)
+        engine = load_engine(self.config, files)
+        self.max_model_len = engine.max_model_len
+        self.default_params = SamplingParams()
+        if self.config.generation_config == "auto":
+            self.default_params = from_generation_config(files.generation_config)
+        self._inputs = InputProcessor(info, self._tokenizer, self.config.limit_mm_per_prompt, files.fingerprint)
+        self._driver = Driver(engine.core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def generate(self, prompts: object, sampling_params: Params = None, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Answer one prompt or a list of them, in the order asked.
+
+        Args:
+            prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
+                `{"image": one or a list, "video": ...}`; each item takes one slot of the prompt.
+            sampling_params: one for all, one per prompt, or None for the checkpoint's defaults.
+            use_tqdm: show a progress bar.
+
+        A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are
+        answered. Interrupting the call aborts what is left and frees its memory.
+
+        Raises:
+            InputError: `prompts` or `sampling_params` of a wrong type or length.
+        """
+        listed = _listed(prompts)
+        jobs = [
+            Job(partial(self._inputs.prepare, prompt), params)
+            for prompt, params in zip(listed, self._params(sampling_params, len(listed)), strict=True)
+        ]
+        return self._answers(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, as `generate` does.
+
+        Args:
+            messages: `{"role", "content"}` with content a string or parts of the types text, image_url (an object
+                with a data: URL), image, video_url and video.
+            chat_template: Jinja source instead of the checkpoint's own.
+
+        Raises:
+            InputError: `messages` of a wrong type, or no chat template anywhere.
+        """
+        template = chat_template or self._template
+        if template is None:
+            raise InputError("the checkpoint has no chat template; pass chat_template= or use generate")
+        conversations = _conversations(messages)
+        jobs = [
+            Job(partial(self._inputs.prepare_chat, conversation, template, add_generation_prompt), params)
+            for conversation, params in zip(conversations, self._params(sampling_params, len(conversations)), strict=True)
+        ]
+        return self._answers(jobs, use_tqdm)
+
+    def stream(self, prompt: object, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The answer to one prompt (or, as a list of messages, one conversation) as it grows.
+
+        Every output holds all text so far and never takes any back; the last one is `finished`. Closing the
+        generator ends the request.
+        """
+        (params,) = self._params(sampling_params, 1)
+        prepare = partial(self._inputs.prepare, prompt)
+        if isinstance(prompt, list | tuple):
+            if self._template is None:
+                raise InputError("the checkpoint has no chat template; stream a rendered prompt instead")
+            prepare = partial(self._inputs.prepare_chat, prompt, self._template, True)
+        return (output for _, output in self._driver.serve([Job(prepare, params)], partial=True))
+
+    def _answers(self, jobs: Sequence[Job], use_tqdm: bool) -> list[RequestOutput]:
+        outputs: list[RequestOutput | None] = [None] * len(jobs)
+        with _progress(len(jobs), use_tqdm) as progress:
+            for index, output in self._driver.serve(jobs):
+                outputs[index] = output
+                progress.update(1)
+        return [output for output in outputs if output is not None]
+
+    def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
+        if given is None:
+            return [self.default_params] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
+            raise InputError(f"sampling_params is a SamplingParams or a list of them, not a {type(given).__name__}")
+        if len(given) != count:
+            raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
+        return given
+
+
+def _listed(prompts: object) -> Sequence[object]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InputError(f"prompts is a string, a mapping or a list of them, not a {type(prompts).__name__}")
+    return prompts
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    if not isinstance(messages, list | tuple):
+        raise InputError(f"messages is a list of messages or of conversations, not a {type(messages).__name__}")
+    if messages and all(isinstance(entry, list | tuple) for entry in messages):
+        return messages  # type: ignore[return-value]
+    return [messages]  # type: ignore[list-item]
+
+
+def _progress(total: int, show: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="Answered prompts", unit="prompt", disable=not show)

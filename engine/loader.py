@@ -1,0 +1,64 @@
+"""From a checkpoint's folder to an engine: joins the registry's names with model, processor and memory. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from ..mm.errors import ConfigError
+from ..mm.registry import Architecture, find
+from ..models.interface import Model
+from ..models.weights import load as load_weights
+from ..processors.interface import ProcessingInfo
+from .config import EngineConfig, ModelFiles, num_cache_blocks, resolve_max_model_len
+from .core import EngineCore
+from .kv import KVBlocks, bytes_per_block, group_layers
+from .runner import ModelRunner
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model behind its verbs, and what its inputs have to obey."""
+
+    core: EngineCore
+    max_model_len: int
+
+
+def resolve(name: str) -> Any:
+    """`"module:Class"` below the package."""
+    module, _, attribute = name.partition(":")
+    package = __name__.rsplit(".", 2)[0]
+    return getattr(import_module(f".{module}", package), attribute)
+
+
+def load_processing(row: Architecture, files: ModelFiles, options: Mapping[str, Any]) -> ProcessingInfo:
+    info = resolve(row.processing)(files.config, files.preprocessor, files.video_preprocessor, options)
+    return cast(ProcessingInfo, info)
+
+
+def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
+    """Build the model, load its weights, plan and allocate the cache.
+
+    Raises:
+        ConfigError: an unknown architecture, options that contradict the model, a cache that cannot hold one sequence.
+        CheckpointError: missing, surplus or misshapen weights.
+    """
+    row, device = find(files.architecture), config.torch_device
+    model = cast(Model, resolve(row.model)(files.config, files.dtype(config.dtype), device))
+    max_model_len = resolve_max_model_len(config.max_model_len, model.max_positions)
+    load_weights(files.path, model)
+    return Engine(build_core(model, config, max_model_len), max_model_len)
+
+
+def build_core(model: Model, config: EngineConfig, max_model_len: int) -> EngineCore:
+    """Scheduler, cache and runner around a model that is ready to run."""
+    device = config.torch_device
+    if max_model_len < 2:
+        raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer")
+    blocks = num_cache_blocks(config, bytes_per_block(model.cache_specs, config.block_size), max_model_len, device)
+    kv = KVBlocks(len(group_layers(model.cache_specs)), blocks, config.block_size)
+    scheduler = Scheduler(kv, config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
+    return EngineCore(scheduler, ModelRunner(model, blocks, config.block_size, device))

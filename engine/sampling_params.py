@@ -1,0 +1,169 @@
+"""What a caller may ask of one answer, checked where it is made. Knows no tokenizer and no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from ..mm.errors import InputError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when an answer ends. The names and meanings are those the field uses.
+
+    Args:
+        n: answers per prompt; more than one needs a temperature above 0.
+        temperature: 0 is greedy.
+        top_p: smallest set of tokens whose probability reaches this, in (0, 1].
+        top_k: most likely tokens kept; 0 or -1 keeps all.
+        min_p: tokens below this share of the likeliest token's probability are dropped, in [0, 1].
+        max_tokens: tokens of the answer at most; None runs to the end of the context.
+        min_tokens: before this many, neither EOS nor a stop token or stop string ends the answer.
+        stop: string or strings that end the answer; the text is cut before them.
+        stop_token_ids: tokens that end the answer; they stay in `token_ids`, not in the text.
+        ignore_eos: go on after EOS.
+        seed: fixes the answer whatever else runs; None derives one from the engine's seed and the request's number.
+        logprobs: log probabilities of that many likeliest tokens beside the chosen one, at every step.
+        prompt_logprobs: the same for the tokens of the prompt.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer; above 0.
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer; in [-2, 2].
+        bad_words: texts whose tokens are never completed.
+        logit_bias: token id -> added to its logit, in [-100, 100].
+        skip_special_tokens: leave special tokens out of the text.
+        include_stop_str_in_output: keep the stop string in the text.
+
+    Raises:
+        InputError: a value outside its limits; the message names both.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bad_words: Sequence[str] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        _store(self, "stop", _texts("stop", stop))
+        _store(self, "bad_words", _texts("bad_words", _listed("bad_words", self.bad_words)))
+        _store(self, "stop_token_ids", tuple(_token("stop_token_ids", t) for t in self.stop_token_ids or ()))
+        _store(self, "logit_bias", {_token("logit_bias", k): _bias(v) for k, v in (self.logit_bias or {}).items()})
+        if self.n > 1 and self.temperature == 0:
+            raise InputError(f"n={self.n} answers need a temperature above 0; greedy answers would all be the same")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InputError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(self.stop_token_ids or ())
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def plain(self) -> bool:
+        """Greedy, and nothing that changes or reads the logits."""
+        return self.greedy and self.logprobs is None and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return bool(penalised or self.min_tokens or self.bad_words or self.logit_bias)
+
+
+_LIMITS: dict[str, tuple[float, float, str]] = {
+    "n": (1, 1024, "at least 1 and at most 1024"),
+    "temperature": (0.0, math.inf, "0 (greedy) or above"),
+    "top_p": (math.nextafter(0.0, 1.0), 1.0, "above 0 and at most 1"),
+    "top_k": (-1, math.inf, "0 or -1 (all), or above"),
+    "min_p": (0.0, 1.0, "from 0 to 1"),
+    "max_tokens": (1, math.inf, "at least 1, or None for the end of the context"),
+    "min_tokens": (0, math.inf, "0 or above"),
+    "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
+    "logprobs": (0, 1000, "from 0 to 1000"),
+    "prompt_logprobs": (0, 1000, "from 0 to 1000"),
+    "repetition_penalty": (math.nextafter(0.0, 1.0), math.inf, "above 0"),
+    "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
+    "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
+}
+_WHOLE = {"n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs"}
+_OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+
+
+def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
+    """The checkpoint's own sampling defaults, as parameters; `do_sample: false` means greedy.
+
+    Source: generation_config.json's do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens.
+    """
+    known = {field.name for field in fields(SamplingParams)}
+    names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & known
+    given = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        given["max_tokens"] = config["max_new_tokens"]
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return SamplingParams(**given)  # type: ignore[arg-type]
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    for name, (low, high, limits) in _LIMITS.items():
+        value = getattr(params, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        kind = int if name in _WHOLE else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
+            raise InputError(f"{name}={value!r} must be {'an integer, ' if name in _WHOLE else ''}{limits}")
+
+
+def _store(params: SamplingParams, name: str, value: object) -> None:
+    object.__setattr__(params, name, value)  # a frozen dataclass is normalised once, here
+
+
+def _listed(name: str, value: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise InputError(f"{name} is a list of strings, not the string {value!r}")
+    return tuple(value or ())
+
+
+def _texts(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise InputError(f"{name} holds {value!r}; every entry must be a string that is not empty")
+    return values
+
+
+def _token(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isdigit():  # JSON keys
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{name} holds {value!r}; token ids are integers, 0 or above")
+    return value
+
+
+def _bias(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+        raise InputError(f"logit_bias holds {value!r}; a bias is a number from -100 to 100")
+    return float(value)

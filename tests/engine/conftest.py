@@ -1,0 +1,132 @@
+"""A deterministic toy model behind models.interface.Model, and sequences made for it."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sensorium.engine.core import EngineCore
+from sensorium.engine.kv import KVBlocks
+from sensorium.engine.runner import ModelRunner
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.scheduler import Scheduler
+from sensorium.engine.types import EngineRequest
+from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+from sensorium.models.interface import CacheSpec
+
+PAD = 3  # the toy's placeholder token
+EOS = 2
+
+
+class ToyModel:
+    """Its next token depends on every earlier token, position and encoder row, all read back through the paged cache."""
+
+    rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
+    cache_specs = (CacheSpec("full", 1, 8, torch.float64), CacheSpec("full", 1, 8, torch.float64))
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.randn(self.vocab_size, 8, generator=generator, dtype=torch.float64)
+        self.head = torch.randn(8, self.vocab_size, generator=generator, dtype=torch.float64)
+        self.encode_calls: list[int] = []
+        self.forward_rows: list[int] = []
+
+    def embed_multimodal(self, modality: str, tensors: dict) -> list[torch.Tensor]:
+        self.encode_calls.append(len(tensors["seed"]))
+        if any(int(seed) == 666 for seed in tensors["seed"]):
+            raise RuntimeError("poisoned item")
+        return [
+            torch.sin(torch.arange(1, int(n) * 8 + 1, dtype=torch.float64).view(int(n), 8) * (int(seed) + 1))
+            for seed, n in zip(tensors["seed"], tensors["rows"], strict=True)
+        ]
+
+    def forward(self, batch) -> torch.Tensor:
+        meta = batch.attn
+        self.forward_rows.append(len(batch.input_ids))
+        x = self.table[batch.input_ids].clone()
+        if batch.embed_index is not None:
+            x[batch.embed_index] = batch.embed_rows
+        x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
+        for layer, cache in enumerate(batch.kv_caches):
+            keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
+            keys[meta.slot_mapping], values[meta.slot_mapping] = x, torch.cos(x * (layer + 1))
+            out = torch.empty_like(x)
+            for i, length in enumerate(meta.seq_lens):
+                first, last = meta.query_start[i], meta.query_start[i + 1]
+                token = torch.arange(length)
+                slot = meta.block_tables[i, token // meta.block_size].long() * meta.block_size + token % meta.block_size
+                scores = x[first:last] @ keys[slot].T
+                causal = token[None] <= torch.arange(length - (last - first), length)[:, None]
+                out[first:last] = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ values[slot]
+            x = torch.tanh(x + 2 * out)
+        return x
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return (hidden @ self.head).float() * 2
+
+    def load_weights(self, weights) -> None:
+        list(weights)
+
+
+def make_core(blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 64, max_len: int = 200) -> EngineCore:
+    kv = KVBlocks(1, blocks, block_size)
+    runner = ModelRunner(ToyModel(), blocks, block_size, torch.device("cpu"))
+    return EngineCore(Scheduler(kv, seqs, budget, max_len), runner)
+
+
+def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:
+    """`rows` encoder rows at `offset`; with `edges` a token before and after them belongs to the item, too."""
+    mask = torch.tensor([False, *[True] * rows, False]) if edges else None
+    where = PlaceholderRange(offset, rows + 2 * edges, mask)
+    kwargs = {"seed": FieldElem(torch.tensor(seed), BatchedField()), "rows": FieldElem(torch.tensor(rows), BatchedField())}
+    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), f"hash-{seed}-{rows}")
+
+
+def make_request(name: str, rng: random.Random, media: bool = True, hold_open: bool = False, **params) -> EngineRequest:
+    """A random prompt of 1-30 text tokens with up to two items."""
+    tokens, features = [], []
+    for _ in range(rng.randint(0, 2) if media else 0):
+        tokens += [rng.randrange(4, 101) for _ in range(rng.randint(0, 5))]
+        features.append(item(len(tokens), rng.randint(1, 6), rng.randint(1, 3), edges=rng.random() < 0.5))
+        tokens += [PAD] * features[-1].range.length
+    tokens += [rng.randrange(4, 101) for _ in range(rng.randint(1, 12))]
+    params.setdefault("temperature", 0.0)
+    params.setdefault("max_tokens", rng.randint(1, 12))
+    return EngineRequest(
+        name, tuple(tokens), SamplingParams(**params), (EOS,), tuple(features), seed=len(tokens), hold_open=hold_open
+    )
+
+
+def drain(core: EngineCore, limit: int = 2000) -> dict[str, list]:
+    """Step until nothing is left to compute: every output by request."""
+    outputs: dict[str, list] = {}
+    for _ in range(limit):
+        if not (core.scheduler.waiting or core.scheduler.running):
+            core.step()
+            return outputs
+        for output in core.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    raise AssertionError("the engine did not come to rest")
+
+
+def tokens_of(outputs: list) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def assert_empty(core: EngineCore) -> None:
+    core.step()
+    assert not core.scheduler.requests
+    assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.kv.pools)
+    assert len(core.scheduler.encoder) == 0
+    assert not core.runner.tracks
+    assert not core.runner.encoded
+
+
+@pytest.fixture(scope="session")
+def toy():
+    """Everything above, for test files that cannot import it."""
+    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "make_request", "drain", "tokens_of", "assert_empty")
+    return SimpleNamespace(**{name: globals()[name] for name in names})

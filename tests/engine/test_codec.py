@@ -1,0 +1,92 @@
+"""Every message survives the way through bytes."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+import torch
+from sensorium.engine import types
+from sensorium.engine.codec import decode, encode
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
+from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+
+
+def assert_same(left, right):
+    assert type(left) is type(right)
+    if isinstance(left, torch.Tensor):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    elif is_dataclass(left):
+        for field in fields(left):
+            assert_same(getattr(left, field.name), getattr(right, field.name))
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, tuple):
+        assert len(left) == len(right)
+        for a, b in zip(left, right, strict=True):
+            assert_same(a, b)
+    else:
+        assert left == right
+
+
+def feature():
+    kwargs = {
+        "pixel_values": FieldElem(torch.randn(4, 3).to(torch.bfloat16), FlatField(dim=0)),
+        "grid": FieldElem(torch.tensor([1, 2, 2]), BatchedField(keep_on_cpu=True)),
+        "scale": FieldElem(0.5, SharedField()),
+        "empty": FieldElem(torch.empty(0, 4, dtype=torch.uint8), FlatField(-1)),
+        "name": FieldElem("x", SharedField()),
+    }
+    where = PlaceholderRange(3, 3, torch.tensor([False, True, False]))
+    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 2, 2, 2, 0.5), "ab" * 32)
+
+
+def messages():
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias={4: 1.5}, bad_words=["x"], seed=2**63)
+    request = types.EngineRequest("r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True)
+    scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False)
+    update = types.RequestUpdate("r", 2, (4,), (feature(),), True)
+    logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
+    completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
+    return [
+        params, request, scheduled, update, feature(),
+        types.EncodeTask("r", 0, "h"),
+        types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",)),
+        types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, {"queue": 0.5}),
+        completion,
+        types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", {"decode": 1.0}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("message", messages(), ids=lambda message: type(message).__name__)
+def test_round_trip(message):
+    assert_same(message, decode(encode(message)))
+
+
+def test_every_message_type_is_covered():
+    covered = {type(message) for message in messages()} | {types.Logprob}
+    assert {kind for kind in vars(types).values() if is_dataclass(kind)} <= covered
+
+
+def test_what_is_no_message_is_refused():
+    with pytest.raises(TypeError, match="function"):
+        encode({"callback": lambda: None})
+
+
+def test_an_engine_fed_through_bytes_gives_the_same(toy):
+    """The worker sees only decoded SchedulerOutputs and answers in bytes: it could be another process."""
+    import random
+
+    def run(through_bytes):
+        core = toy.make_core(budget=7)
+        if through_bytes:
+            real = core.runner.run
+            core.runner.run = lambda output: decode(encode(tuple(real(decode(encode(output))))))
+        for i in range(5):
+            request = toy.make_request(f"r{i}", random.Random(i), temperature=float(i % 2), logprobs=2)
+            core.add(decode(encode(request)) if through_bytes else request)
+        return {name: toy.tokens_of(outputs) for name, outputs in toy.drain(core).items()}
+
+    assert run(True) == run(False)

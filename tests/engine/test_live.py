@@ -1,0 +1,123 @@
+"""append and truncate: a continued or rolled back sequence equals a fresh one with the same tokens."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from sensorium.mm.errors import InputError
+
+
+def fresh(toy, request, tokens, features):
+    core = toy.make_core(blocks=64, budget=500)
+    core.add(replace(request, prompt_token_ids=tuple(tokens), features=tuple(features), hold_open=False))
+    return toy.tokens_of(toy.drain(core)[request.request_id])
+
+
+def turn(toy, core, name):
+    got = []
+    for _ in range(200):
+        for output in core.step():
+            if output.request_id == name:
+                got += output.token_ids
+                if output.finish_reason:
+                    return got
+    raise AssertionError("no answer")
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_append_equals_a_fresh_run(toy, chunk, temperature):
+    rng = random.Random(4)
+    core = toy.make_core(budget=chunk)
+    request = toy.make_request("live", rng, hold_open=True, max_tokens=6, ignore_eos=True, temperature=temperature)
+    core.add(request)
+    tokens, features = list(request.prompt_token_ids), list(request.features)
+    for seed in (None, 2, None):
+        tokens += turn(toy, core, "live")
+        more = [rng.randrange(4, 101) for _ in range(3)]
+        added = []
+        if seed is not None:
+            added = [toy.item(len(tokens) + 3, 5, seed, edges=True)]
+            more += [toy.PAD] * 7 + [9]
+        core.append("live", more, added)
+        tokens, features = tokens + more, features + added
+        expected = fresh(toy, request, tokens, features)
+        assert turn(toy, core, "live") == expected
+        tokens += expected
+        core.append("live", [11])
+        tokens.append(11)
+    core.abort("live")
+    toy.assert_empty(core)
+
+
+def test_truncate_then_append_equals_a_fresh_run(toy):
+    rng = random.Random(6)
+    core = toy.make_core()
+    request = toy.make_request("live", rng, hold_open=True, max_tokens=9, ignore_eos=True)
+    core.add(request)
+    tokens = list(request.prompt_token_ids) + turn(toy, core, "live")
+    used = core.scheduler.kv.num_free
+    core.truncate("live", len(tokens) - 7)
+    assert core.scheduler.kv.num_free > used, "rolled back blocks are free again"
+    core.append("live", [8, 9])
+    tokens = tokens[:-7] + [8, 9]
+    assert turn(toy, core, "live") == fresh(toy, request, tokens, request.features)
+    core.abort("live")
+    toy.assert_empty(core)
+
+
+def test_truncate_while_running_goes_on_from_there(toy):
+    core = toy.make_core()
+    request = toy.make_request("r", random.Random(7), max_tokens=8, ignore_eos=True)
+    expected = fresh(toy, request, request.prompt_token_ids, request.features)
+    core.add(request)
+    for _ in range(4):
+        core.step()
+    core.truncate("r", len(request.prompt_token_ids) + 1)
+    assert turn(toy, core, "r") == expected[1:]
+    toy.assert_empty(core)
+
+
+def test_truncate_drops_items_behind_and_refuses_to_cut_one(toy):
+    core = toy.make_core()
+    request = toy.make_request("r", random.Random(0), media=False, hold_open=True, max_tokens=2, ignore_eos=True)
+    ids, features = (5, *[toy.PAD] * 4, 6, *[toy.PAD] * 4, 7), (toy.item(1, 4), toy.item(6, 4, seed=2))
+    request = replace(request, prompt_token_ids=ids, features=features)
+    core.add(request)
+    turn(toy, core, "r")
+    with pytest.raises(InputError, match="not inside"):
+        core.truncate("r", 8)
+    core.truncate("r", 5)  # right at the end of the first item, whose last row is needed again
+    core.append("r", [50])
+    assert turn(toy, core, "r") == fresh(toy, request, (*ids[:5], 50), features[:1])
+    with pytest.raises(InputError, match="keep 1 or more"):
+        core.truncate("r", 0)
+    core.abort("r")
+    toy.assert_empty(core)
+
+
+def test_idle_sequences_give_way_and_come_back(toy):
+    core = toy.make_core(blocks=12)
+    rng = random.Random(8)
+    held = toy.make_request("held", rng, hold_open=True, max_tokens=6, ignore_eos=True)
+    core.add(held)
+    tokens = list(held.prompt_token_ids) + turn(toy, core, "held")
+    others = [toy.make_request(f"r{i}", rng, max_tokens=12, ignore_eos=True) for i in range(4)]
+    for request in others:
+        core.add(request)
+    outputs = toy.drain(core)
+    for request in others:
+        got = toy.tokens_of(outputs[request.request_id])
+        assert got == fresh(toy, request, request.prompt_token_ids, request.features)
+    core.append("held", [30, 31])
+    assert turn(toy, core, "held") == fresh(toy, held, [*tokens, 30, 31], held.features)
+    core.abort("held")
+    toy.assert_empty(core)
+
+
+def test_unknown_sequences_are_named(toy):
+    core = toy.make_core()
+    for call in (lambda: core.append("nobody", [5]), lambda: core.truncate("nobody", 1)):
+        with pytest.raises(InputError, match="'nobody' is not being served"):
+            call()
+    core.abort("nobody")
