@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
     shown = 0
-    for output in llm.stream(messages(args), sampling(llm, args)):
+    for output in llm.stream(messages(args), replace(llm.default_params, **sampling(args))):
         if output.error:
             raise SensoriumError(output.error)
         text = output.outputs[0].text
@@ -46,5 +47,6 @@ def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says of sampling, over the checkpoint's defaults."""
-    return {} if args.temperature is None else {"temperature": args.temperature}
+    """What the command line says of sampling; the rest is the checkpoint's."""
+    said = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {name: value for name, value in said.items() if value is not None}

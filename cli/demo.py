@@ -122,7 +122,9 @@ def annotated(picture: Image, grid: tuple[int, int], answer: str) -> Image:
 
     big = picture.resize((picture.width * ZOOM, picture.height * ZOOM), Image.Resampling.NEAREST)
     font, lines = ImageFont.load_default(18), answer.splitlines() or [""]
-    out = Image.new("RGB", (max(big.width, *(int(font.getlength(line)) + 16 for line in lines)), big.height + 24 * len(lines) + 12))
+    out = Image.new(
+        "RGB", (max(big.width, *(int(font.getlength(line)) + 16 for line in lines)), big.height + 24 * len(lines) + 12)
+    )
     out.paste(big, (0, 0))
     draw = ImageDraw.Draw(out)
     for row in range(1, grid[0]):

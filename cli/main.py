@@ -23,7 +23,10 @@ _EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line."""
+    """Errors in one line; examples as they are typed."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
@@ -58,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         known = isinstance(error, SensoriumError)
         text = " ".join(str(error).split()) or "no message"
-        print(f"sensorium: error: {text if known else f'{type(error).__name__}: {text} (--debug shows where)'}", file=sys.stderr)
+        print(
+            f"sensorium: error: {text if known else f'{type(error).__name__}: {text} (--debug shows where)'}", file=sys.stderr
+        )
         return 2 if known else 1
 
 

@@ -1,0 +1,29 @@
+"""Every picture of a folder in one batch: `python examples/folder_batch.py [--model DIR] [FOLDER]`."""
+
+import argparse
+from pathlib import Path
+
+from sensorium import LLM, SamplingParams
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--question", default="Read the text.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ASSETS / "media")
+    args = parser.parse_args()
+
+    paths = sorted(path for path in args.folder.iterdir() if path.suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"})
+    chats = [
+        [{"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": args.question}]}]
+        for path in paths
+    ]
+    answers = LLM(args.model).chat(chats, SamplingParams(temperature=0, max_tokens=64))
+    for path, answer in zip(paths, answers, strict=True):  # a broken picture fails alone
+        print(f"{path.name}: {answer.error or answer.outputs[0].text!r}")
+
+
+if __name__ == "__main__":
+    main()

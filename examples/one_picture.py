@@ -1,0 +1,25 @@
+"""One picture, one question: `python examples/one_picture.py [--model DIR] [--image FILE] [QUESTION]`."""
+
+import argparse
+from pathlib import Path
+
+from sensorium import LLM, SamplingParams
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--image", default=str(ASSETS / "media" / "receipt1.png"))
+    parser.add_argument("question", nargs="?", default="Read the receipt.")
+    args = parser.parse_args()
+
+    llm = LLM(args.model)
+    content = [{"type": "image", "image": args.image}, {"type": "text", "text": args.question}]
+    (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=96))
+    print(answer.error or answer.outputs[0].text)
+
+
+if __name__ == "__main__":
+    main()

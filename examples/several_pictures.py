@@ -1,0 +1,32 @@
+"""Several pictures in one prompt, written out by hand: `python examples/several_pictures.py [--model DIR] [FILE ...]`.
+
+The shipped model was trained on one picture at a time; a larger one compares them.
+"""
+
+import argparse
+from pathlib import Path
+
+from PIL import Image
+from sensorium import LLM, SamplingParams
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--question", default="Read the text.")
+    parser.add_argument("images", nargs="*", default=[str(ASSETS / "media" / f"line{i}.png") for i in (1, 2)])
+    args = parser.parse_args()
+
+    llm = LLM(args.model, limit_mm_per_prompt={"image": len(args.images)})
+    slots = "<|vision_start|><|image_pad|><|vision_end|>" * len(args.images)
+    prompt = f"<|im_start|>user\n{slots}{args.question}<|im_end|>\n<|im_start|>assistant\n"
+    pictures = [Image.open(path) for path in args.images]
+    request = {"prompt": prompt, "multi_modal_data": {"image": pictures}}
+    (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
+    print(answer.error or answer.outputs[0].text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What happens in a clip: `python examples/video.py [--model DIR] [--video FILE] [--fps N]`."""
+
+import argparse
+from pathlib import Path
+
+from sensorium import LLM, SamplingParams
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--video", default=str(ASSETS / "media" / "clip.mp4"))
+    parser.add_argument("--fps", type=float, default=2.0, help="frames looked at per second")
+    parser.add_argument("question", nargs="?", default="What happens in the clip?")
+    args = parser.parse_args()
+
+    llm = LLM(args.model, mm_processor_kwargs={"fps": args.fps})
+    content = [{"type": "video", "video": args.video}, {"type": "text", "text": args.question}]
+    (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=64))
+    print(answer.error or answer.outputs[0].text)
+
+
+if __name__ == "__main__":
+    main()

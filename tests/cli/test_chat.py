@@ -1,0 +1,60 @@
+"""`sensorium chat` on a small random checkpoint: structure and errors, not sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sensorium.cli.main import main
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "picture.png"
+    Image.effect_noise((90, 70), 60).convert("RGB").save(path)
+    return path
+
+
+def chat(checkpoint: Path, *words: str) -> int:
+    return main(["chat", "--model", str(checkpoint), "--max-tokens", "6", "--temperature", "0", "--device", "cpu", *words])
+
+
+def test_answer_is_generate_s(checkpoint: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from sensorium import LLM, SamplingParams
+
+    assert chat(checkpoint, "--image", str(picture), "--image", str(picture), "What is it?") == 0
+    shown = capsys.readouterr().out
+    parts = [{"type": "image", "image": str(picture)}] * 2
+    content = [*parts, {"type": "text", "text": "What is it?"}]
+    llm = LLM(str(checkpoint), device="cpu")
+    (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
+    assert answer.error is None
+    assert shown == answer.outputs[0].text + "\n"
+
+
+def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(checkpoint, "Hello") == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a picture"])
+def test_broken_picture(checkpoint: Path, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.png"
+    path.write_bytes(content)
+    assert chat(checkpoint, "--image", str(path), "What is it?") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("sensorium: error: image 0: ")
+    assert line.count("\n") == 1
+
+
+def test_missing_picture(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(checkpoint, "--image", str(tmp_path / "none.png"), "What is it?") == 2
+    line = capsys.readouterr().err
+    assert line.startswith("sensorium: error: image 0: ")
+    assert "none.png" in line
+
+
+def test_bad_sampling(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(checkpoint, "--temperature", "-1", "Hello") == 2
+    assert "temperature" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""`sensorium demo` on the shipped model and media: it runs, prints and draws; how well it reads is not judged here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sensorium.cli import demo
+from sensorium.cli.main import main
+from sensorium.engine.doctor import embedding_grid
+from sensorium.mm.media.video import load_video
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    names = list(json.loads((demo.ASSETS / "media" / "answers.json").read_text()))
+    assert lines[0].split() == ["file", "answer", "expected", "ok"]
+    assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
+    assert all(line.split()[-1] in ("yes", "no") for line in lines[1 : len(names) + 1])
+    assert "ms per stage" in out
+    assert "prefill" in out
+    assert "6/6" in err  # the progress bar
+    with Image.open(tmp_path / "demo.png") as sheet:
+        assert sheet.height > 5 * 100
+
+
+def test_annotated_draws_the_grid() -> None:
+    picture = Image.new("RGB", (32, 48), "white")
+    drawn = demo.annotated(picture, (3, 2), "two\nlines")
+    pixels = np.asarray(drawn)[: 48 * demo.ZOOM, : 32 * demo.ZOOM]
+    red = (pixels != 255).any(-1)
+    assert int(red.all(1).sum()) == 2
+    assert int(red.all(0).sum()) == 1
+    assert drawn.height > 48 * demo.ZOOM
+
+
+def test_grid_of_the_shipped_model() -> None:
+    assert embedding_grid(demo.ASSETS / "tiny-vl", (64, 96)) == (4, 6)
+
+
+def test_shipped_media_are_as_described() -> None:
+    folder = demo.ASSETS / "media"
+    answers = demo.read_answers(folder)
+    files = {path.name for path in folder.iterdir()} - {"answers.json"}
+    assert files == set(answers)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
+    clip = load_video(str(folder / "clip.mp4"), 0, {"fps": 2.0})
+    assert tuple(clip.frames.shape) == (8, 64, 64, 3)

@@ -1,0 +1,61 @@
+"""The doctor's report: sections, versions, what a checkpoint is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sensorium.cli import doctor
+from sensorium.cli.main import main
+
+
+def sections(text: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            current = found.setdefault(line.rstrip(":"), {})
+            continue
+        name, _, value = line.strip().partition("  ")
+        current[name] = value.strip()
+    return found
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "cpu"]) == 0
+    found = sections(capsys.readouterr().out)
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["device"]["device"] == "cpu"
+    assert "cpu features" in found["device"]
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert {"attention", "linear", "rms_norm"} <= found[f"kernels, {dtype}"].keys()
+
+
+def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, family in ((checkpoint, "Qwen2_5_VL"), (checkpoint2, "Qwen2VL")):
+        assert main(["doctor", "--model", str(folder)]) == 0
+        found = sections(capsys.readouterr().out)["checkpoint"]
+        assert found["architecture"] == f"{family}ForConditionalGeneration"
+        assert found["takes"].split(", ") == ["text", "image", "video"]
+
+
+def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}))
+    assert main(["doctor", "--model", str(tmp_path)]) == 2
+    assert "auto_map" in capsys.readouterr().err
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    installed = doctor.version
+    gone = {"soxr", "triton"}
+    monkeypatch.setattr(doctor, "version", lambda name: None if name in gone else installed(name))
+    assert main(["doctor"]) == 1
+    found = sections(capsys.readouterr().out)
+    assert found["packages"]["soxr"] == "MISSING: pip install soxr"
+    assert "sensorium[gpu]" in found["optional"]["triton"]
+
+
+def test_required_follows_the_metadata() -> None:
+    assert {"torch", "numpy", "pillow", "opencv-python-headless", "tokenizers"} <= set(doctor.required())
+    assert "pytest" not in doctor.required()

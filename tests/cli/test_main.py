@@ -1,0 +1,132 @@
+"""Exit codes, one-line errors, help; no model is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sensorium.cli import main as cli
+from sensorium.mm.errors import ConfigError
+
+
+def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """Exit code and the one line on stderr."""
+    try:
+        code = cli.main(argv)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.endswith("\n")
+    assert err.count("\n") == 1, err
+    assert err.startswith("sensorium: error: ")
+    return code, err
+
+
+@pytest.mark.parametrize("argv", [(), ("chat",), ("demo",), ("doctor",)])
+def test_help_has_an_example(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*argv, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("example: sensorium ")]
+    if not argv:
+        assert all(name in out for name in cli.COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import sensorium
+
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"sensorium {sensorium.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "COMMAND"),
+        (("read",), "'read'"),
+        (("doctor", "--colour"), "--colour"),
+        (("chat", "--model", "x"), "question"),
+        (("chat", "q"), "--model"),
+        (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
+    ],
+)
+def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = failure(capsys, *argv)
+    assert code == 2
+    assert said in line
+    assert "--help" in line
+
+
+@pytest.mark.parametrize("command", ["chat", "doctor"])
+def test_missing_folder(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "nothing"
+    words = ("hello",) if command == "chat" else ()
+    if command == "doctor":
+        assert cli.main([command, "--model", str(folder)]) == 2
+        assert str(folder) in capsys.readouterr().err
+        return
+    code, line = failure(capsys, command, "--model", str(folder), *words)
+    assert code == 2
+    assert str(folder) in line
+
+
+def test_unknown_architecture_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5_VLForSomething"]}))
+    code, line = failure(capsys, "chat", "--model", str(tmp_path), "hello")
+    assert code == 2
+    assert "Qwen2_5_VLForConditionalGeneration" in line
+
+
+def test_demo_without_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = failure(capsys, "demo", "--media", str(tmp_path))
+    assert code == 2
+    assert "answers.json" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("two\nlines"), 2), (RuntimeError("two\nlines"), 1), (ValueError(), 1)]
+)
+def test_failures_of_a_command(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("sensorium.cli.doctor.run", fail)
+    got, line = failure(capsys, "doctor")
+    assert got == code
+    assert ("two lines" in line) == bool(str(error))
+    with pytest.raises(type(error)):
+        cli.main(["doctor", "--debug"])
+    with pytest.raises(type(error)):
+        cli.main(["--debug", "doctor"])
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sensorium.cli.doctor.run", interrupt)
+    assert cli.main(["doctor"]) == 130
+
+
+def test_a_command_line_imports_no_more_than_it_needs() -> None:
+    code = (
+        "import sys; from sensorium.cli.main import build_parser; build_parser('chat');"
+        "print([m for m in ('torch', 'numpy', 'sensorium.cli.demo') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run([sys.executable, "-m", "sensorium", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("sensorium: error: ")

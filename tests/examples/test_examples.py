@@ -1,0 +1,33 @@
+"""Every example runs as a user would start it, on the shipped model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (64, 32), "white").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"broken")
+    script = next(path for path in EXAMPLES if path.stem == "folder_batch")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("a.png: '")
+    assert second.startswith("b.png: image 0: ")
