@@ -44,7 +44,7 @@ def parse_media(
 def listed(modality: str, value: object, modalities: Collection[str]) -> list[object]:
     """The separate items of one modality; a list of frames, or one 4-D array, is one clip."""
     if modality not in modalities:
-        near = difflib.get_close_matches(modality, modalities, n=3, cutoff=0.4) or sorted(modalities)
+        near = difflib.get_close_matches(modality, modalities, n=3, cutoff=0.6) or sorted(modalities)
         raise InputError(f"unknown modality {modality!r}; this model takes {', '.join(near) or 'text only'}")
     if modality == "video":
         return _clips(value)

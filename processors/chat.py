@@ -154,8 +154,9 @@ def _cut_text(text: str, literals: tuple[str, ...], mark: str) -> str:
 def _render(template: str, context: dict[str, Any]) -> str:
     from jinja2 import TemplateError
 
+    compiled = _compiled(template)
     try:
-        return str(_compiled(template).render(**context))
+        return str(compiled.render(**context))
     except TemplateError as error:
         raise InputError(f"the chat template refuses the messages: {error}") from None
     except (TypeError, KeyError, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +91,7 @@ class StreamDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens)
+        self._decode: Callable[[Sequence[int]], str] = lambda ids: tokenizer.decode(ids, skip_special_tokens)
         self._ids: list[int] = []  # context, then what is not yet settled
         self._context = 0
         self._sent = 0  # characters of the decoded window that are out

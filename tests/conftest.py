@@ -12,11 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from hypothesis import settings
 from oracle import build_checkpoint, ensure_torchvision
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 ensure_torchvision()
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,129 @@
+"""Sizes to grids and frames: the published numbers, transformers on a walk, and what must hold for all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracle import build_processor, ensure_torchvision
+from sensorium.mm.errors import InputError
+from sensorium.mm.geometry import ResizePolicy, SamplingPolicy, patch_grid, sample_indices, smart_resize
+
+ensure_torchvision()
+QWEN2 = ResizePolicy(28, 56 * 56, 1_003_520)
+QWEN3 = ResizePolicy(32, 65_536, 16_777_216)
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "tokens"),
+    [
+        (QWEN2, (28, 28), 4),
+        (QWEN2, (224, 224), 64),
+        (QWEN2, (480, 640), 391),
+        (QWEN2, (1080, 1920), 1222),
+        (QWEN3, (28, 28), 64),
+        (QWEN3, (480, 640), 300),
+        (QWEN3, (1080, 1920), 2040),
+    ],
+)
+def test_published_token_counts(policy, size, tokens):
+    assert patch_grid(size, policy, merge=2).num_embeds == tokens
+
+
+def test_rounding_is_half_to_even():
+    loose = ResizePolicy(28, 1, 1 << 40)
+    assert smart_resize(42, 70, loose) == (56, 56)
+    assert smart_resize(98, 14, ResizePolicy(28, 784, 1 << 40)) == (84, 28)  # a side that rounds to 0 makes both grow
+
+
+@given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from([QWEN2, QWEN3, ResizePolicy(16, 1024, 65_536)]))
+def test_resize_equals_transformers_and_keeps_its_promise(height, width, policy):
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as published
+
+    if max(height, width) / min(height, width) > 200:
+        with pytest.raises(InputError, match="200:1"):
+            smart_resize(height, width, policy)
+        return
+    tall, wide = smart_resize(height, width, policy)
+    assert (tall, wide) == published(height, width, policy.factor, policy.min_pixels, policy.max_pixels)
+    assert tall % policy.factor == wide % policy.factor == 0
+    assert min(tall, wide) >= policy.factor
+    assert tall * wide >= policy.min_pixels
+    assert tall * wide <= policy.max_pixels or min(tall, wide) == policy.factor
+
+
+def test_empty_picture():
+    with pytest.raises(InputError, match="no pixels"):
+        smart_resize(0, 5, QWEN2)
+
+
+def test_clips_are_grouped_and_filled_up():
+    grid = patch_grid((56, 84), QWEN2, merge=2, frames=5, per_step=2, time_step=2.0)
+    assert (grid.t, grid.h, grid.w, grid.merge, grid.time_step) == (3, 4, 6, 2, 2.0)
+    assert grid.merged == (3, 2, 3)
+    assert grid.num_patches == 72
+
+
+@pytest.fixture(scope="module")
+def published():
+    return build_processor().video_processor
+
+
+@given(data=st.data(), total=st.integers(1, 400), source=st.sampled_from([1.0, 12.5, 23.976, 24.0, 25.0, 29.97, 30.0, 60.0]))
+def test_sampler_equals_transformers(published, data, total, source):
+    from transformers.video_utils import VideoMetadata
+
+    wanted = data.draw(st.one_of(st.none(), st.integers(1, 40)), "num_frames")
+    fps = None if wanted else data.draw(st.sampled_from([0.5, 1.0, 2.0, 3.3, 30.0]), "fps")
+    most = data.draw(st.sampled_from([6, 17, 768]), "max_frames")
+    policy = SamplingPolicy(fps=fps, num_frames=wanted, min_frames=4, max_frames=most, multiple=2)
+    metadata = VideoMetadata(total_num_frames=total, fps=source)
+    try:
+        expected = published.sample_frames(metadata, num_frames=wanted, fps=fps, max_frames=most)
+    except ZeroDivisionError:  # clips shorter than a patch of frames: used whole here
+        assert len(sample_indices(total, source, policy)) == min(2, total)
+        return
+    except ValueError:
+        with pytest.raises(InputError, match=f"the clip has {total}"):
+            sample_indices(total, source, policy)
+        return
+    got = sample_indices(total, source, policy)
+    assert got == expected.clamp(max=total - 1).tolist()[: len(got)]
+    assert len(got) % 2 == 0
+    assert len(got) >= len(expected) - 1
+
+
+def test_uniform_with_both_ends():
+    ends = SamplingPolicy(num_frames=8, spread="ends")
+    assert sample_indices(26, None, ends) == [0, 3, 7, 10, 14, 17, 21, 25]
+    assert sample_indices(26, None, SamplingPolicy(num_frames=-1, spread="ends")) == list(range(26))
+    assert sample_indices(26, None, SamplingPolicy(num_frames=8)) == [0, 3, 6, 9, 13, 16, 19, 22]
+    assert sample_indices(5, 0.0, SamplingPolicy(num_frames=-1, multiple=2)) == list(range(5))
+    assert sample_indices(5, None, SamplingPolicy()) == list(range(5))
+
+
+@pytest.mark.parametrize(
+    ("total", "source", "policy", "text"),
+    [
+        (26, 1.0, SamplingPolicy(num_frames=0), "num_frames is 0"),
+        (26, 1.0, SamplingPolicy(num_frames=-2), "num_frames is -2"),
+        (26, 1.0, SamplingPolicy(fps=1.0, num_frames=2), "exclude each other"),
+        (26, None, SamplingPolicy(fps=1.0), "rate is unknown"),
+        (26, 0.0, SamplingPolicy(fps=1.0), "rate is unknown"),
+        (26, 1.0, SamplingPolicy(fps=0.0), "fps is 0"),
+        (0, 1.0, SamplingPolicy(), "no frames"),
+        (3, 1.0, SamplingPolicy(num_frames=8, multiple=2), "8 frames are wanted but the clip has 3"),
+    ],
+)
+def test_sampler_refuses(total, source, policy, text):
+    with pytest.raises(InputError, match=text):
+        sample_indices(total, source, policy)
+
+
+@given(st.integers(1, 300), st.floats(0.1, 120), st.floats(0.1, 60), st.integers(1, 4), st.sampled_from(["stride", "ends"]))
+def test_samples_rise_and_stay_inside(total, source, fps, multiple, spread):
+    assume(total >= multiple)
+    got = sample_indices(total, source, SamplingPolicy(fps=fps, multiple=multiple, min_frames=4, max_frames=64, spread=spread))
+    assert got == sorted(set(got))
+    assert 0 <= got[0] <= got[-1] < total
+    assert len(got) % multiple == 0

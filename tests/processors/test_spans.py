@@ -1,0 +1,97 @@
+"""Slots become spans: found once, left to right, counted exactly."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sensorium.mm.errors import InputError
+from sensorium.processors.interface import Span
+from sensorium.processors.spans import expand
+
+IMAGE, VIDEO = 9, 8
+SLOTS = {"image": IMAGE, "video": VIDEO}
+
+
+def pads(count: int, token: int = IMAGE) -> Span:
+    return Span((token,) * count)
+
+
+def test_one_slot_and_one_written_out_are_the_same():
+    for prompt in ([1, 9, 2], [1, 9, 9, 9, 2]):
+        ids, ranges = expand(prompt, {"image": [pads(3)]}, SLOTS)
+        assert ids == (1, 9, 9, 9, 2)
+        assert [(r.offset, r.length, r.is_embed) for r in ranges["image"]] == [(1, 3, None)]
+
+
+def test_neighbouring_slots():
+    ids, ranges = expand([9, 9, 5], {"image": [pads(3), pads(2)]}, SLOTS)
+    assert ids == (9,) * 5 + (5,)
+    assert [(r.offset, r.end) for r in ranges["image"]] == [(0, 3), (3, 5)]
+
+
+def test_written_out_and_single_slots_mix():
+    ids, ranges = expand([9, 9, 4, 9, 4, 8, 8, 8], {"image": [pads(2), pads(3)], "video": [pads(3, VIDEO)]}, SLOTS)
+    assert ids == (9, 9, 4, 9, 9, 9, 4, 8, 8, 8)
+    assert [(r.offset, r.length) for r in ranges["image"]] == [(0, 2), (3, 3)]
+    assert [(r.offset, r.length) for r in ranges["video"]] == [(7, 3)]
+
+
+def test_a_span_with_its_own_text_around_the_embeddings():
+    mask = torch.tensor([False, True, True, False])
+    ids, ranges = expand([1, 9, 2], {"image": [Span((3, 9, 9, 4), mask)]}, SLOTS)
+    assert ids == (1, 3, 9, 9, 4, 2)
+    assert ranges["image"][0].num_embeds == 2
+    assert ranges["image"][0].is_embed is mask
+
+
+def test_content_of_one_item_follows_order():
+    ids, _ = expand([9, 9, 9], {"image": [Span((-1,)), Span((-2,)), Span((-3,))]}, SLOTS)
+    assert ids == (-1, -2, -3)
+
+
+def test_no_items_leave_the_prompt_as_it_is():
+    assert expand([1, 2, 3], {}, SLOTS) == ((1, 2, 3), {})
+    assert expand([], {"image": []}, SLOTS) == ((), {"image": []})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "items", "text"),
+    [
+        ([1, 9], {"image": [pads(2), pads(2)]}, r"image 1: the prompt has only 1 slot\(s\) for 2 item"),
+        ([9, 1, 9], {"image": [pads(2)]}, "image 1: the prompt has a slot for it but multi_modal_data holds 1"),
+        ([8], {"image": []}, "video 0"),
+        ([1], {"video": [pads(2, VIDEO)]}, "video 0: the prompt has only 0"),
+        ([9, 9, 9], {"image": [pads(2)]}, "image 1"),  # a run of a wrong length
+    ],
+)
+def test_counts_must_agree(prompt, items, text):
+    with pytest.raises(InputError, match=text):
+        expand(prompt, items, SLOTS)
+
+
+@given(st.lists(st.one_of(st.integers(10, 15), st.tuples(st.sampled_from(["image", "video"]), st.integers(2, 6))), max_size=12))
+def test_spans_land_where_their_slots_are(parts):
+    prompt, items = [], {"image": [], "video": []}
+    for part in parts:
+        if isinstance(part, int):
+            prompt.append(part)
+        else:
+            prompt += [7, SLOTS[part[0]], 7]
+            items[part[0]].append(pads(part[1], SLOTS[part[0]]))
+    ids, ranges = expand(prompt, items, SLOTS)
+    assert len(ids) == len(prompt) + sum(len(s.token_ids) - 1 for spans in items.values() for s in spans)
+    assert [i for i in ids if i not in SLOTS.values()] == [i for i in prompt if i not in SLOTS.values()]
+    for modality, spans in items.items():
+        assert [ids[r.offset : r.end] for r in ranges[modality]] == [s.token_ids for s in spans]
+    assert expand(ids, items, SLOTS) == (ids, ranges)  # its own output is a prompt that is already expanded
+
+
+def test_long_prompts_are_walked_once():
+    start = time.perf_counter()
+    expand([1] * 10_000, {}, SLOTS)
+    expand([9] * 5_000, {"image": [pads(4_999)] + [pads(1)] * 4_999}, SLOTS)
+    assert time.perf_counter() - start < 1.0

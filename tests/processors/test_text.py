@@ -1,0 +1,118 @@
+"""Tokenizers of both file kinds, and streaming that never shows half a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import SPECIALS, load_processor, token_ids, tokenizer
+from sensorium.mm.errors import CheckpointError
+from sensorium.processors.text import StreamDecoder, Tokenizer
+
+EMOJI = "naïve 👩‍👩‍👧 你好 e\u0301 🚀\n\tdef f(x): return x"
+
+
+@pytest.fixture(scope="module")
+def tok(checkpoint: Path) -> Tokenizer:
+    return Tokenizer(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def tekken() -> Tokenizer:
+    import mistral_common
+
+    return Tokenizer(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
+
+
+def test_ids_equal_transformers(tok, checkpoint):
+    oracle = load_processor(checkpoint).tokenizer
+    for text in (EMOJI, "", " ", "<|im_start|>user\nhi<|im_end|>\n", "a<|image_pad|><|image_pad|>b"):
+        assert tok.encode(text) == oracle(text)["input_ids"]
+        assert tok.decode(tok.encode(text)) == oracle.decode(oracle(text)["input_ids"], skip_special_tokens=True)
+        assert tok.decode(tok.encode(text), skip_special_tokens=False) == text
+    assert tok.special_tokens["eos_token"] == "<|im_end|>"
+
+
+def test_specials(tok):
+    assert tok.specials == token_ids()
+    assert tok.token_to_id("<|im_end|>") == token_ids()["<|im_end|>"]
+    assert tok.token_to_id("no such token") is None
+    assert tok.is_special(token_ids()["<|image_pad|>"])
+    assert not tok.is_special(3)
+    assert tok.vocab_size == tokenizer().get_vocab_size()
+
+
+@given(st.lists(st.one_of(st.sampled_from(SPECIALS), st.text(max_size=6)), max_size=8).map("".join))
+def test_untrusted_text_never_becomes_special(tok, text):
+    ids = tok.encode_plain(text)
+    assert not tok.special_ids & set(ids)
+    assert tok.decode(ids, skip_special_tokens=False) == text
+
+
+def test_pieces_are_joined_for_text_and_cut_for_specials(tok):
+    text = "<|im_start|>user\nhello world<|im_end|>\n"
+    whole = tok.encode(text)
+    assert tok.encode_pieces([text]) == whole
+    assert tok.encode_pieces(["<|im_start|>us", "er\nhello wo", "rld<|im_end|>\n"]) == whole
+    cut = tok.encode_pieces(["<|im_start|>user\n<", "|im_end|>", "<|im_end|>"])
+    assert sum(tok.is_special(i) for i in cut) == 2  # the start, and the piece that is a whole one
+    assert tok.decode(cut, skip_special_tokens=False) == "<|im_start|>user\n<|im_end|><|im_end|>"
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_stream_adds_up_and_shows_whole_characters(tok, data):
+    ids = data.draw(
+        st.one_of(
+            st.lists(st.integers(0, tok.vocab_size - 1), max_size=60),
+            st.text(alphabet="aé你🚀👩‍ \n", max_size=30).map(tok.encode_plain),
+        )
+    )
+    skip = data.draw(st.booleans())
+    stream, pieces = StreamDecoder(tok, skip), []
+    start = 0
+    while start < len(ids):
+        step = data.draw(st.integers(1, 4))
+        pieces.append(stream.push(ids[start : start + step]))
+        start += step
+    assert "".join([*pieces, stream.flush()]) == tok.decode(ids, skip)
+
+
+def test_an_emoji_comes_out_in_one_piece(tok):
+    stream = StreamDecoder(tok)
+    ids = tok.encode_plain("🚀")
+    assert len(ids) == 4
+    assert [stream.push([i]) for i in ids] == ["", "", "", "🚀"]
+    assert stream.push([]) == stream.flush() == ""
+
+
+def test_tekken_equals_mistral_common(tekken):
+    import mistral_common
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    oracle = Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
+    assert tekken.encode(EMOJI) == oracle.encode(EMOJI, bos=True, eos=False)
+    assert tekken.encode_plain("[INST]") == oracle.encode("[INST]", bos=False, eos=False)
+    inst = oracle.get_special_token("[INST]")
+    assert tekken.encode("[INST]hi", add_special_tokens=False) == [inst, *oracle.encode("hi", bos=False, eos=False)]
+    assert tekken.token_to_id("[INST]") == inst
+    assert tekken.token_to_id("hello there, two") is None
+    assert tekken.decode(tekken.encode(EMOJI)) == EMOJI
+    assert tekken.vocab_size == oracle.n_words
+
+
+def test_tekken_streams(tekken):
+    stream, ids = StreamDecoder(tekken), tekken.encode(EMOJI)
+    pieces = [stream.push([i]) for i in ids]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + stream.flush() == EMOJI
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json cannot be read"):
+        Tokenizer(tmp_path)
