@@ -60,7 +60,7 @@ def read_answers(folder: Path) -> dict[str, dict[str, str]]:
 
 def message(path: Path, prompt: str) -> list[dict[str, Any]]:
     kind = "video" if path.suffix in CLIPS else "image"
-    return [{"role": "user", "content": [{"type": kind, kind: str(path)}, {"type": "text", "text": prompt}]}]
+    return [{"role": "user", "content": [{"type": kind, kind: path}, {"type": "text", "text": prompt}]}]
 
 
 def table(wanted: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> str:
@@ -74,7 +74,7 @@ def table(wanted: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> st
 
 
 def answer_of(output: RequestOutput) -> str:
-    return output.outputs[0].text.strip() if output.outputs else output.error or ""
+    return output.error or output.outputs[0].text.strip()
 
 
 def flat(text: str) -> str:
@@ -98,13 +98,13 @@ def save_annotated(args: argparse.Namespace, wanted: dict[str, dict[str, str]], 
 
     from ..engine.doctor import embedding_grid
 
-    drawn = []
+    drawn: list[Image.Image] = []
     for name, output in zip(wanted, outputs, strict=True):
         path = args.media / name
         if path.suffix not in CLIPS:
-            with Image.open(path) as picture:
-                grid = embedding_grid(args.model, picture.size[::-1])
-                drawn.append(annotated(picture.convert("RGB"), grid, answer_of(output)))
+            with Image.open(path) as file:
+                grid = embedding_grid(args.model, (file.height, file.width))
+                drawn.append(annotated(file.convert("RGB"), grid, answer_of(output)))
     sheet = Image.new("RGB", (max(p.width for p in drawn), sum(p.height for p in drawn)), "white")
     top = 0
     for picture in drawn:

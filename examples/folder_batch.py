@@ -17,12 +17,12 @@ def main() -> None:
 
     paths = sorted(path for path in args.folder.iterdir() if path.suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"})
     chats = [
-        [{"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": args.question}]}]
+        [{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": args.question}]}]
         for path in paths
     ]
     answers = LLM(args.model).chat(chats, SamplingParams(temperature=0, max_tokens=64))
     for path, answer in zip(paths, answers, strict=True):  # a broken picture fails alone
-        print(f"{path.name}: {answer.error or answer.outputs[0].text!r}")
+        print(f"{path.name}: {answer.error or repr(answer.outputs[0].text)}")
 
 
 if __name__ == "__main__":

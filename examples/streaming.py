@@ -11,7 +11,7 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--image", default=str(ASSETS / "media" / "receipt2.png"))
+    parser.add_argument("--image", type=Path, default=ASSETS / "media" / "receipt2.png")
     args = parser.parse_args()
 
     llm = LLM(args.model)

@@ -11,7 +11,7 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--video", default=str(ASSETS / "media" / "clip.mp4"))
+    parser.add_argument("--video", type=Path, default=ASSETS / "media" / "clip.mp4")
     parser.add_argument("--fps", type=float, default=2.0, help="frames looked at per second")
     parser.add_argument("question", nargs="?", default="What happens in the clip?")
     args = parser.parse_args()

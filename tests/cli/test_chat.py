@@ -25,7 +25,7 @@ def test_answer_is_generate_s(checkpoint: Path, picture: Path, capsys: pytest.Ca
 
     assert chat(checkpoint, "--image", str(picture), "--image", str(picture), "What is it?") == 0
     shown = capsys.readouterr().out
-    parts = [{"type": "image", "image": str(picture)}] * 2
+    parts = [{"type": "image", "image": picture}] * 2
     content = [*parts, {"type": "text", "text": "What is it?"}]
     llm = LLM(str(checkpoint), device="cpu")
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
