@@ -48,13 +48,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_answers(folder: Path) -> dict[str, dict[str, str]]:
-    """File name -> "prompt" and expected "answer", from answers.json. ConfigError without it."""
+    """File name -> "prompt" and expected "answer", from answers.json. ConfigError without it, or without a picture in it."""
     from ..mm.errors import ConfigError
 
     path = folder / "answers.json"
     if not path.is_file():
         raise ConfigError(f"{path} is not there; --media is a folder with pictures, clips and their answers.json")
     found: dict[str, dict[str, str]] = json.loads(path.read_text("utf-8"))
+    if all(Path(name).suffix in CLIPS for name in found):
+        raise ConfigError(f"{path} names no picture to draw on; add one")
     return found
 
 
