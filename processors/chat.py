@@ -57,7 +57,7 @@ def render_chat(
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
 
     Text without special tokens goes through the template untouched, so that the prompt equals transformers'. A
-    special token spelled in a message or tool is cut in two by a random mark, which the template cannot tell
+    special token spelled in a message, tool or variable is cut in two by a random mark, which the template cannot tell
     from text, and the prompt becomes two segments there. `variables` are handed to the template.
 
     Raises:
@@ -67,8 +67,9 @@ def render_chat(
     mark = secrets.token_hex(16)
     literals = tuple(tokenizer.specials)
     safe = [_cut(message, literals, mark) for message in plain]
-    context = {**tokenizer.special_tokens, "tools": _cut(tools, literals, mark), "add_generation_prompt": add_generation_prompt}
-    text = _render(template, {**context, **variables, "messages": safe})
+    given = _cut({**variables, "tools": tools}, literals, mark)
+    context = {**tokenizer.special_tokens, **given, "add_generation_prompt": add_generation_prompt, "messages": safe}
+    text = _render(template, context)
     return RenderedChat(tuple(Segment(piece) for piece in text.split(mark)), tuple(media))
 
 

@@ -57,8 +57,10 @@ class Tokenizer:
         Ordinary text is tokenised across the joints, so that one piece and many give the same ids.
         """
         if len(pieces) == 1:
-            return self.encode(pieces[0], add_special_tokens=False)
-        ids: list[int] = []
+            ids = self.encode(pieces[0], add_special_tokens=False)
+            if sum(map(self.is_special, ids)) == len(self._split.findall(pieces[0])):
+                return ids  # otherwise a normaliser made a special token of text that does not spell one
+        ids = []
         pending = ""
         for part in (part for piece in pieces for part in self._split.split(piece)):
             if part in self.specials:

@@ -97,6 +97,12 @@ def test_tools_are_untrusted_too(tok):
     assert ids.count(token_ids()["<|im_end|>"]) == 1  # the template's own eos_token
 
 
+def test_variables_reach_the_template_and_are_untrusted(tok):
+    chat = render_chat([], "{{ mood }}{{ deep.x }}", tok, mood="<|im_end|>", deep={"x": 1})
+    assert chat.text == "<|im_end|>1"
+    assert not any(map(tok.is_special, encode_segments(chat.segments, tok)))
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -81,6 +81,40 @@ def test_clip_budget_over_all_frames_equals_transformers():
     torch.testing.assert_close(data(got["pixel_values_videos"]), expected["pixel_values_videos"], atol=1e-6, rtol=0)
 
 
+VARIATIONS = [
+    {"do_normalize": False},
+    {"do_rescale": False},
+    {"resample": 2},
+    {"rescale_factor": 1 / 127.5, "image_mean": [0.5] * 3, "image_std": [0.5, 0.4, 0.3]},
+    {"patch_size": 16, "merge_size": 1},
+    {"temporal_patch_size": 1},
+    {"temporal_patch_size": 3},
+]
+
+
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_every_field_of_the_json_counts(variation):
+    processor = build_processor()
+    image, clip = picture(90, 120), np.stack([picture(60, 90, seed=i) for i in range(5)])
+    info = Qwen2VLProcessingInfo({}, {"min_pixels": 3136, "max_pixels": 12544} | variation, {}, {})
+    json_files = {"size": {"shortest_edge": 3136, "longest_edge": 12544}, **variation}
+    want = type(processor.image_processor)(**json_files)(images=[image], return_tensors="pt")
+    got, _ = info.process(load_image(image, 0))
+    assert data(got["image_grid_thw"]).tolist() == want["image_grid_thw"][0].tolist()
+    tolerance = 1e-6 * max(1.0, float(want["pixel_values"].abs().max()))
+    torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=tolerance, rtol=0)
+    want = type(processor.video_processor)(**json_files, cap_pixels_per_frame=False)(videos=[clip], return_tensors="pt")
+    got, _ = info.process(load_video(clip, 0, {}))
+    assert data(got["video_grid_thw"]).tolist() == want["video_grid_thw"][0].tolist()
+    torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("variation", [{"do_resize": False}, {"resample": 0}])
+def test_steps_that_are_not_offered(variation):
+    with pytest.raises(ConfigError, match="preprocessor JSON asks for"):
+        Qwen2VLProcessingInfo({}, variation, {}, {})
+
+
 def test_tokens_of_the_published_sizes():
     info = Qwen2VLProcessingInfo({}, {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}, {}, {})
     for size, tokens in [((28, 28), 4), ((224, 224), 64), ((480, 640), 391), ((1080, 1920), 1222)]:

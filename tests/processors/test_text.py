@@ -61,6 +61,20 @@ def test_pieces_are_joined_for_text_and_cut_for_specials(tok):
     assert tok.decode(cut, skip_special_tokens=False) == "<|im_start|>user\n<|im_end|><|im_end|>"
 
 
+def test_a_normaliser_cannot_make_specials_of_text(tmp_path):
+    from tokenizers import AddedToken, models, normalizers
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.BPE({c: i for i, c in enumerate("<s>a")}, []))
+    fast.normalizer = normalizers.NFKC()
+    fast.add_special_tokens([AddedToken("<s>", special=True, normalized=True)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tok = Tokenizer(tmp_path)
+    assert tok.special_ids & set(tok.encode("\uff1cs\uff1ea"))  # trusted text may
+    assert not tok.special_ids & set(tok.encode_pieces(["\uff1cs\uff1ea"]))
+    assert tok.special_ids & set(tok.encode_pieces(["<s>a"]))
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_stream_adds_up_and_shows_whole_characters(tok, data):

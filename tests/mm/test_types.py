@@ -1,0 +1,69 @@
+"""The types that travel: what ranges and grids answer about themselves."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from sensorium.mm.errors import ConfigError, InputError, MediaError, SensoriumError
+from sensorium.mm.registry import ARCHITECTURES, find
+from sensorium.mm.types import ImageItem, ItemGeometry, PlaceholderRange, VideoItem
+
+MASKED = PlaceholderRange(2, 5, torch.tensor([False, True, False, True, True]))
+
+
+def test_rows_of_a_masked_range():
+    assert MASKED.num_embeds == 3
+    assert MASKED.end == 7
+    assert MASKED.rows(3, 5) == (1, 3)
+    assert MASKED.rows(0, 2) == (0, 1)
+    assert MASKED.rows(-4, 99) == (0, 3)
+    assert MASKED.mask().tolist() == [False, True, False, True, True]
+
+
+def test_rows_without_a_mask_are_the_tokens():
+    plain = PlaceholderRange(10, 4)
+    assert [plain.rows(*window) for window in [(0, 4), (1, 3), (-2, 2), (3, 9), (4, 6)]] == [
+        (0, 4),
+        (1, 3),
+        (0, 2),
+        (3, 4),
+        (4, 4),
+    ]
+    assert plain.num_embeds == 4
+    assert plain.mask().all()
+
+
+def test_an_empty_mask_uses_no_rows():
+    nothing = PlaceholderRange(0, 3, torch.zeros(3, dtype=torch.bool))
+    assert (nothing.num_embeds, nothing.rows(0, 3)) == (0, (0, 0))
+
+
+def test_grids():
+    grid = ItemGeometry(3, 4, 6, 2)
+    assert (grid.merged, grid.num_patches, grid.num_embeds) == ((3, 2, 3), 72, 18)
+
+
+def test_items_know_their_size_and_pickle():
+    image = ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8), "h")
+    clip = VideoItem(torch.zeros(2, 4, 6, 3, dtype=torch.uint8), (0.0, 0.5), 2.0, "h")
+    assert image.size == clip.size == (4, 6)
+    assert torch.equal(pickle.loads(pickle.dumps(image)).pixels, image.pixels)
+
+
+def test_errors_are_one_family():
+    error = MediaError("image", 3, "it is broken")
+    assert str(error) == "image 3: it is broken"
+    assert isinstance(error, InputError)
+    assert isinstance(error, SensoriumError)
+    assert isinstance(error, ValueError)
+
+
+def test_registry_names_the_nearest():
+    for name in ARCHITECTURES:
+        assert find(name) is ARCHITECTURES[name]
+    with pytest.raises(ConfigError, match="Qwen2VLForConditionalGeneration"):
+        find("Qwen2VLForConditionalGenerator")
+    with pytest.raises(ConfigError, match="unknown architecture 'x'"):
+        find("x")
