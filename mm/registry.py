@@ -1,4 +1,4 @@
-"""The one registry table: architecture name -> where its model and its ProcessingInfo live. Strings only; the engine resolves them."""
+"""The one registry table: architecture name -> where its model and ProcessingInfo live. Strings only; the engine resolves them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Architecture:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen2VL", "processors.qwen2_vl:Qwen2VLProcessingInfo"),
-    "Qwen2_5_VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"),
+    "Qwen2_5_VLForConditionalGeneration": Architecture(
+        "models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"
+    ),
 }
 
 
