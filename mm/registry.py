@@ -1,4 +1,4 @@
-"""The one registry table: architecture name -> where its model and ProcessingInfo live. Strings only; the engine resolves them."""
+"""The one registry table: architecture name -> its model and ProcessingInfo. Strings only; the engine resolves them."""
 
 from __future__ import annotations
 
