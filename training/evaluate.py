@@ -100,7 +100,11 @@ class Transformers:
     """Greedy decoding by transformers' own class, one sample at a time, position ids given."""
 
     def __init__(self, model_dir: Path) -> None:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+        from oracle import ensure_torchvision
         from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
+
+        ensure_torchvision()
         from transformers import Qwen2_5_VLForConditionalGeneration
 
         def read(name: str) -> Any:
