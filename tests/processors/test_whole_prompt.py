@@ -1,0 +1,65 @@
+"""From messages to expanded ids: equal to the published processor's, slot by slot, for pictures and clips interleaved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle import CHAT_TEMPLATE, load_processor
+from sensorium.mm.parse import parse_media
+from sensorium.processors.chat import encode_segments, render_chat
+from sensorium.processors.files import find_template, read_json, read_preprocessors
+from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
+from sensorium.processors.spans import expand
+from sensorium.processors.text import Tokenizer
+
+RNG = np.random.default_rng(0)
+PICTURES = [RNG.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((60, 90), (112, 56), (200, 30))]
+CLIPS = [RNG.integers(0, 256, (n, 60, 90, 3), dtype=np.uint8) for n in (2, 5)]
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+CONTENTS = {
+    "text only": [text("Hello, who are you?")],
+    "one picture": [PICTURES[0], text("What is it?")],
+    "several pictures": [PICTURES[0], PICTURES[1], text("Compare."), PICTURES[2]],
+    "a clip": [text("Before. "), CLIPS[1], text("What moves?")],
+    "interleaved": [CLIPS[0], PICTURES[1], text("and"), CLIPS[1], PICTURES[2]],
+}
+
+
+def part(value: object) -> dict:
+    if isinstance(value, dict):
+        return value
+    kind = "image" if np.ndim(value) == 3 else "video"
+    return {"type": kind, kind: value}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_ids_equal_the_published_processor(checkpoint: Path, name: str):
+    parts = [part(value) for value in CONTENTS[name]]
+    oracle = load_processor(checkpoint)
+    bare = [{"type": p["type"]} if p["type"] != "text" else p for p in parts]
+    rendered = oracle.apply_chat_template([{"role": "user", "content": bare}], add_generation_prompt=True, tokenize=False)
+    want = oracle(
+        text=[rendered],
+        images=[p["image"] for p in parts if p["type"] == "image"] or None,
+        videos=[p["video"] for p in parts if p["type"] == "video"] or None,
+    )["input_ids"][0]
+
+    tokenizer, template = Tokenizer(checkpoint), find_template(checkpoint)
+    assert template == CHAT_TEMPLATE
+    info = Qwen25VLProcessingInfo(read_json(checkpoint / "config.json"), *read_preprocessors(checkpoint), {})
+    chat = render_chat([{"role": "user", "content": parts}], template, tokenizer)
+    assert chat.text == rendered
+    items = parse_media(chat.multi_modal_data, {}, info.modalities, info.sampling())
+    spans = {kind: [info.span(kind, info.process(item)[1]) for item in values] for kind, values in items.items()}
+    for ids in (encode_segments(chat.segments, tokenizer), want):  # with slots, and already expanded
+        got, ranges = expand(ids, spans, info.slot_ids)
+        assert list(got) == list(want)
+        for kind, placed in ranges.items():
+            assert all(got[i] == info.slot_ids[kind] for r in placed for i in range(r.offset, r.end))
