@@ -51,3 +51,9 @@ def test_shipped_media_are_as_described() -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
     clip = load_video(str(folder / "clip.mp4"), 0, {"fps": 2.0})
     assert tuple(clip.frames.shape) == (8, 64, 64, 3)
+
+
+def test_a_folder_without_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "answers.json").write_text(json.dumps({"a.mp4": {"prompt": "p", "answer": "a"}}))
+    assert main(["demo", "--media", str(tmp_path)]) == 2
+    assert "no picture" in capsys.readouterr().err
