@@ -75,7 +75,7 @@ class Driver:
             for waiting in pending:
                 waiting.prepared.cancel()
             for assembly in live.values():
-                self._abort(assembly)
+                self._free(assembly)
             if not self._owners:
                 self.core.step()  # nothing is left to compute: the worker only frees
 
@@ -94,7 +94,7 @@ class Driver:
                 self.core.add(request)
                 self._owners[request.request_id] = assembly
         except Exception as error:
-            self._abort(assembly)
+            self._free(assembly)
             assembly.fail(describe(error))
         return assembly
 
@@ -115,11 +115,10 @@ class Driver:
             if output.request_id not in assembly.open:
                 del self._owners[output.request_id]
 
-    def _abort(self, assembly: Assembly) -> None:
+    def _free(self, assembly: Assembly) -> None:
         for name in assembly.open:
             self.core.abort(name)
             self._owners.pop(name, None)
-        assembly.end("abort")
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:

@@ -113,11 +113,8 @@ class Assembly:
     def fail(self, error: str) -> None:
         """Nothing more will come."""
         self.error, self.changed = error, True
-        self.end("error")
-
-    def end(self, reason: str) -> None:
         for answer in self.answers.values():
-            answer.finish_reason = answer.finish_reason or reason
+            answer.finish_reason = answer.finish_reason or "error"
         self.open.clear()
 
     def output(self) -> RequestOutput:

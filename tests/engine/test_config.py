@@ -1,0 +1,112 @@
+"""Options and checkpoint files that contradict themselves are one-line errors; the memory plan is a closed form."""
+
+import json
+
+import pytest
+import torch
+from sensorium.engine.config import (
+    EngineConfig,
+    load_model_files,
+    make_config,
+    num_cache_blocks,
+    resolve_max_model_len,
+)
+from sensorium.mm.errors import CheckpointError, ConfigError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_length": 5}, "did you mean max_model_len"),
+        ({"dtype": "int8"}, "dtype='int8' must be one of auto, float32"),
+        ({"generation_config": "vllm"}, "must be one of auto, none"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0 must be an integer, 1 or above"),
+        ({"max_model_len": 2.5}, "max_model_len=2.5"),
+        ({"limit_mm_per_prompt": {"image": -1}}, "limit_mm_per_prompt"),
+        ({"gpu_memory_fraction": 0.0}, "gpu_memory_fraction"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")) as caught:
+        make_config("m", options)
+    assert "\n" not in str(caught.value)
+
+
+def test_none_means_the_default():
+    assert make_config("m", {"mm_processor_kwargs": None, "max_model_len": None}) == EngineConfig("m")
+
+
+def test_devices():
+    assert EngineConfig("m", device="cpu").torch_device == CPU
+    with pytest.raises(ConfigError, match="device='tpu'"):
+        EngineConfig("m", device="tpu").torch_device  # noqa: B018
+    if not torch.cuda.is_available():
+        assert EngineConfig("m").torch_device == CPU
+        with pytest.raises(ConfigError, match="no GPU"):
+            EngineConfig("m", device="cuda").torch_device  # noqa: B018
+
+
+def write(folder, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def test_files_are_read_once_and_missing_ones_are_empty(tmp_path):
+    files = load_model_files(write(tmp_path, config={"architectures": ["A"], "eos_token_id": 5, "torch_dtype": "bfloat16"}))
+    assert (files.architecture, files.eos_token_ids, files.generation_config) == ("A", (5,), {})
+    assert files.dtype("auto") == torch.bfloat16
+    assert files.dtype("float32") == torch.float32
+    write(tmp_path, generation_config={"eos_token_id": [7, 8]})
+    assert load_model_files(tmp_path).eos_token_ids == (7, 8)
+
+
+def test_nested_processor_config(tmp_path):
+    nested = {"image_processor": {"patch_size": 14}, "video_processor": {"patch_size": 16}}
+    files = load_model_files(write(tmp_path, config={"model_type": "x"}, processor_config=nested))
+    assert (files.preprocessor, files.video_preprocessor) == ({"patch_size": 14}, {"patch_size": 16})
+
+
+def test_the_fingerprint_follows_config_and_weights(tmp_path):
+    one = load_model_files(write(tmp_path, config={"a": 1})).fingerprint
+    assert load_model_files(tmp_path).fingerprint == one
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    two = load_model_files(tmp_path).fingerprint
+    assert len({one, two, load_model_files(write(tmp_path, config={"a": 2})).fingerprint}) == 3
+
+
+@pytest.mark.parametrize("name", ["config", "preprocessor_config", "processor_config", "tokenizer_config"])
+def test_remote_code_is_refused_by_name(tmp_path, name):
+    write(tmp_path, config={"architectures": ["A"]})
+    write(tmp_path, **{name: {"x": {"auto_map": {"AutoModel": "modeling.Model"}}}})
+    with pytest.raises(ConfigError, match=rf"{name}.json asks for remote code \(auto_map\)"):
+        load_model_files(tmp_path)
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        load_model_files(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no config.json"):
+        load_model_files(tmp_path)
+    with pytest.raises(CheckpointError, match="not valid JSON"):
+        load_model_files(write(tmp_path, config="{"))
+    with pytest.raises(ConfigError, match="names no architecture"):
+        load_model_files(write(tmp_path, config={"x": 1})).architecture  # noqa: B018
+
+
+def test_context_length():
+    assert resolve_max_model_len(None, 100) == 100
+    assert resolve_max_model_len(50, 100) == 50
+    with pytest.raises(ConfigError, match="max_model_len=101 is above the model's max_position_embeddings=100"):
+        resolve_max_model_len(101, 100)
+
+
+def test_cache_blocks():
+    config = EngineConfig("m", max_num_seqs=3, block_size=16)
+    assert num_cache_blocks(config, 1000, 100, CPU) == 3 * 7
+    small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=9500)
+    assert num_cache_blocks(small, 1000, 100, CPU) == 9
+    with pytest.raises(ConfigError, match="lower max_model_len or raise kv_cache_memory_bytes"):
+        num_cache_blocks(small, 1000, 160, CPU)
