@@ -18,13 +18,16 @@ from .sampler import mix
 from .sampling_params import SamplingParams
 from .types import EngineRequest, RequestOutput
 
+_MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
+
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt: how to prepare it (in a worker thread), and what to ask of the answer."""
+    """One prompt: how to prepare it (in a worker thread if it has media), and what to ask of the answer."""
 
     prepare: Callable[[Once], Prepared]
     params: SamplingParams
+    has_media: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Driver:
         self.core, self._tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self._pool = ThreadPoolExecutor(workers, "sensorium-media", initializer=torch.set_num_threads, initargs=(1,))
         self._window = 2 * core.scheduler.max_num_seqs  # prompts prepared or running at once
+        self._ahead = 4 * workers  # prompts with media being prepared
         self._owners: dict[str, Assembly] = {}
         self._count = 0
 
@@ -58,7 +62,7 @@ class Driver:
         live: dict[int, Assembly] = {}
         try:
             while coming or pending or live:
-                while coming and len(pending) + len(live) < self._window:
+                while coming and self._room(pending, live):
                     pending.append(self._submit(*coming.popleft(), once))
                 while pending and (not live or pending[0].prepared.done()):
                     first = pending.popleft()
@@ -81,7 +85,15 @@ class Driver:
 
     def _submit(self, index: int, job: Job, once: Once) -> _Pending:
         self._count += 1
-        return _Pending(index, self._count - 1, job, self._pool.submit(job.prepare, once))
+        prepared = self._pool.submit(job.prepare, once) if job.has_media else _done(job.prepare, once)
+        return _Pending(index, self._count - 1, job, prepared)
+
+    def _room(self, pending: deque[_Pending], live: dict[int, Assembly]) -> bool:
+        """Whether another prompt may be prepared: bounded in number, in media under way, and in bytes held."""
+        if sum(waiting.job.has_media for waiting in pending) >= self._ahead:
+            return False
+        held = sum(assembly.media_bytes for assembly in live.values())
+        return len(pending) + len(live) < self._window and (held < _MEDIA_BYTES or (not pending and not live))
 
     def _start(self, pending: _Pending) -> Assembly:
         """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
@@ -90,6 +102,7 @@ class Driver:
             prepared = pending.prepared.result()
             assembly.prompt, assembly.prompt_token_ids = prepared.prompt, prepared.token_ids
             assembly.timings.update(prepared.timings)
+            assembly.media_bytes = prepared.num_bytes
             for request in self._requests(pending, prepared, tuple(assembly.answers)):
                 self.core.add(request)
                 self._owners[request.request_id] = assembly
@@ -119,6 +132,16 @@ class Driver:
         for name in assembly.open:
             self.core.abort(name)
             self._owners.pop(name, None)
+
+
+def _done(prepare: Callable[[Once], Prepared], once: Once) -> Future[Prepared]:
+    """Prepared here and now."""
+    future: Future[Prepared] = Future()
+    try:
+        future.set_result(prepare(once))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from ..mm.errors import InputError
 from ..mm.hashing import digest
 from ..mm.parse import parse_media
@@ -33,28 +35,46 @@ class Prepared:
     features: tuple[MultiModalFeature, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the processed items."""
+        return sum(num_bytes(feature.kwargs) for feature in self.features)
+
 
 class Once:
-    """Results by key, each made once even when several threads ask; the newest `size` are kept."""
+    """Results by key, each made once even when several threads ask; the newest `limit` bytes are kept for later askers."""
 
-    def __init__(self, size: int = 32) -> None:
-        self._size, self._lock = size, threading.Lock()
-        self._results: OrderedDict[str, Future[Processed]] = OrderedDict()
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self._limit, self._lock = limit, threading.Lock()
+        self._making: dict[str, Future[Processed]] = {}
+        self._kept: OrderedDict[str, Processed] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], Processed]) -> Processed:
         with self._lock:
-            future = self._results.get(key)
-            mine = future is None
-            if future is None:
-                future = self._results[key] = Future()
-                while len(self._results) > self._size:
-                    self._results.popitem(last=False)
+            if key in self._kept:
+                return self._kept[key]
+            mine = key not in self._making
+            future = self._making.setdefault(key, Future())
         if mine:
-            try:
-                future.set_result(make())
-            except Exception as error:
-                future.set_exception(error)
+            self._make(key, make, future)
         return future.result()
+
+    def _make(self, key: str, make: Callable[[], Processed], future: Future[Processed]) -> None:
+        try:
+            future.set_result(make())
+        except Exception as error:
+            future.set_exception(error)
+        with self._lock:
+            del self._making[key]
+            if future.exception() is None:
+                self._kept[key] = future.result()
+            while sum(num_bytes(kwargs) for kwargs, _ in self._kept.values()) > self._limit:
+                self._kept.popitem(last=False)
+
+
+def num_bytes(kwargs: MultiModalKwargsItem) -> int:
+    """Bytes of an item's tensors."""
+    return sum(elem.data.nbytes for elem in kwargs.values() if isinstance(elem.data, Tensor))
 
 
 class InputProcessor:

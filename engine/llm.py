@@ -27,16 +27,38 @@ class LLM:
 
     Args:
         model: folder of a checkpoint as the Hub ships it.
-        options: see `engine.config.EngineConfig`: dtype, device, max_model_len, max_num_seqs, limit_mm_per_prompt,
-            mm_processor_kwargs, seed, generation_config, and what sizes the engine.
+        options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
+            gpu_memory_fraction, media_workers. All options are explained at `engine.config.EngineConfig`.
 
     Raises:
         ConfigError: an unknown or contradictory option, an unknown architecture, a checkpoint that asks for remote code.
         CheckpointError: missing, surplus or unreadable weights or tokenizer files.
     """
 
-    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
-        self.config = make_config(model, options)
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        limit_mm_per_prompt: Mapping[str, int] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        generation_config: str = "auto",
+        **options: Any,
+    ) -> None:
+        named = {
+            "dtype": dtype,
+            "device": device,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "limit_mm_per_prompt": limit_mm_per_prompt,
+            "mm_processor_kwargs": mm_processor_kwargs,
+            "seed": seed,
+            "generation_config": generation_config,
+        }
+        self.config = make_config(model, named | options)
         files = load_model_files(self.config.model)
         row = find(files.architecture)
         info = load_processing(row, files, self.config.mm_processor_kwargs)
@@ -70,7 +92,7 @@ class LLM:
         """
         listed = _listed(prompts)
         jobs = [
-            Job(partial(self._inputs.prepare, prompt), params)
+            Job(partial(self._inputs.prepare, prompt), params, has_media=_prompt_has_media(prompt))
             for prompt, params in zip(listed, self._params(sampling_params, len(listed)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
@@ -143,6 +165,10 @@ def _listed(prompts: object) -> Sequence[object]:
     if not isinstance(prompts, list | tuple):
         raise InputError(f"prompts is a string, a mapping or a list of them, not a {type(prompts).__name__}")
     return prompts
+
+
+def _prompt_has_media(prompt: object) -> bool:
+    return isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:

@@ -89,6 +89,7 @@ class Assembly:
         self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self.error: str | None = None
         self.timings: dict[str, float] = {}
+        self.media_bytes = 0  # held for this prompt
         self.changed = False
 
     @property

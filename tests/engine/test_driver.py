@@ -12,7 +12,7 @@ from sensorium.engine.input import InputProcessor, Once, read_prompt
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.fields import BatchedField, FieldElem
-from sensorium.mm.types import ItemGeometry
+from sensorium.mm.types import ImageItem, ItemGeometry
 from sensorium.processors.interface import Span
 
 
@@ -161,10 +161,28 @@ def test_concurrent_askers_wait_for_the_one_that_makes(world):
     for thread in threads:
         thread.join()
     assert made == [1]
-    small = Once(size=1)
-    for key in "aba":
-        small.get(key, lambda: made.append(2) or ({}, ItemGeometry(1, 1, 1)))
-    assert made == [1, 2, 2, 2], "only the newest results are kept"
+    info, item = Info(), ImageItem(torch.ones(1, 4, 3, dtype=torch.uint8), "hash")
+    none, some = Once(limit=0), Once(limit=16)  # an item weighs two int64
+    for once, expected in ((none, 3), (some, 3)):
+        info.processed.clear()
+        for key in "aba":
+            once.get(key, partial(info.process, item))
+        assert len(info.processed) == expected
+    some.get("a", partial(info.process, item))
+    assert len(info.processed) == 3, "the newest result is kept"
+
+
+def test_a_failure_is_not_kept():
+    once, tries = Once(), []
+
+    def fail():
+        tries.append(1)
+        raise MediaError("image", 0, "broken")
+
+    for _ in range(2):
+        with pytest.raises(MediaError):
+            once.get("key", fail)
+    assert len(tries) == 2
 
 
 def test_seeds_decide_whatever_else_runs(world, toy):
