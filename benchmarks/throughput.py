@@ -1,0 +1,171 @@
+"""Ours against transformers' generate on the same requests: `python -m benchmarks.throughput --write`.
+
+Each engine runs in processes of its own, in turn (A B A B), greedy, EOS ignored, bfloat16, two threads. A process times three
+rounds of fresh requests; its best counts. The table gives the best of all and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "out" / "bench-118m"
+RESULT = ROOT / "benchmarks" / "README.md"
+WORKLOADS = {  # requests, picture (width, height), answer tokens, wanted ratio
+    "8 pictures 448x448, 32 tokens": (8, (448, 448), 32, 1.3),
+    "16 texts, 128 tokens": (16, None, 128, 2.0),
+}
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def requests(name: str, round_: int) -> list[tuple[str, Any]]:
+    """`(prompt, picture or None)`: the same for every engine, new in every round."""
+    import numpy as np
+    from PIL import Image
+
+    count, size, *_ = WORKLOADS[name]
+    rng = np.random.default_rng(round_)
+    found = []
+    for i in range(count):
+        text = f"import the module, question {round_} {i}: " + "describe what it returns and why. " * (1 if size else 12)
+        picture = None
+        if size:
+            coarse = rng.integers(0, 255, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
+            picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+        found.append((f"<|im_start|>user\n{SLOT if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", picture))
+    return found
+
+
+def ours(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
+    from sensorium import LLM, SamplingParams
+
+    llm = LLM(MODEL, dtype="bfloat16", max_model_len=4096, max_num_seqs=32)
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+    def run(asked: list[tuple[str, Any]]) -> int:
+        prompts = [{"prompt": text, "multi_modal_data": {"image": image} if image else {}} for text, image in asked]
+        return sum(len(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False))
+
+    return run
+
+
+def transformers(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from oracle import ensure_torchvision
+
+    ensure_torchvision()
+    import torch
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MODEL, dtype=torch.bfloat16).eval()
+    processor = AutoProcessor.from_pretrained(MODEL)
+    processor.tokenizer.padding_side = "left"
+
+    def run(asked: list[tuple[str, Any]]) -> int:
+        images = [[image] for _, image in asked if image is not None] or None
+        inputs = processor(text=[text for text, _ in asked], images=images, return_tensors="pt", padding=True)
+        with torch.inference_mode():
+            out = model.generate(**inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        return int(out[:, inputs["input_ids"].shape[1] :].numel())
+
+    return run
+
+
+ENGINES = {"sensorium": ours, "transformers": transformers}
+
+
+def measure(engine: str, workload: str, rounds: int) -> dict[str, float]:
+    """In a process of its own: seconds of the best round, tokens it made, peak memory in MB."""
+    import torch
+
+    torch.set_num_threads(2)
+    run = ENGINES[engine](WORKLOADS[workload][2])
+    times, made = [], 0
+    for round_ in range(rounds):
+        asked = requests(workload, round_)
+        start = time.perf_counter()
+        made = run(asked)
+        times.append(time.perf_counter() - start)
+    return {"seconds": min(times), "tokens": made, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def compare(workload: str, processes: int, rounds: int) -> str:
+    """One row of the table."""
+    best: dict[str, dict[str, float]] = {}
+    for _ in range(processes):
+        for engine in ENGINES:
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "benchmarks.throughput",
+                "--one",
+                engine,
+                workload,
+                "--rounds",
+                str(rounds),
+            ]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            print(f"{workload}: {engine} {found['seconds']:.2f} s, peak {found['rss']:.0f} MB", flush=True)
+            if engine not in best or found["seconds"] < best[engine]["seconds"]:
+                best[engine] = found
+    mine, theirs = best["sensorium"], best["transformers"]
+    rates = [found["tokens"] / found["seconds"] for found in (mine, theirs)]
+    return (
+        f"| {workload} | {rates[0]:.0f} | {rates[1]:.0f} | {rates[0] / rates[1]:.2f}x | {WORKLOADS[workload][3]}x "
+        f"| {mine['rss']:.0f} | {theirs['rss']:.0f} |"
+    )
+
+
+def machine() -> str:
+    """CPU, threads and versions of this run."""
+    from importlib.metadata import version
+
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
+    )
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return f"{cpu}, 2 threads, Python {platform.python_version()}, {packages}, {time.strftime('%Y-%m-%d')}"
+
+
+def put(section: str, text: str) -> None:
+    """Replace one section of the results file."""
+    old = RESULT.read_text() if RESULT.exists() else "# Measured\n"
+    head, _, rest = old.partition(f"\n## {section}\n")
+    after = rest.partition("\n## ")
+    RESULT.write_text(f"{head}\n## {section}\n\n{text}\n" + (f"\n## {after[2]}" if after[1] else ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=2, help="processes of each engine and workload")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds in each process")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(*args.one, args.rounds)))
+        return
+    if not (MODEL / "config.json").exists():
+        subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks.make_model", str(MODEL)], cwd=ROOT, check=True)
+    head = ["| workload | sensorium tokens/s | transformers tokens/s | ratio | wanted | peak MB | transformers peak MB |"]
+    rows = [compare(name, args.processes, args.rounds) for name in WORKLOADS]
+    table = "\n".join([machine(), "", *head, "|---|---|---|---|---|---|---|", *rows])
+    print(table)
+    if args.write:
+        put("Throughput against transformers' generate", table)
+
+
+if __name__ == "__main__":
+    main()
