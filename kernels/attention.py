@@ -86,6 +86,6 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     n, length, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
     mask = None if n == length else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
-    batch = [t.transpose(0, 1)[None] for t in (q, k, v)]  # [1, heads, rows, dim]
-    done = F.scaled_dot_product_attention(*batch, attn_mask=mask, is_causal=mask is None, scale=scale)
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
+    done = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
     return done[0].transpose(0, 1)

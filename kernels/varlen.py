@@ -31,8 +31,9 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, count, length in _runs(lengths):
         rows = slice(start, start + count * length)
-        batch = [t[rows].unflatten(0, (count, length)).transpose(1, 2) for t in (q, k, v)]  # [count, heads, length, dim]
-        done = F.scaled_dot_product_attention(*batch, scale=scale)
+        # [count, heads, length, dim] each
+        qs, ks, vs = (t[rows].unflatten(0, (count, length)).transpose(1, 2) for t in (q, k, v))
+        done = F.scaled_dot_product_attention(qs, ks, vs, scale=scale)
         out[rows] = done.transpose(1, 2).flatten(0, 1)
     return out
 

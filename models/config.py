@@ -35,12 +35,12 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     """
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "mrope"):
         raise ConfigError(f"rope type {kind!r} is not supported; known are default and mrope")
-    if text.get("use_sliding_window"):
-        raise ConfigError("use_sliding_window is not supported by this architecture")
+    if _slides(text):
+        raise ConfigError("use_sliding_window with layers that slide is not supported by this architecture")
     if text.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"hidden_act {text['hidden_act']!r} is not supported in the decoder; known is silu")
     hidden, heads = need(text, "hidden_size"), need(text, "num_attention_heads")
@@ -59,12 +59,19 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=text.get("rms_norm_eps", 1e-6),
+        eps=text.get("rms_norm_eps", 1e-5),
         rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
         rope_sections=sections,
         max_positions=text.get("max_position_embeddings", 32768),
         tied=bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
     )
+
+
+def _slides(text: Mapping[str, Any]) -> bool:
+    """Whether a layer attends to a window only: listed by kind, or all from `max_window_layers` on."""
+    if text.get("layer_types"):
+        return "sliding_attention" in text["layer_types"]
+    return bool(text.get("use_sliding_window")) and text.get("max_window_layers", 80) < need(text, "num_hidden_layers")
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from ..mm.errors import ConfigError
 from .config import need, text_config
 from .interface import ForwardBatch
-from .text.decoder import Decoder, Head
+from .layers.basic import ACTIVATIONS
+from .layers.linear import Head
+from .text.decoder import Decoder
 from .vision.qwen_vit import Tower, TowerConfig
 from .weights import fill
 
@@ -36,7 +38,8 @@ class _QwenVL(nn.Module):
         self.vocab_size, self.hidden_size, self.max_positions = text.vocab_size, text.hidden_size, text.max_positions
         self.visual = Tower(tower, dtype, device)
         self.language_model = Decoder(text, dtype, device)
-        self.head = Head(text, self.language_model.embed_tokens, dtype, device)
+        table = self.language_model.embed_tokens.weight if text.tied else None
+        self.head = Head(text.hidden_size, text.vocab_size, table, dtype, device)
         self.cache_specs = self.language_model.cache_specs
         self.tied = text.tied
 
@@ -57,6 +60,13 @@ class _QwenVL(nn.Module):
         fill(self, weights, PREFIXES, aliases)
 
 
+def _rope_theta(vision: Mapping[str, Any]) -> float:
+    rope = vision.get("rope_parameters") or {}
+    if rope.get("rope_type", "axial") not in ("axial", "default"):
+        raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")
+    return float(rope.get("rope_theta", 10000.0))
+
+
 def _shared(vision: Mapping[str, Any]) -> dict[str, Any]:
     patch, frames = need(vision, "patch_size"), vision.get("temporal_patch_size", 2)
     channels = vision.get("in_channels", vision.get("in_chans", 3))
@@ -65,6 +75,7 @@ def _shared(vision: Mapping[str, Any]) -> dict[str, Any]:
         "heads": need(vision, "num_heads"),
         "patch_dim": channels * frames * patch * patch,
         "merge": vision.get("spatial_merge_size", 2),
+        "rope_theta": _rope_theta(vision),
     }
 
 
@@ -73,13 +84,15 @@ class Qwen2VL(_QwenVL):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = need(config, "vision_config")
-        width = need(vision, "embed_dim")
+        width, act = need(vision, "embed_dim"), vision.get("hidden_act", "quick_gelu")
+        if act not in ACTIVATIONS:
+            raise ConfigError(f"vision hidden_act {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
         tower = TowerConfig(
             **_shared(vision),
             width=width,
             inner=int(width * vision.get("mlp_ratio", 4)),
             out_width=need(vision, "hidden_size"),
-            act=vision.get("hidden_act", "quick_gelu"),
+            act=act,
         )
         super().__init__(config, tower, dtype, device)
 
@@ -92,13 +105,16 @@ class Qwen25VL(_QwenVL):
         if vision.get("hidden_act", "silu") != "silu":
             raise ConfigError(f"vision hidden_act {vision['hidden_act']!r} is not supported; known is silu")
         shared = _shared(vision)
+        size, side = vision.get("window_size", 112), shared["merge"] * vision["patch_size"]
+        if size < side:
+            raise ConfigError(f"vision window_size {size} holds no merged patch of {side} pixels")
         tower = TowerConfig(
             **shared,
             width=need(vision, "hidden_size"),
             inner=need(vision, "intermediate_size"),
             out_width=need(vision, "out_hidden_size"),
             act=None,
-            window=vision.get("window_size", 112) // shared["merge"] // vision["patch_size"],
+            window=size // side,
             full_layers=frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
         )
         super().__init__(config, tower, dtype, device)

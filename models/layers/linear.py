@@ -48,3 +48,23 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None, "pack() was not called"
         return linear(x, self.packed)
+
+
+class Head(nn.Module):
+    """Hidden states `[n, hidden]` -> float32 logits `[n, vocab]`.
+
+    Args:
+        table: the embedding weights `[vocab, hidden]` of a tied head, which multiplies with them as they are: packing
+            would make a second copy. None for a head with weights of its own.
+    """
+
+    def __init__(self, hidden: int, vocab: int, table: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.table = None if table is None else Plain(table, None)
+        self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device) if table is None else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.table is not None:
+            return linear(hidden, self.table).float()
+        assert self.proj is not None
+        return self.proj(hidden).float()  # type: ignore[no-any-return]

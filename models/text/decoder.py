@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.attention import paged_attention
-from ...kernels.linear import Plain, linear
 from ...kernels.rope import apply_rotary, rotary_cos_sin
 from ..config import TextConfig
 from ..interface import CacheSpec, ForwardBatch
@@ -79,17 +78,3 @@ class Decoder(nn.Module):
         for layer, cache in zip(self.layers, batch.kv_caches, strict=True):
             x = layer(x, cos, sin, cache, batch)
         return self.norm(x)  # type: ignore[no-any-return]
-
-
-class Head(nn.Module):
-    """Logits over the vocabulary, float32. A tied head multiplies with the embedding table itself: no second copy."""
-
-    def __init__(self, c: TextConfig, table: Embedding, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.table = [table] if c.tied else []  # in a list, so that the table is not walked twice
-        self.proj = None if c.tied else Linear(c.hidden_size, {"lm_head": c.vocab_size}, False, dtype, device)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self.proj is not None:
-            return self.proj(hidden).float()  # type: ignore[no-any-return]
-        return linear(hidden, Plain(self.table[0].weight, None)).float()

@@ -34,6 +34,7 @@ class TowerConfig:
     patch_dim: int
     merge: int
     act: str | None
+    rope_theta: float
     window: int = 0
     full_layers: frozenset[int] = frozenset()
 
@@ -161,7 +162,7 @@ class Tower(nn.Module):
         self.blocks = nn.ModuleList(Block(c, dtype, device) for _ in range(c.depth))
         self.merger = Merger(c, dtype, device)
         half = c.head_dim // 2
-        freq = 10000.0 ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)
+        freq = c.rope_theta ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)
         self.inv_freq = freq.repeat(2).to(device)  # rows turn the first quarter of a head, columns the second
         self.axis_of_freq = torch.arange(2).repeat_interleave(len(freq)).to(device)
         self.dtype, self.device = dtype, device

@@ -9,7 +9,8 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError
 from sensorium.models.config import text_config
-from sensorium.models.layers.linear import Linear
+from sensorium.models.layers.linear import Head, Linear
+from sensorium.models.qwen2_vl import Qwen2VL, Qwen25VL
 from sensorium.models.vision.qwen_vit import plan_layout
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -25,9 +26,10 @@ TEXT = {
 
 def test_models_multiply_only_through_linear() -> None:
     """Products with weights outside layers/ would escape packing, quantisation and sharding."""
-    for file in MODELS.rglob("*.py"):
-        if "layers" not in file.parts:
-            assert not re.search(r"F\.linear|nn\.Linear|\.matmul\(|addmm|@ ", file.read_text()), file
+    products = re.compile(r"F\.(linear|conv)|nn\.(Linear|Conv)|matmul|einsum|addmm|kernels\.linear|@ ")
+    files = [file for file in MODELS.rglob("*.py") if "layers" not in file.parts]
+    assert len(files) > 5
+    assert [file for file in files if products.search(file.read_text())] == []
 
 
 def test_linear_fills_slices_and_drops_the_original() -> None:
@@ -45,7 +47,8 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
     ("change", "message"),
     [
         ({"rope_scaling": {"type": "yarn"}}, "yarn"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"use_sliding_window": True, "max_window_layers": 0}, "use_sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "layers that slide"),
         ({"hidden_act": "relu"}, "relu"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "adds up to 3"),
@@ -55,6 +58,44 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
 def test_contradictions_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         text_config(TEXT | change)
+
+
+CPU = torch.device("cpu")
+TOWER = {"depth": 1, "num_heads": 2, "patch_size": 14}
+OLD_TOWER = TOWER | {"embed_dim": 16, "hidden_size": 32}
+NEW_TOWER = TOWER | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("model", "tower", "message"),
+    [
+        (Qwen2VL, OLD_TOWER | {"hidden_act": "relu"}, "known are silu, gelu, quick_gelu"),
+        (Qwen2VL, OLD_TOWER | {"hidden_size": 48}, "rows of 48, the decoder takes 32"),
+        (Qwen2VL, TOWER, "lacks 'embed_dim'"),
+        (Qwen25VL, NEW_TOWER | {"hidden_act": "gelu"}, "known is silu"),
+        (Qwen25VL, NEW_TOWER | {"window_size": 27}, "no merged patch of 28 pixels"),
+        (Qwen25VL, NEW_TOWER | {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+        (Qwen25VL, None, "lacks 'vision_config'"),
+    ],
+)
+def test_contradictions_of_towers_are_named(model: type, tower: dict[str, object] | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model(TEXT | {"vision_config": tower}, torch.float32, CPU)
+
+
+def test_a_window_that_no_layer_uses_is_no_window() -> None:
+    assert text_config(TEXT | {"use_sliding_window": True, "max_window_layers": 1}) == text_config(TEXT)
+
+
+def test_heads_give_float32() -> None:
+    table = torch.randn(10, 4).bfloat16()
+    own = Head(4, 10, None, torch.bfloat16, CPU)
+    dict(own.proj.tensors(""))["lm_head.weight"].copy_(table)
+    own.proj.pack()
+    x = torch.randn(3, 4).bfloat16()
+    tied = Head(4, 10, table, torch.bfloat16, CPU)(x)
+    assert tied.dtype == torch.float32
+    torch.testing.assert_close(own(x), tied, atol=1e-2, rtol=1e-2)
 
 
 def test_flat_and_nested_configs_read_the_same() -> None:
