@@ -2,7 +2,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
-TORCH_CPU := https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -17,12 +16,8 @@ help:  ## list the commands
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	touch $@
 
-# Without an NVIDIA GPU the CPU build of torch saves gigabytes; its index is asked only if it answers.
 .venv/.runtime: .venv/.made constraints.txt pyproject.toml
-	@extra=; if test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null && $(BIN)/python -c \
-	  'import urllib.request as u; u.urlopen("$(TORCH_CPU)/torch/", timeout=5)' 2>/dev/null; \
-	  then extra="--extra-index-url $(TORCH_CPU)"; fi; \
-	echo "$(PIP) setuptools torch $$extra"; $(PIP) -q setuptools torch $$extra
+	$(PIP) -q setuptools torch
 	$(PIP) -q --no-build-isolation -e .
 	touch $@
 
