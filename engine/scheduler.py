@@ -86,6 +86,8 @@ class Scheduler:
             self.waiting.remove(request)
         self._release(request, request.open_features)
         request.block_ids = self.kv.shrink(request.block_ids, 0)
+        self._new = [message for message in self._new if message.request_id != request_id]
+        self._updates = [update for update in self._updates if update.request_id != request_id]
         self._finished.append(request_id)
         return True
 
@@ -98,13 +100,12 @@ class Scheduler:
         assert chunks or not (self.waiting or self.running), "sequences wait and none can run"
         encode = [task for request_id, count in chunks.items() for task in self._encode_tasks(request_id, count)]
         scheduled = tuple(_scheduled(self.requests[request_id], count) for request_id, count in chunks.items())
-        known = self.requests.keys()
         output = SchedulerOutput(
             step=self._step,
             scheduled=scheduled,
             encode=tuple(encode),
-            new_requests=tuple(message for message in self._new if message.request_id in known),
-            updates=tuple(update for update in self._updates if update.request_id in known),
+            new_requests=tuple(self._new),
+            updates=tuple(self._updates),
             finished=tuple(self._finished),
             free_encoder=self.encoder.take_freed(),
         )

@@ -4,6 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sensorium.mm.errors import InputError
 
 
@@ -115,9 +117,65 @@ def test_idle_sequences_give_way_and_come_back(toy):
     toy.assert_empty(core)
 
 
+def test_a_name_is_free_again_after_an_abort(toy):
+    core = toy.make_core()
+    old = toy.make_request("r", random.Random(1), hold_open=True)
+    new = toy.make_request("r", random.Random(2), media=False)
+    core.add(old)
+    core.append("r", [5, 6])
+    with pytest.raises(InputError, match="already being served"):
+        core.add(new)
+    core.abort("r")
+    core.add(new)
+    assert turn(toy, core, "r") == fresh(toy, new, new.prompt_token_ids, ())
+    toy.assert_empty(core)
+
+
 def test_unknown_sequences_are_named(toy):
     core = toy.make_core()
     for call in (lambda: core.append("nobody", [5]), lambda: core.truncate("nobody", 1)):
         with pytest.raises(InputError, match="'nobody' is not being served"):
             call()
     core.abort("nobody")
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), blocks=st.integers(26, 40), chunk=st.integers(1, 40))
+def test_many_live_sequences_in_a_small_pool(toy, seed, blocks, chunk):
+    """Held sequences are continued and rolled back at random moments while others come and go."""
+    rng = random.Random(seed)
+    core = toy.make_core(blocks=blocks, budget=chunk, seqs=3, max_len=100)
+    given_to: dict[str, tuple] = {}  # name -> request, tokens and items before the answer under way
+    answers: dict[str, list[int]] = {}
+    for i in range(4):
+        request = toy.make_request(f"r{i}", rng, hold_open=True, ignore_eos=True, max_tokens=rng.randint(1, 6))
+        core.add(request)
+        given_to[request.request_id] = (request, list(request.prompt_token_ids), list(request.features))
+        answers[request.request_id] = []
+    for _ in range(8):
+        for output in (output for _ in range(rng.randint(1, 30)) for output in core.step()):
+            request, tokens, features = given_to[output.request_id]
+            answers[output.request_id] += output.token_ids
+            if output.finish_reason:
+                assert answers[output.request_id] == fresh(toy, request, tokens, features)
+        name = rng.choice(list(given_to))
+        request, tokens, features = given_to[name]
+        tokens = tokens + answers[name]
+        if rng.random() < 0.5:
+            keep = rng.randint(max(1, features[-1].range.end if features else 1), len(tokens))
+            core.truncate(name, keep)
+            tokens = tokens[:keep]
+        more, added = [rng.randrange(4, 101) for _ in range(2)], []
+        if rng.random() < 0.5:
+            added = [toy.item(len(tokens) + 2, 3, rng.randint(1, 3))]
+            more += [toy.PAD] * 3 + [8]
+        if len(tokens) + len(more) < 90:
+            core.append(name, more, added)
+            given_to[name] = (request, tokens + more, features + added)
+        else:
+            core.abort(name)
+            del given_to[name]
+        answers[name] = []
+    for name in list(given_to):
+        core.abort(name)
+    toy.assert_empty(core)

@@ -1,0 +1,74 @@
+"""The layout of one step: rows, slots, positions, and which encoder rows go where."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sensorium.engine.batch import Track, build_batch, window
+from sensorium.engine.types import RequestUpdate, ScheduledRequest
+from sensorium.mm.types import PlaceholderRange
+
+MASKED = PlaceholderRange(10, 5, torch.tensor([False, True, False, True, True]))
+
+
+@pytest.mark.parametrize(
+    ("where", "start", "stop", "tokens", "rows"),
+    [
+        (MASKED, 13, 15, [13, 14], (1, 3)),
+        (MASKED, 10, 12, [11], (0, 1)),
+        (MASKED, 0, 99, [11, 13, 14], (0, 3)),
+        (PlaceholderRange(10, 5), 12, 14, [12, 13], (2, 4)),
+        (PlaceholderRange(10, 5), 4, 11, [10], (0, 1)),
+    ],
+)
+def test_a_window_on_an_item(where, start, stop, tokens, rows):
+    found = window(where, start, stop)
+    assert found[0].tolist() == tokens
+    assert found[1:] == rows
+
+
+@pytest.mark.parametrize(("start", "stop"), [(5, 10), (15, 20), (12, 13), (10, 11)])
+def test_a_window_beside_the_embeddings(start, stop):
+    assert window(MASKED, start, stop) is None
+
+
+def make_track(toy, tokens=(5, 6, 3, 3, 3, 3, 7, 8)):
+    request = toy.make_request("r", random.Random(0), media=False)
+    return Track(replace(request, prompt_token_ids=tokens, features=(toy.item(2, 4),)), axes=3)
+
+
+def test_prompt_and_decode_rows_in_one_batch(toy):
+    one, two = make_track(toy), make_track(toy)
+    two.token_ids += [50, 51]
+    encoded = {one.features[0].hash: torch.arange(4.0)[:, None].expand(4, 8)}
+    tasks = [ScheduledRequest("a", 3, 4, ((7, 2),)), ScheduledRequest("b", 9, 1, ((1, 4, 5),))]
+    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, [], 4, torch.device("cpu"))
+    assert batch.input_ids.tolist() == [3, 3, 3, 7, 51]
+    assert batch.attn.query_start == (0, 4, 5)
+    assert batch.attn.seq_lens == (7, 10)
+    assert batch.attn.block_tables.tolist() == [[7, 2, 0], [1, 4, 5]]
+    assert batch.attn.slot_mapping.tolist() == [31, 8, 9, 10, 21]
+    assert batch.embed_index.tolist() == [0, 1, 2]
+    assert batch.embed_rows[:, 0].tolist() == [1, 2, 3]
+    assert batch.positions.tolist() == [[2, 2, 2, 6, 9], [2, 2, 2, 6, 9], [3, 4, 5, 6, 9]]
+
+
+def test_a_step_of_text_has_no_embeddings(toy):
+    track = make_track(toy)
+    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, [], 4, torch.device("cpu"))
+    assert batch.embed_index is None
+    assert batch.embed_rows is None
+
+
+def test_positions_continue_after_what_was_given(toy):
+    track = make_track(toy)
+    track.token_ids += [9, 9]
+    out = np.empty((3, 5), dtype=np.int64)
+    track.fill_positions(out, 5)
+    assert out[0].tolist() == [2, 6, 7, 8, 9]
+    track.update(RequestUpdate("r", 9, (4, 4), (toy.item(10, 1),), restart=True))
+    assert (track.token_ids[8:], track.turn_start, track.media_end) == ([9, 4, 4], 11, 11)
+    track.update(RequestUpdate("r", 2))
+    assert (track.features, track.turn_start, track.positions.shape) == ([], 2, (3, 2))
