@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from .dense import dense_attention
 from .dispatch import backend
 from .metadata import AttentionMetadata, DecodeRows
 
@@ -69,7 +69,7 @@ def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float) -> Tens
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
     keys, values = (side.index_select(0, plan.blocks).view(n, -1, kv_heads, dim).transpose(1, 2) for side in kv_cache)
-    done = F.scaled_dot_product_attention(q.view(n, kv_heads, -1, dim), keys, values, attn_mask=plan.mask, scale=scale)
+    done = dense_attention(q.view(n, kv_heads, -1, dim), keys, values, scale, plan.mask)
     return done.reshape(n, heads, dim)
 
 
@@ -83,9 +83,7 @@ def _context(kv_cache: Tensor, meta: AttentionMetadata, request: int) -> tuple[T
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """`q` are the last rows of the positions that `k` and `v` hold."""
-    n, length, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
+    n, length = q.shape[0], k.shape[0]
     mask = None if n == length else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
-    done = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return done[0].transpose(0, 1)
+    return dense_attention(q, k, v, scale, mask, causal=mask is None)[0].transpose(0, 1)

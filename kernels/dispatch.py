@@ -11,6 +11,7 @@ import torch
 BACKENDS: dict[str, tuple[str, ...]] = {
     "attention": ("torch", "reference"),
     "varlen_attention": ("torch", "reference"),
+    "dense_attention": ("sdpa", "products"),
     "rms_norm": ("torch", "triton"),
     "linear": ("onednn", "torch"),
 }
@@ -37,6 +38,8 @@ def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
         return forced[op]
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"
+    if op == "dense_attention":
+        return "products" if dtype == torch.bfloat16 and _packs(device, dtype) else "sdpa"
     if op == "rms_norm" and device.type == "cuda" and has_triton():
         return "triton"
     return "torch"
