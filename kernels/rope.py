@@ -22,4 +22,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x [rows, heads, dim]`, first half against second half, in float32; the result has x's dtype."""
     a, b = x.float().chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
-    return torch.cat((a * c - b * s, b * c + a * s), -1).to(x.dtype)
+    out, half = torch.empty_like(x), x.shape[-1] // 2
+    out[..., :half] = (a * c).addcmul_(b, s, value=-1)  # few passes over memory: this is a fifth of a tower's time
+    out[..., half:] = (b * c).addcmul_(a, s)
+    return out
