@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from ..mm.errors import SensoriumError
 
     wanted = read_answers(args.media)
+    make_folder(args.out)
     started = time.perf_counter()
     llm = LLM(args.model)
     loaded = time.perf_counter()
@@ -58,6 +59,16 @@ def read_answers(folder: Path) -> dict[str, dict[str, str]]:
     if all(Path(name).suffix in CLIPS for name in found):
         raise ConfigError(f"{path} names no picture to draw on; add one")
     return found
+
+
+def make_folder(path: Path) -> None:
+    """ConfigError if it cannot be made: said before the work, not after it."""
+    from ..mm.errors import ConfigError
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path} cannot be made ({error.strerror}); give a folder that can be written") from error
 
 
 def message(path: Path, prompt: str) -> list[dict[str, Any]]:
@@ -112,7 +123,6 @@ def save_annotated(args: argparse.Namespace, wanted: dict[str, dict[str, str]], 
     for picture in drawn:
         sheet.paste(picture, (0, top))
         top += picture.height
-    args.out.mkdir(parents=True, exist_ok=True)
     target: Path = args.out / "demo.png"
     sheet.save(target)
     return target

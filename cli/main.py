@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a failure of ours or of the machine, 2 something the calle
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -53,9 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = build_parser(next((word for word in words if word in COMMANDS), None)).parse_args(words)
     try:
-        return int(_module(args.command).run(args))
+        code = int(_module(args.command).run(args))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         if args.debug:
             raise

@@ -29,6 +29,15 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert sheet.height > 5 * 100
 
 
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["demo", "--out", str(tmp_path / "file" / "out")]) == 2
+    out, line = capsys.readouterr()
+    assert not out
+    assert line.startswith("sensorium: error: --out ")
+    assert line.count("\n") == 1
+
+
 def test_annotated_draws_the_grid() -> None:
     picture = Image.new("RGB", (32, 48), "white")
     drawn = demo.annotated(picture, (3, 2), "two\nlines")

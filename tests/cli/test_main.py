@@ -117,6 +117,12 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["doctor"]) == 130
 
 
+def test_a_reader_who_stops_early() -> None:
+    command = f"{sys.executable} -m sensorium doctor --device cpu | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_a_command_line_imports_no_more_than_it_needs() -> None:
     code = (
         "import sys; from sensorium.cli.main import build_parser; build_parser('chat');"
