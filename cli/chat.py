@@ -14,8 +14,8 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     parser.add_argument("--model", metavar="DIR", required=True, help="folder of a checkpoint as the Hub ships it")
-    parser.add_argument("--image", metavar="FILE", type=Path, action="append", default=[], help="a picture; may be repeated")
-    parser.add_argument("--video", metavar="FILE", type=Path, action="append", default=[], help="a clip; may be repeated")
+    parser.add_argument("--image", metavar="FILE", type=_media, action="append", default=[], help="a picture; may be repeated")
+    parser.add_argument("--video", metavar="FILE", type=_media, action="append", default=[], help="a clip; may be repeated")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default: the checkpoint's own)")
     parser.add_argument("--max-model-len", metavar="N", type=int, help="tokens of question and answer together")
@@ -38,6 +38,13 @@ def run(args: argparse.Namespace) -> int:
         shown = len(text)
     print()
     return 0
+
+
+def _media(text: str) -> Path:
+    """A path; a URL is refused here, where it can still be told from one."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL; nothing is fetched, give a local file")
+    return Path(text)
 
 
 def messages(args: argparse.Namespace) -> list[dict[str, Any]]:

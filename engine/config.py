@@ -77,6 +77,11 @@ class EngineConfig:
                 _positive(name, getattr(self, name))
         if not 0 < self.gpu_memory_fraction <= 1:
             raise ConfigError(f"gpu_memory_fraction={self.gpu_memory_fraction} must be above 0 and at most 1")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed={self.seed!r} must be an integer")
+        for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a mapping")
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise ConfigError(f"limit_mm_per_prompt[{modality!r}]={limit!r} must be an integer, 0 or above")
@@ -99,6 +104,8 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [", ".join(known[1:])]
             raise ConfigError(f"unknown option {name!r}; did you mean {near[0]}?")
+    if not isinstance(model, str | os.PathLike) or not os.fspath(model):
+        raise ConfigError(f"model is the path of a checkpoint's folder, not {model!r}")
     config = EngineConfig(os.fspath(model), **{k: v for k, v in options.items() if v is not None})
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
 
@@ -123,7 +130,7 @@ class ModelFiles:
     @property
     def architecture(self) -> str:
         names = self.config.get("architectures") or []
-        if not names:
+        if not names or not isinstance(names, list):
             raise ConfigError(f'{self.path / "config.json"} names no architecture; it needs an "architectures" list')
         return str(names[0])
 
@@ -161,6 +168,8 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     config = raw["config.json"]
     if not config:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
+    if config.get("quantization_config"):
+        raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
     image, video = read_preprocessors(path)
     weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
     return ModelFiles(path, config, raw["generation_config.json"], image, video, digest("sensorium.model", config, weights))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 
@@ -39,7 +41,7 @@ class _Pending:
 
 
 class Driver:
-    """Owns the engine's loop. Several `serve` generators may be open at once; whichever is asked steps for all."""
+    """Owns the engine's loop. Several `serve` generators may be open, in several threads; whichever is asked steps for all."""
 
     def __init__(
         self, core: EngineCore, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], seed: int = 0, workers: int = 2
@@ -49,7 +51,8 @@ class Driver:
         self._window = 2 * core.scheduler.max_num_seqs  # prompts prepared or running at once
         self._ahead = 4 * workers  # prompts with media being prepared
         self._owners: dict[str, Assembly] = {}
-        self._count = 0
+        self._numbers = count()
+        self._lock = threading.RLock()  # callers' threads take turns at the engine
 
     def serve(self, jobs: Sequence[Job], partial: bool = False) -> Iterator[tuple[int, RequestOutput]]:
         """(index, output) of each job as it finishes, with `partial` also after every step that added to it.
@@ -67,26 +70,33 @@ class Driver:
                 while pending and (not live or pending[0].prepared.done()):
                     first = pending.popleft()
                     live[first.index] = self._start(first)
-                if any(not assembly.finished for assembly in live.values()):
-                    self._step()
-                for index, assembly in [entry for entry in live.items() if entry[1].changed]:
-                    assembly.changed = False
-                    if assembly.finished:
-                        del live[index]
-                    if assembly.finished or partial:
-                        yield index, assembly.output()
+                yield from self._advance(live, partial)
         finally:
             for waiting in pending:
                 waiting.prepared.cancel()
-            for assembly in live.values():
-                self._free(assembly)
-            if not self._owners:
-                self.core.step()  # nothing is left to compute: the worker only frees
+            with self._lock:
+                for assembly in live.values():
+                    self._free(assembly)
+                if not self._owners:
+                    self.core.step()  # nothing is left to compute: the worker only frees
+
+    def _advance(self, live: dict[int, Assembly], partial: bool) -> list[tuple[int, RequestOutput]]:
+        """One step of the engine for all callers, and what there is to tell of these; finished ones leave `live`."""
+        with self._lock:
+            if any(not assembly.finished for assembly in live.values()):
+                self._step()
+            outputs = []
+            for index, assembly in [entry for entry in live.items() if entry[1].changed]:
+                assembly.changed = False
+                if assembly.finished:
+                    del live[index]
+                if assembly.finished or partial:
+                    outputs.append((index, assembly.output()))
+            return outputs
 
     def _submit(self, index: int, job: Job, once: Once) -> _Pending:
-        self._count += 1
         prepared = self._pool.submit(job.prepare, once) if job.has_media else _done(job.prepare, once)
-        return _Pending(index, self._count - 1, job, prepared)
+        return _Pending(index, next(self._numbers), job, prepared)
 
     def _room(self, pending: deque[_Pending], live: dict[int, Assembly]) -> bool:
         """Whether another prompt may be prepared: bounded in number, in media under way, and in bytes held."""
@@ -104,10 +114,12 @@ class Driver:
             assembly.timings.update(prepared.timings)
             assembly.media_bytes = prepared.num_bytes
             for request in self._requests(pending, prepared, tuple(assembly.answers)):
-                self.core.add(request)
-                self._owners[request.request_id] = assembly
+                with self._lock:
+                    self.core.add(request)
+                    self._owners[request.request_id] = assembly
         except Exception as error:
-            self._free(assembly)
+            with self._lock:
+                self._free(assembly)
             assembly.fail(describe(error))
         return assembly
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, MediaError
 from ..mm.hashing import digest
 from ..mm.parse import parse_media
 from ..mm.types import ItemGeometry, MediaItem, MultiModalFeature, MultiModalKwargsItem
@@ -104,6 +104,8 @@ class InputProcessor:
         Raises:
             InputError: messages or parts of a wrong form, and what `prepare` raises.
         """
+        if not messages:
+            raise InputError("a conversation has no messages; give at least one")
         chat = render_chat(messages, template, self._tokenizer, add_generation_prompt)
         return self._expand(chat.text, encode_segments(chat.segments, self._tokenizer), chat.multi_modal_data, once)
 
@@ -113,7 +115,10 @@ class InputProcessor:
         decoded = time.perf_counter()
         keys = {name: [self._key(name, item) for item in values] for name, values in items.items()}
         done = {
-            name: [once.get(key, partial(self._info.process, item)) for key, item in zip(keys[name], values, strict=True)]
+            name: [
+                _named(name, i, partial(once.get, key, partial(self._info.process, item)))
+                for i, (key, item) in enumerate(zip(keys[name], values, strict=True))
+            ]
             for name, values in items.items()
         }
         spans = {name: [self._info.span(name, geometry) for _, geometry in values] for name, values in done.items()}
@@ -129,6 +134,16 @@ class InputProcessor:
 
     def _key(self, modality: str, item: MediaItem) -> str:
         return digest("sensorium.item", modality, item.hash, self._info.options_key(modality), self._fingerprint)
+
+
+def _named(modality: str, index: int, work: Callable[[], Processed]) -> Processed:
+    """What a family's rules refuse, said of the item."""
+    try:
+        return work()
+    except MediaError:
+        raise
+    except InputError as error:
+        raise MediaError(modality, index, str(error)) from None
 
 
 def read_prompt(prompt: object) -> tuple[str | None, list[int] | None, Mapping[str, object]]:

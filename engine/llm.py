@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..mm.errors import InputError
+from ..mm.errors import ConfigError, InputError
 from ..mm.registry import find
 from ..processors.files import find_template
 from ..processors.text import Tokenizer
@@ -62,6 +62,10 @@ class LLM:
         files = load_model_files(self.config.model)
         row = find(files.architecture)
         info = load_processing(row, files, self.config.mm_processor_kwargs)
+        for modality in self.config.limit_mm_per_prompt:
+            if modality not in info.modalities:
+                known = ", ".join(info.modalities)
+                raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
         self._tokenizer = Tokenizer(files.path)
         self._template = find_template(files.path)
         engine = load_engine(self.config, files)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..mm.errors import InputError
 
@@ -61,10 +63,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        _store(self, "stop", _texts("stop", stop))
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}={getattr(self, name)!r} must be True or False")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        _store(self, "stop", _texts("stop", _listed("stop", stop)))
         _store(self, "bad_words", _texts("bad_words", _listed("bad_words", self.bad_words)))
-        _store(self, "stop_token_ids", tuple(_token("stop_token_ids", t) for t in self.stop_token_ids or ()))
+        ids = _listed("stop_token_ids", self.stop_token_ids)
+        _store(self, "stop_token_ids", tuple(_token("stop_token_ids", t) for t in ids))
+        if not isinstance(self.logit_bias or {}, Mapping):
+            raise InputError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
         _store(self, "logit_bias", {_token("logit_bias", k): _bias(v) for k, v in (self.logit_bias or {}).items()})
         if self.n > 1 and self.temperature == 0:
             raise InputError(f"n={self.n} answers need a temperature above 0; greedy answers would all be the same")
@@ -133,18 +141,20 @@ def _check_numbers(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is None and name in _OPTIONAL:
             continue
-        kind = int if name in _WHOLE else (int, float)
+        kind: Any = numbers.Integral if name in _WHOLE else numbers.Real  # numpy's count as well
         if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
-            raise InputError(f"{name}={value!r} must be {'an integer, ' if name in _WHOLE else ''}{limits}")
+            whole = "an integer, " if name in _WHOLE and name != "seed" else ""
+            raise InputError(f"{name}={value!r} must be {whole}{limits}")
+        _store(params, name, int(value) if name in _WHOLE else float(value))
 
 
 def _store(params: SamplingParams, name: str, value: object) -> None:
     object.__setattr__(params, name, value)  # a frozen dataclass is normalised once, here
 
 
-def _listed(name: str, value: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise InputError(f"{name} is a list of strings, not the string {value!r}")
+def _listed(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value or (), Collection):
+        raise InputError(f"{name}={value!r} must be a list")
     return tuple(value or ())
 
 
@@ -158,9 +168,9 @@ def _texts(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
 def _token(name: str, value: object) -> int:
     if isinstance(value, str) and value.isdigit():  # JSON keys
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise InputError(f"{name} holds {value!r}; token ids are integers, 0 or above")
-    return value
+    return int(value)
 
 
 def _bias(value: object) -> float:

@@ -43,7 +43,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         raise ConfigError("use_sliding_window with layers that slide is not supported by this architecture")
     if text.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"hidden_act {text['hidden_act']!r} is not supported in the decoder; known is silu")
-    hidden, heads = need(text, "hidden_size"), need(text, "num_attention_heads")
+    hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
     head_dim = text.get("head_dim") or hidden // heads
     sections = tuple(rope.get("mrope_section") or (16, 24, 24))
     if sum(sections) * 2 != head_dim:
@@ -52,10 +52,10 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     if heads % kv_heads:
         raise ConfigError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     return TextConfig(
-        vocab_size=need(text, "vocab_size"),
+        vocab_size=count(text, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=need(text, "intermediate_size"),
-        layers=need(text, "num_hidden_layers"),
+        intermediate_size=count(text, "intermediate_size"),
+        layers=count(text, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -71,7 +71,15 @@ def _slides(text: Mapping[str, Any]) -> bool:
     """Whether a layer attends to a window only: listed by kind, or all from `max_window_layers` on."""
     if text.get("layer_types"):
         return "sliding_attention" in text["layer_types"]
-    return bool(text.get("use_sliding_window")) and text.get("max_window_layers", 80) < need(text, "num_hidden_layers")
+    return bool(text.get("use_sliding_window")) and text.get("max_window_layers", 80) < count(text, "num_hidden_layers")
+
+
+def count(config: Mapping[str, Any], key: str) -> int:
+    """A positive integer; ConfigError names the key otherwise."""
+    value = need(config, key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{key} in config.json is {value!r}; it must be a positive integer")
+    return value
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
-from .config import need, text_config
+from .config import count, need, text_config
 from .interface import ForwardBatch
 from .layers.basic import ACTIVATIONS
 from .layers.linear import Head
@@ -68,11 +68,11 @@ def _rope_theta(vision: Mapping[str, Any]) -> float:
 
 
 def _shared(vision: Mapping[str, Any]) -> dict[str, Any]:
-    patch, frames = need(vision, "patch_size"), vision.get("temporal_patch_size", 2)
+    patch, frames = count(vision, "patch_size"), vision.get("temporal_patch_size", 2)
     channels = vision.get("in_channels", vision.get("in_chans", 3))
     return {
-        "depth": need(vision, "depth"),
-        "heads": need(vision, "num_heads"),
+        "depth": count(vision, "depth"),
+        "heads": count(vision, "num_heads"),
         "patch_dim": channels * frames * patch * patch,
         "merge": vision.get("spatial_merge_size", 2),
         "rope_theta": _rope_theta(vision),
@@ -84,14 +84,14 @@ class Qwen2VL(_QwenVL):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = need(config, "vision_config")
-        width, act = need(vision, "embed_dim"), vision.get("hidden_act", "quick_gelu")
+        width, act = count(vision, "embed_dim"), vision.get("hidden_act", "quick_gelu")
         if act not in ACTIVATIONS:
             raise ConfigError(f"vision hidden_act {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
         tower = TowerConfig(
             **_shared(vision),
             width=width,
             inner=int(width * vision.get("mlp_ratio", 4)),
-            out_width=need(vision, "hidden_size"),
+            out_width=count(vision, "hidden_size"),
             act=act,
         )
         super().__init__(config, tower, dtype, device)
@@ -110,9 +110,9 @@ class Qwen25VL(_QwenVL):
             raise ConfigError(f"vision window_size {size} holds no merged patch of {side} pixels")
         tower = TowerConfig(
             **shared,
-            width=need(vision, "hidden_size"),
-            inner=need(vision, "intermediate_size"),
-            out_width=need(vision, "out_hidden_size"),
+            width=count(vision, "hidden_size"),
+            inner=count(vision, "intermediate_size"),
+            out_width=count(vision, "out_hidden_size"),
             act=None,
             window=size // side,
             full_layers=frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),

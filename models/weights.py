@@ -40,6 +40,9 @@ def _files(folder: Path) -> list[Path]:
         shards = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()
     except (ValueError, KeyError, AttributeError):
         raise CheckpointError(f"{folder / INDEX} is no index of shards; download it again") from None
+    outside = [name for name in shards if Path(str(name)).name != name]
+    if outside:
+        raise CheckpointError(f"{folder / INDEX} names {outside[0]!r}; shards lie beside it, under plain names")
     return [folder / name for name in sorted(set(shards))]
 
 
@@ -91,6 +94,10 @@ def fill(
         target = wanted[name]
         if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
             raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported"
+            )
         target.copy_(tensor.reshape(target.shape))
         missing.discard(name)
     _complain("lacks", missing)

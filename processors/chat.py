@@ -87,7 +87,7 @@ def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, A
             raise InputError(f"message {number}: an object with content and a role is expected, one of {', '.join(ROLES)}")
         content = message.get("content")
         if isinstance(content, str) or content is None:
-            plain.append(dict(message))
+            plain.append({**message, "content": content or ""})
         elif isinstance(content, Sequence):
             plain.append(
                 {**message, "content": [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]}
@@ -160,7 +160,7 @@ def _render(template: str, context: dict[str, Any]) -> str:
         return str(compiled.render(**context))
     except TemplateError as error:
         raise InputError(f"the chat template refuses the messages: {error}") from None
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise InputError(f"the chat template cannot take these messages: {error}") from None
 
 

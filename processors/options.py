@@ -16,6 +16,8 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Collection[st
     and videos the first only. ConfigError names an unknown key and the nearest known one.
     """
     nests = ("images_kwargs", "videos_kwargs")
+    if not all(isinstance(options.get(key) or {}, Mapping) for key in nests):
+        raise ConfigError(f"{' and '.join(nests)} hold options by name, e.g. {{'max_pixels': 1003520}}")
     flat = {key: value for key, value in options.items() if key not in nests}
     nested = options.get(f"{modality}s_kwargs") or {}
     for key in (*flat, *nested):

@@ -81,8 +81,8 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
     least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"), spec.min_pixels)
     most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"), spec.max_pixels)
-    if not 0 < least <= most:
-        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be positive and in order")
+    if not all(isinstance(area, int) for area in (least, most)) or not 0 < least <= most:
+        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be positive integers and in order")
     return replace(spec, min_pixels=least, max_pixels=most)
 
 
@@ -117,5 +117,5 @@ def _cut(group: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
     return blocks.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(geometry.h * geometry.w, 3, len(group), p * p)
 
 
-def _first(*values: Any) -> int:
-    return next(int(value) for value in values if value is not None)
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)

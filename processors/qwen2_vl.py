@@ -43,10 +43,7 @@ class Qwen2VLProcessingInfo:
             "image": with_size(read_spec(preprocessor, IMAGE), chosen["image"]),
             "video": with_size(read_spec(clip, VIDEO), chosen["video"]),
         }
-        self.slot_ids: Mapping[str, int] = {
-            "image": config.get("image_token_id", 151655),
-            "video": config.get("video_token_id", 151656),
-        }
+        self.slot_ids: Mapping[str, int] = _slot_ids(config)
         self._sampling = _sampling(clip, chosen["video"], self.specs["video"].temporal)
         self.vision: Mapping[str, Any] = config.get("vision_config", {})
         self._check_tower()
@@ -93,7 +90,8 @@ class Qwen2VLProcessingInfo:
                 ("temporal_patch_size", spec.temporal),
             ):
                 if self.vision.get(key, have) != have:
-                    raise ConfigError(f"{key} is {self.vision[key]} in config.json but {have} in the {name} preprocessor JSON")
+                    said = f"{key} is {self.vision[key]} in config.json"
+                    raise ConfigError(f"{said}, but the {name} preprocessor JSON says {have}, or is missing and means it")
 
 
 class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
@@ -105,6 +103,16 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
         return per_second * self.specs["video"].temporal / fps
 
 
+def _slot_ids(config: Mapping[str, Any]) -> dict[str, int]:
+    """ConfigError for a media token that the vocabulary does not have."""
+    ids = {"image": config.get("image_token_id", 151655), "video": config.get("video_token_id", 151656)}
+    vocabulary = (config.get("text_config") or config).get("vocab_size")
+    for name, token in ids.items():
+        if vocabulary is not None and not 0 <= token < vocabulary:
+            raise ConfigError(f"{name}_token_id {token} in config.json is outside the vocabulary of {vocabulary}")
+    return ids
+
+
 def _sampling(clip: Mapping[str, Any], options: Mapping[str, Any], multiple: int) -> SamplingPolicy:
     """The caller's fps or num_frames, else the checkpoint's, else 2 frames per second."""
     policy = SamplingPolicy(min_frames=clip.get("min_frames", 4), max_frames=clip.get("max_frames", 768), multiple=multiple)
@@ -113,6 +121,10 @@ def _sampling(clip: Mapping[str, Any], options: Mapping[str, Any], multiple: int
         fps, num_frames = source.get("fps"), source.get("num_frames")
         if fps is not None and num_frames is not None:
             raise ConfigError("fps and num_frames exclude each other; give one of them")
+        if fps is not None and not (isinstance(fps, int | float) and fps > 0):
+            raise ConfigError(f"fps is {fps!r}; give a positive number")
+        if num_frames is not None and not (isinstance(num_frames, int) and (num_frames > 0 or num_frames == -1)):
+            raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
         if fps is not None or num_frames is not None:
             return replace(policy, fps=fps, num_frames=num_frames)
     return policy

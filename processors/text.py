@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..mm.errors import CheckpointError
+from ..mm.errors import CheckpointError, InputError
 from .files import read_json
 
 _REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
@@ -45,11 +45,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
-        return self._backend.trusted(text, add_special_tokens)
+        return self._backend.trusted(_utf8(text), add_special_tokens)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of untrusted text: never a special token, whatever it spells."""
-        return self._backend.plain(text)
+        return self._backend.plain(_utf8(text))
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """Ids of pieces laid end to end, where a special token is recognised within a piece but never across two.
@@ -189,6 +189,15 @@ class _Tekken:
             return self.specials[token]
         ids = self.plain(token)
         return ids[0] if len(ids) == 1 else None
+
+
+def _utf8(text: str) -> str:
+    """The text itself; InputError when it cannot be written as UTF-8 (half a surrogate pair)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text holds half a character (a lone surrogate) at position {error.start}") from None
+    return text
 
 
 def _load(path: Path) -> _Backend:

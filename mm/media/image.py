@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import os
+import stat
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,12 @@ def decode_image(value: object, max_pixels: int = MAX_PIXELS) -> tuple[str, Tens
     """`(source mode, uint8 [height, width, 3])`; errors carry index 0, callers that count items name their own."""
     if isinstance(value, np.ndarray | Tensor):
         return _from_array(value, max_pixels)
-    if isinstance(value, Image.Image):
-        return _from_pil(value, max_pixels)
-    data = read_bytes(value, "image")
-    if not data:
+    data = b"" if isinstance(value, Image.Image) else read_bytes(value, "image")
+    if not data and not isinstance(value, Image.Image):
         raise MediaError("image", 0, "it is empty")
     try:
+        if isinstance(value, Image.Image):
+            return _from_pil(value, max_pixels)
         with Image.open(io.BytesIO(data)) as image:
             return _from_pil(image, max_pixels)
     except MediaError:
@@ -70,6 +71,8 @@ def read_bytes(value: object, modality: str) -> bytes:
             modality, 0, f"a {type(value).__name__} is not a known form; give bytes, a data: URL, a path or pixels"
         )
     try:
+        if not stat.S_ISREG(os.stat(value).st_mode):  # a pipe or device would never end
+            raise MediaError(modality, 0, f"{str(value)[:200]!r} is not a regular file")
         with open(value, "rb") as file:
             return file.read()
     except (OSError, ValueError) as error:

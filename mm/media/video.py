@@ -47,6 +47,8 @@ def load_video(value: object, index: int, sampling: Mapping[str, Any], max_bytes
         raise MediaError("video", index, error.reason) from None
     except InputError as error:
         raise MediaError("video", index, str(error)) from None
+    except (TypeError, ValueError, OSError) as error:  # metadata of another type, a closed or hostile picture
+        raise MediaError("video", index, f"it cannot be read ({error})") from None
     return VideoItem(frames, times, fps, digest("video", frames, times, fps))
 
 

@@ -1,0 +1,196 @@
+"""What a caller can get wrong ends in one typed line, the rest of the batch is answered, and threads may share an LLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
+from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return LLM(checkpoint, max_model_len=256, limit_mm_per_prompt={"image": 2, "video": 1})
+
+
+def picture(seed: int = 0, width: int = 60, height: int = 60) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def asked(text: str, **media: object) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": media}
+
+
+def fifo(folder: Path) -> Path:
+    path = folder / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+BAD = {
+    "no slot": (lambda _: asked("x", image=picture()), "image 0"),
+    "no item": (lambda _: asked(SLOT), "image 0"),
+    "too many": (lambda _: asked(SLOT * 3, image=[picture()] * 3), "At most 2 image"),
+    "too long": (lambda _: asked("def " * 300), "max_model_len"),
+    "broken": (lambda _: asked(SLOT, image=b"not a picture"), "image 0"),
+    "second broken": (lambda _: asked(SLOT * 2, image=[picture(), b""]), "image 1: it is empty"),
+    "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a float"),
+    "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
+    "url": (lambda _: asked(SLOT, image="http://example.org/a.png"), "image 0: fetching http"),
+    "pipe": (lambda folder: asked(SLOT, image=fifo(folder)), "not a regular file"),
+    "metadata": (lambda _: asked(CLIP, video=(np.zeros((4, 60, 60, 3), np.uint8), {"fps": "x"})), "video 0"),
+    "surrogate": (lambda _: asked("\ud800"), "half a character"),
+    "modality": (lambda _: asked("x", images=picture()), "unknown modality 'images'"),
+    "key": (lambda _: {"promt": "x"}, "unknown key 'promt'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
+    make, message = BAD[name]
+    good = asked(SLOT + "def f(x):", image=picture(1))
+    (alone,) = llm.generate(good, GREEDY, use_tqdm=False)
+    first, bad, last = llm.generate([good, make(tmp_path), good], GREEDY, use_tqdm=False)
+    assert bad.error is not None
+    with pytest.raises(InputError, match=message):
+        raise InputError(bad.error)
+    assert "\n" not in bad.error
+    assert first.outputs[0].token_ids == last.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert first.error is None
+    assert not llm._driver.core.runner.tracks
+    assert not llm._driver.core.runner.encoded
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop": 5},
+        {"stop": [""]},
+        {"stop_token_ids": 5},
+        {"bad_words": "x"},
+        {"logit_bias": 5},
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 2},
+        {"max_tokens": 0},
+        {"n": 0},
+        {"seed": "x"},
+        {"ignore_eos": 1},
+    ],
+)
+def test_sampling_params_name_what_is_wrong(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(4), stop_token_ids=[np.int64(3)])
+    assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.5, 4, (3,))
+    assert type(params.max_tokens) is int
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "x"}, "seed"),
+        ({"limit_mm_per_prompt": 3}, "limit_mm_per_prompt"),
+        ({"limit_mm_per_prompt": {"images": 1}}, "'images'; this model takes image, video"),
+        ({"mm_processor_kwargs": 5}, "mm_processor_kwargs"),
+        ({"mm_processor_kwargs": {"max_pixels": "x"}}, "max_pixels"),
+        ({"mm_processor_kwargs": {"max_pixel": 5}}, "did you mean max_pixels"),
+        ({"mm_processor_kwargs": {"fps": 0}}, "fps is 0"),
+        ({"mm_processor_kwargs": {"num_frames": "4"}}, "num_frames"),
+        ({"max_modellen": 5}, "did you mean max_model_len"),
+    ],
+)
+def test_options_name_what_is_wrong(options: dict[str, Any], message: str, checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(checkpoint, **options)
+
+
+@pytest.mark.parametrize("model", [None, 3, ""])
+def test_model_is_a_path(model: Any) -> None:
+    with pytest.raises(ConfigError, match="path of a checkpoint"):
+        LLM(model)
+
+
+def changed(checkpoint: Path, target: Path, **keys: Any) -> Path:
+    shutil.copytree(checkpoint, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | keys))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+        ({"architectures": "Qwen2VL"}, "names no architecture"),
+        ({"architectures": ["Qwen2VLForConditionalGenerations"]}, "Qwen2VLForConditionalGeneration"),
+        ({"image_token_id": 99999}, "image_token_id 99999"),
+        ({"text_config": {"hidden_size": "64"}}, "hidden_size|vocab_size"),
+    ],
+)
+def test_configs_name_what_is_wrong(keys: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(changed(checkpoint, tmp_path / "m", **keys))
+
+
+def test_integer_weights_and_shards_outside_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = changed(checkpoint, tmp_path / "m")
+    stored = load_file(folder / "model.safetensors")
+    name = next(n for n in stored if n.endswith("q_proj.weight"))
+    save_file(stored | {name: stored[name].to(torch.int8)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="quantised"):
+        LLM(folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: "../../secret"}}))
+    with pytest.raises(CheckpointError, match="plain names"):
+        LLM(folder)
+
+
+def test_empty_conversation_and_failing_template(llm: LLM) -> None:
+    (empty,) = llm.chat([], GREEDY, use_tqdm=False)
+    assert "no messages" in str(empty.error)
+    (broken,) = llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False, chat_template="{{ 1 / 0 }}")
+    assert "template" in str(broken.error)
+    (silent,) = llm.chat([{"role": "assistant", "content": None}], GREEDY, use_tqdm=False)
+    assert silent.error is None
+
+
+def test_threads_share_one_llm(llm: LLM) -> None:
+    """Each gets the answers it would get alone, and nothing stays behind."""
+    prompts = [asked(SLOT + f"def f{i}(x):", image=picture(i)) for i in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    alone = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    found: dict[int, list[RequestOutput]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: found.update({i: llm.generate(prompts, params, use_tqdm=False)})) for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [[o.outputs[0].token_ids for o in found[i]] for i in range(4)] == [alone] * 4
+    assert not llm._driver.core.runner.tracks
+    assert not llm._driver.core.runner.encoded
+
+
+def test_errors_have_one_base() -> None:
+    assert issubclass(ConfigError, SensoriumError)
+    assert issubclass(InputError, ValueError)
