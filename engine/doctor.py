@@ -29,7 +29,7 @@ def kernels(name: str) -> dict[str, dict[str, str]]:
 
 
 def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Which row of the registry a checkpoint takes. ConfigError if it cannot be served."""
+    """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does."""
     files = load_model_files(folder)
     row = find(files.architecture)
     resolve(row.model)
