@@ -21,7 +21,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help="also say which architecture this checkpoint is, from its JSON files (weights are not read)")
+    parser.add_argument("--model", metavar="DIR", help="also say what this checkpoint is, from its JSON files")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
