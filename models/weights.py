@@ -51,15 +51,18 @@ def load(folder: Path, model: Model) -> None:
     model.load_weights(read_checkpoint(folder))
 
 
-def named_tensors(root: nn.Module) -> dict[str, Tensor]:
-    """Canonical name -> the view it fills, for every layer below `root`; slices take the place of the layer's own name."""
-    found: dict[str, Tensor] = {}
+def named_layers(root: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+    """Canonical name -> its layer and all views of that layer by name; slices take the place of the layer's own name."""
+    found: dict[str, tuple[nn.Module, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
         if isinstance(module, Linear):
             parent, dot, _ = path.rpartition(".")
-            found.update(module.tensors(parent + dot))
+            views = dict(module.tensors(parent + dot))
         elif isinstance(module, (Norm, Embedding)):
-            found.update(module.tensors(path))
+            views = dict(module.tensors(path))
+        else:
+            continue
+        found.update(dict.fromkeys(views, (module, views)))
     return found
 
 
@@ -74,7 +77,9 @@ def fill(
     prefixes: Sequence[tuple[str, str]],
     aliases: Mapping[str, str],
 ) -> None:
-    """Copy every tensor to its place, check that none is missing or left over, then pack.
+    """Copy every tensor to its place, pack each layer once it is complete, check that none is missing or left over.
+
+    Memory is touched only when a tensor arrives and the original goes when its layer is packed: one layer is held twice.
 
     Args:
         prefixes: (as stored, canonical) prefixes, the first match wins.
@@ -83,15 +88,15 @@ def fill(
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
-    wanted = named_tensors(root)
-    missing, surplus = set(wanted), []
+    wanted, surplus = named_layers(root), []
     for stored, tensor in weights:
         name = rename(stored, prefixes)
         if name not in wanted:
             if name not in aliases and not name.endswith("rotary_emb.inv_freq"):
                 surplus.append(stored)
             continue
-        target = wanted[name]
+        layer, views = wanted[name]
+        target = views.pop(name)
         if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
             raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
         if not tensor.is_floating_point():
@@ -99,12 +104,11 @@ def fill(
                 f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported"
             )
         target.copy_(tensor.reshape(target.shape))
-        missing.discard(name)
-    _complain("lacks", missing)
+        del target
+        if not views and isinstance(layer, Linear):
+            layer.pack()
+    _complain("lacks", {name for _, views in wanted.values() for name in views})
     _complain("holds unknown", surplus)
-    for module in root.modules():
-        if isinstance(module, Linear):
-            module.pack()
 
 
 def _complain(verb: str, names: Iterable[str]) -> None:
