@@ -35,7 +35,7 @@ class EngineConfig:
         model: folder of a checkpoint as the Hub ships it.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
-        max_model_len: tokens of prompt and answer together; None: all the model has positions for.
+        max_model_len: tokens of prompt and answer together; None: all positions of the model that the cache has room for.
         max_num_seqs: sequences computed together at most.
         max_num_batched_tokens: rows of one step at most; longer prompts are computed in pieces.
         block_size: tokens per block of the key/value cache.
@@ -175,22 +175,27 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     return ModelFiles(path, config, raw["generation_config.json"], image, video, digest("sensorium.model", config, weights))
 
 
-def resolve_max_model_len(asked: int | None, most: int) -> int:
+def check_max_model_len(asked: int | None, most: int) -> int:
     """ConfigError when more is asked for than the model has positions."""
     if asked is not None and asked > most:
         raise ConfigError(f"max_model_len={asked} is above the model's max_position_embeddings={most}")
     return asked or most
 
 
+def cache_budget(config: EngineConfig, device: torch.device) -> int:
+    """Bytes that the key/value cache may take."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction)
+    return min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
+
+
 def num_cache_blocks(config: EngineConfig, block_bytes: int, max_model_len: int, device: torch.device) -> int:
     """Blocks of the key/value cache, in closed form; ConfigError when not even one full sequence fits."""
     one = -(-max_model_len // config.block_size)
     wanted = one * config.max_num_seqs
-    budget = config.kv_cache_memory_bytes
-    if budget is None and device.type == "cuda":
-        budget = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction)
-    elif budget is None:
-        budget = min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
+    budget = cache_budget(config, device)
     blocks = min(wanted, budget // block_bytes)
     if blocks < one:
         raise ConfigError(

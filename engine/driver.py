@@ -18,7 +18,7 @@ from .output import Assembly
 from .runner import describe
 from .sampler import mix
 from .sampling_params import SamplingParams
-from .types import EngineRequest, RequestOutput
+from .types import EngineRequest, RequestOutput, TokenOutput
 
 _MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
 
@@ -52,6 +52,7 @@ class Driver:
         self._ahead = 4 * workers  # prompts with media being prepared
         self._owners: dict[str, Assembly] = {}
         self._numbers = count()
+        self._home, self._threads = threading.get_ident(), torch.get_num_threads()
         self._lock = threading.RLock()  # callers' threads take turns at the engine
 
     def serve(self, jobs: Sequence[Job], partial: bool = False) -> Iterator[tuple[int, RequestOutput]]:
@@ -129,16 +130,31 @@ class Driver:
         words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self._tokenizer)))
         for i, name in enumerate(names):
             own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
-            seed = mix(base + i)
+            seed = mix(mix(base) ^ i)
             yield EngineRequest(name, prepared.token_ids, own, self._eos, prepared.features, seed=seed, bad_word_ids=words)
 
     def _step(self) -> None:
-        for output in self.core.step():
-            assembly = self._owners[output.request_id]
+        if threading.get_ident() != self._home and torch.get_num_threads() == 1:
+            torch.set_num_threads(self._threads)  # a thread started after the media workers inherits their one
+        try:
+            outputs = self.core.step()
+        except BaseException:  # half a step is done: nobody's state can be trusted
+            for assembly in set(self._owners.values()):
+                self._free(assembly)
+                assembly.fail("the engine's step was interrupted; ask again")
+            raise
+        for output in outputs:
+            self._deliver(self._owners[output.request_id], output)
+
+    def _deliver(self, assembly: Assembly, output: TokenOutput) -> None:
+        try:
             if assembly.add(output):
                 self.core.abort(output.request_id)
             if output.request_id not in assembly.open:
                 del self._owners[output.request_id]
+        except Exception as error:
+            self._free(assembly)
+            assembly.fail(describe(error))
 
     def _free(self, assembly: Assembly) -> None:
         for name in assembly.open:

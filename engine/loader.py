@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
+
+import torch
 
 from ..mm.errors import ConfigError
 from ..mm.registry import Architecture, find
 from ..models.interface import Model
 from ..models.weights import load as load_weights
 from ..processors.interface import ProcessingInfo
-from .config import EngineConfig, ModelFiles, num_cache_blocks, resolve_max_model_len
+from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks
 from .core import EngineCore
 from .kv import KVBlocks, bytes_per_block, group_layers
 from .runner import ModelRunner
 from .scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,21 @@ def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
     """
     row, device = find(files.architecture), config.torch_device
     model = cast(Model, resolve(row.model)(files.config, files.dtype(config.dtype), device))
-    max_model_len = resolve_max_model_len(config.max_model_len, model.max_positions)
+    max_model_len = resolve_max_model_len(config, model, device)
+    core = build_core(model, config, max_model_len)  # a plan that does not work out is said before weights are read
     load_weights(files.path, model)
-    return Engine(build_core(model, config, max_model_len), max_model_len)
+    return Engine(core, max_model_len)
+
+
+def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.device) -> int:
+    """What is asked for; when nothing is, all positions of the model that one sequence's cache has room for."""
+    most = check_max_model_len(config.max_model_len, model.max_positions)
+    if config.max_model_len is not None:
+        return most
+    room = cache_budget(config, device) // bytes_per_block(model.cache_specs, config.block_size) * config.block_size
+    if room < most:
+        _log.warning("max_model_len is %d, what the key/value cache holds; the model has %d positions", room, most)
+    return min(most, room)
 
 
 def build_core(model: Model, config: EngineConfig, max_model_len: int) -> EngineCore:

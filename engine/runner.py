@@ -80,7 +80,7 @@ class ModelRunner:
             for item, rows in zip(items, self.model.embed_multimodal(items[0].modality, merged), strict=True):
                 if rows.shape[0] != item.range.num_embeds:
                     raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
-                self.encoded[item.hash] = rows
+                self.encoded[item.hash] = rows.clone() if len(items) > 1 else rows  # a view would keep all of them alive
         except Exception as error:
             if len(items) > 1:
                 return [failed for item in items for failed in self._encode_items([item])]
@@ -96,7 +96,7 @@ class ModelRunner:
             return None
         inside = (f for f in track.features if f.range.offset < stop and f.range.end > start)
         missing = next((f for f in inside if f.hash not in self.encoded), None)
-        return None if missing is None else f"{missing.modality}: encoding failed: {next(iter(errors.values()))}"
+        return None if missing is None else f"{missing.modality}: another request was to encode it and failed; ask again"
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
         batch = build_batch(rows, self.encoded, self.kv_caches, self.block_size, self.device)

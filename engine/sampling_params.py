@@ -10,6 +10,8 @@ from typing import Any
 
 from ..mm.errors import InputError
 
+_GREEDY_BELOW = 1e-5  # dividing by less overflows float32
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -74,7 +76,7 @@ class SamplingParams:
         if not isinstance(self.logit_bias or {}, Mapping):
             raise InputError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
         _store(self, "logit_bias", {_token("logit_bias", k): _bias(v) for k, v in (self.logit_bias or {}).items()})
-        if self.n > 1 and self.temperature == 0:
+        if self.n > 1 and self.greedy:
             raise InputError(f"n={self.n} answers need a temperature above 0; greedy answers would all be the same")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
@@ -89,7 +91,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < _GREEDY_BELOW
 
     @property
     def plain(self) -> bool:

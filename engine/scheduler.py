@@ -20,7 +20,7 @@ class Scheduler:
     Rows of a step go to sequences with one token to compute first, then to started prompts, then to waiting ones, as
     far as the token budget reaches; a prompt may be cut anywhere. A sequence is admitted when the pool has blocks for
     all its known tokens. When an answer finds no block to grow into, idle sequences lose theirs first, then the
-    running one with the largest (priority, arrival); what was lost is computed again later, encoder rows are kept.
+    running one with the largest (priority, arrival); what was lost is computed again later, and its items encoded again.
     """
 
     def __init__(self, kv: KVBlocks, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:

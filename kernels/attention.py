@@ -48,12 +48,11 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: Att
     write_cache(k, v, kv_cache, meta)
     if backend("attention", q.device, q.dtype) == "reference":
         return paged_attention_reference(q, kv_cache, meta, scale)
-    decodes = meta.decodes
-    if decodes is not None and decodes.rows is None:
-        return _decode(q, kv_cache, decodes, scale)
     out = torch.empty_like(q)
-    if decodes is not None:
-        out.index_copy_(0, decodes.rows, _decode(q[decodes.rows], kv_cache, decodes, scale))  # type: ignore[arg-type]
+    for group in meta.decodes:
+        if group.rows is None:
+            return _decode(q, kv_cache, group, scale)
+        out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale))
     for request in meta.chunks:
         rows = slice(meta.query_start[request], meta.query_start[request + 1])
         if rows.stop - rows.start == meta.seq_lens[request]:  # nothing before this chunk: no need to read the cache

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from .dispatch import backend
 
 _MOST_SCORES = 512 * 512  # rows times keys of a head, beyond which the scores leave the CPU's caches
-_FEWEST_ROWS = 48  # of all heads and items together, below which the calls themselves cost more than they save
+_FEWEST_ROWS = 48  # of all heads of one item, below which the calls cost more than they save; company must not change it
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -28,7 +28,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor 
         `[batch, heads, rows, dim]`.
     """
     rows, keys = q.shape[2], k.shape[2]
-    fits = rows * keys <= _MOST_SCORES and q.shape[:3].numel() >= _FEWEST_ROWS
+    fits = rows * keys <= _MOST_SCORES and q.shape[1] * rows >= _FEWEST_ROWS
     if fits and backend("dense_attention", q.device, q.dtype) == "products":
         if causal:
             mask = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril()

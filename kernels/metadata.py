@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class DecodeRows:
-    """The requests of a step with one query row each, padded to their longest context.
+    """Requests of a step with one query row each, padded to their longest context.
 
     Args:
         rows: int64 `[n]`, their query rows in the batch; None when they are all of it, in order.
@@ -56,20 +56,35 @@ class AttentionMetadata:
         return tuple(i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] > 1)
 
     @cached_property
-    def decodes(self) -> DecodeRows | None:
-        """The single-row requests, laid out once per step for all layers."""
-        starts, device = self.query_start, self.block_tables.device
+    def decodes(self) -> tuple[DecodeRows, ...]:
+        """The single-row requests, laid out once per step for all layers, in groups of like width.
+
+        One group while padding at most doubles the keys gathered, else one per power of two: a long context among
+        short ones must not widen them all.
+        """
+        starts = self.query_start
         single = [i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] == 1]
+        widths = [-(-self.seq_lens[i] // self.block_size) for i in single]
         if not single:
-            return None
-        lengths = [self.seq_lens[i] for i in single]
-        width = -(-max(lengths) // self.block_size)
-        everything = len(single) == self.num_rows
-        tables = self.block_tables if everything else self.block_tables[torch.tensor(single, device=device)]
+            return ()
+        if len(single) * max(widths) <= 2 * sum(widths):
+            return (self._decode_rows(single, max(widths)),)
+        classes: dict[int, list[int]] = {}
+        for i, width in zip(single, widths, strict=True):
+            classes.setdefault(width.bit_length(), []).append(i)
+        return tuple(
+            self._decode_rows(group, max(-(-self.seq_lens[i] // self.block_size) for i in group)) for group in classes.values()
+        )
+
+    def _decode_rows(self, requests: list[int], width: int) -> DecodeRows:
+        device = self.block_tables.device
+        lengths = [self.seq_lens[i] for i in requests]
+        everything = len(requests) == self.num_rows
+        tables = self.block_tables if everything else self.block_tables[torch.tensor(requests, device=device)]
         keys, ends = torch.arange(width * self.block_size, device=device), torch.tensor(lengths, device=device)
         padded = any(length != width * self.block_size for length in lengths)
         return DecodeRows(
-            rows=None if everything else torch.tensor([starts[i] for i in single], device=device),
+            rows=None if everything else torch.tensor([self.query_start[i] for i in requests], device=device),
             blocks=tables[:, :width].long().flatten(),
             mask=(keys < ends[:, None])[:, None, None] if padded else None,
         )

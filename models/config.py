@@ -36,6 +36,8 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
     rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise ConfigError(f"rope_parameters in config.json is {rope!r}; it must be an object")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "mrope"):
         raise ConfigError(f"rope type {kind!r} is not supported; known are default and mrope")
@@ -62,7 +64,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         eps=text.get("rms_norm_eps", 1e-5),
         rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
         rope_sections=sections,
-        max_positions=text.get("max_position_embeddings", 32768),
+        max_positions=count({"max_position_embeddings": 32768} | dict(text), "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
     )
 

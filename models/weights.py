@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from .interface import Model
 from .layers.basic import Embedding, Norm
 from .layers.linear import Linear
 
+_MAPPED_BYTES = 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -23,8 +25,16 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
     for file in _files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                    yield name, tensors.get_tensor(name)
+                names = deque(tensors.keys())
+            while names:  # the file stays mapped, and its pages in memory, only for so many bytes
+                with safe_open(file, framework="pt") as tensors:
+                    seen = 0
+                    while names and seen < _MAPPED_BYTES:
+                        name = names.popleft()
+                        tensor = tensors.get_tensor(name)
+                        seen += tensor.nbytes
+                        yield name, tensor
+                        del tensor
         except FileNotFoundError:
             raise CheckpointError(f"{file.name} is missing from {folder}; download it again") from None
         except SafetensorError as error:
@@ -96,6 +106,8 @@ def fill(
                 surplus.append(stored)
             continue
         layer, views = wanted[name]
+        if name not in views:
+            raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
         target = views.pop(name)
         if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
             raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")

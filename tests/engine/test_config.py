@@ -6,10 +6,10 @@ import pytest
 import torch
 from sensorium.engine.config import (
     EngineConfig,
+    check_max_model_len,
     load_model_files,
     make_config,
     num_cache_blocks,
-    resolve_max_model_len,
 )
 from sensorium.mm.errors import CheckpointError, ConfigError
 
@@ -97,10 +97,10 @@ def test_what_is_no_checkpoint(tmp_path):
 
 
 def test_context_length():
-    assert resolve_max_model_len(None, 100) == 100
-    assert resolve_max_model_len(50, 100) == 50
+    assert check_max_model_len(None, 100) == 100
+    assert check_max_model_len(50, 100) == 50
     with pytest.raises(ConfigError, match="max_model_len=101 is above the model's max_position_embeddings=100"):
-        resolve_max_model_len(101, 100)
+        check_max_model_len(101, 100)
 
 
 def test_cache_blocks():
