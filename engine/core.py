@@ -59,8 +59,10 @@ class EngineCore:
         except KeyboardInterrupt:
             for encode in output.encode:
                 self.scheduler.encoder.mark_failed(encode.hash)
+            self.scheduler.redeliver(output)
             raise
         except Exception as error:
+            self.scheduler.redeliver(output)
             _log.exception("a step failed")
             results = [TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled]
         return tuple(self._book(task, result, output) for task, result in zip(output.scheduled, results, strict=True))

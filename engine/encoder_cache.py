@@ -56,6 +56,10 @@ class EncoderCache:
             del self._entries[key]
             self._freed.append(key)
 
+    def refree(self, keys: tuple[str, ...]) -> None:
+        """Say these again: the runner may not have heard."""
+        self._freed.extend(keys)
+
     def take_freed(self) -> tuple[str, ...]:
         """Hashes whose rows the runner may drop, once; those wanted and encoded again meanwhile are not among them."""
         freed, self._freed = tuple(key for key in dict.fromkeys(self._freed) if key not in self), []

@@ -113,6 +113,11 @@ class Scheduler:
         self._new, self._updates, self._finished = [], [], []
         return output
 
+    def redeliver(self, output: SchedulerOutput) -> None:
+        """What a step that broke off was to free is said again with the next; freeing twice is harmless."""
+        self._finished = [*output.finished, *self._finished]
+        self.encoder.refree(output.free_encoder)
+
     def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int]) -> tuple[str, int | None] | None:
         """Book what a step did for one sequence; (finish reason, stop token) when its answer is complete."""
         request = self.requests[scheduled.request_id]

@@ -194,3 +194,82 @@ def test_threads_share_one_llm(llm: LLM) -> None:
 def test_errors_have_one_base() -> None:
     assert issubclass(ConfigError, SensoriumError)
     assert issubclass(InputError, ValueError)
+
+
+def test_an_answer_that_cannot_be_assembled_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sensorium.engine.output import Assembly
+
+    real = Assembly.add
+
+    def add(self: Assembly, output: Any) -> bool:
+        if len(self.prompt_token_ids) > 20:
+            raise RuntimeError("no text today")
+        return real(self, output)
+
+    monkeypatch.setattr(Assembly, "add", add)
+    good, bad = llm.generate(["def", "def " * 30], GREEDY, use_tqdm=False)
+    assert good.error is None
+    assert "no text today" in str(bad.error)
+    assert not llm._driver.core.scheduler.requests
+
+
+def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two callers share a step that Ctrl-C cuts: one sees it, the other gets a typed end, the next call works."""
+    other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    next(other)
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._driver.core.runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("def", GREEDY, use_tqdm=False)
+    assert "interrupted" in str(list(other)[-1].error)
+    (again,) = llm.generate("def", GREEDY, use_tqdm=False)
+    assert again.error is None
+    assert not llm._driver.core.scheduler.requests
+    assert not llm._driver.core.runner.tracks
+
+
+def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> None:
+    small = LLM(checkpoint, kv_cache_memory_bytes=1 << 20)
+    assert 16 <= small.max_model_len < 4096
+    assert small.generate("def", GREEDY, use_tqdm=False)[0].error is None
+    with pytest.raises(ConfigError, match="needs"):
+        LLM(checkpoint, kv_cache_memory_bytes=1 << 20, max_model_len=4096)
+
+
+def test_a_tensor_stored_twice_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    folder = changed(checkpoint, tmp_path / "m")
+    stored = load_file(folder / "model.safetensors")
+    name = next(n for n in stored if "visual." in n)
+    other = name.removeprefix("model.") if name.startswith("model.") else f"model.{name}"
+    save_file(stored | {other: stored[name].clone()}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="twice"):
+        LLM(folder)
+
+
+def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
+    if torch.get_num_threads() == 1:
+        pytest.skip("one torch thread in all")
+    llm.generate(asked(SLOT, image=picture()), GREEDY, use_tqdm=False)
+    found: list[int] = []
+
+    def work() -> None:
+        llm.generate("def", GREEDY, use_tqdm=False)
+        found.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert found == [torch.get_num_threads()]
+
+
+def test_company_does_not_change_an_answer_in_bfloat16() -> None:
+    """The shipped model, greedy: attention is chosen by an item's own shape."""
+    llm = LLM(Path(__file__).parents[2] / "assets" / "tiny-vl", dtype="bfloat16")
+    prompts = [f"user {i} moves left" for i in range(12)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    together = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    assert together == [llm.generate(p, params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]

@@ -101,3 +101,12 @@ def test_dense_attention_by_hand(
     limit = 1e-5 if dtype == torch.float32 else 3e-2
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), scores.softmax(-1) @ values, atol=limit, rtol=limit)
+
+
+def test_a_long_context_does_not_widen_short_ones() -> None:
+    requests = [(60, 1), *[(i % 3, 1) for i in range(9)], (5, 2)]
+    q, k, v, cache, meta = paged_case(requests, 4, 2, 8, torch.float32, 5)
+    assert sum(len(group.blocks) for group in meta.decodes) <= 2 * sum(-(-n // BLOCK) for n in meta.seq_lens)
+    assert len(meta.decodes) > 1
+    out = paged_attention(q, k, v, cache, meta, 0.3)
+    torch.testing.assert_close(out, paged_attention_reference(q, cache, meta, 0.3), atol=1e-5, rtol=1e-5)
