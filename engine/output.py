@@ -25,7 +25,7 @@ class Answer:
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
         self._undecoded: list[int] = []
         self._cut = False  # at a stop string
-        self._unsearched = 0  # a stop string must end after this many characters
+        self._searched = 0  # characters searched already: a stop string must end after them
 
     def add(self, output: TokenOutput) -> bool:
         """Take what a step made; True when a stop string ends the answer that the engine would go on with."""
@@ -50,8 +50,8 @@ class Answer:
     def _stop(self) -> bool:
         if not self.params.stop_strings:
             return False
-        text, searched = self.text, self._unsearched
-        self._unsearched = len(text)
+        text, searched = self.text, self._searched
+        self._searched = len(text)
         if len(self.token_ids) <= self.params.min_tokens:
             return False
         found = find_stop(text, self.params.stop_strings, searched)

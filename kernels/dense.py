@@ -16,7 +16,8 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor 
     """`softmax(q k^T scale) v`, by torch's flash kernel or, in bfloat16 on a CPU, by two batched products.
 
     The CPU's flash kernel has no short blocks: on a window of 64 x 64 or a prompt of 300 the products, which oneDNN runs in
-    bfloat16, take half its time; in float32, beyond about 512 x 512, or for a lone decode row they do not.
+    bfloat16, take half its time; in float32, beyond about 512 x 512, or for decode rows they do not.
+    An item's own shape decides, never its company.
 
     Args:
         q: `[batch, heads, rows, dim]`; heads a multiple of the key/value heads.

@@ -273,3 +273,16 @@ def test_company_does_not_change_an_answer_in_bfloat16() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     together = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     assert together == [llm.generate(p, params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
+
+
+def test_answers_of_neighbouring_seeds_are_their_own(llm: LLM) -> None:
+    """The second of two answers to seed 5 is not the first to seed 6."""
+
+    def sampled(seed: int, n: int) -> list[tuple[int, ...]]:
+        params = SamplingParams(n=n, seed=seed, temperature=5.0, max_tokens=12, ignore_eos=True)
+        return [tuple(o.token_ids) for o in llm.generate("def", params, use_tqdm=False)[0].outputs]
+
+    first, second = sampled(5, 2)
+    assert first != second
+    assert second not in sampled(6, 2)
+    assert sampled(5, 2) == [first, second]

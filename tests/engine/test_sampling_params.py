@@ -45,3 +45,8 @@ def test_generation_config_gives_defaults():
     assert (params.temperature, params.top_p, params.repetition_penalty, params.top_k) == (0.1, 0.001, 1.05, 0)
     assert from_generation_config({"do_sample": False, "temperature": 0.7}).greedy
     assert from_generation_config({}) == SamplingParams()
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy():
+    assert SamplingParams(temperature=1e-38).greedy
+    assert not SamplingParams(temperature=1e-3).greedy
