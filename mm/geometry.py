@@ -29,6 +29,7 @@ class SamplingPolicy:
         fps: frames wanted per second of source; excludes `num_frames`.
         num_frames: frames wanted in all; -1 means every frame.
         min_frames, max_frames: bounds on what `fps` asks for.
+        max_duration: seconds of the source that are looked at, from its start; None: all of it.
         multiple: the count is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal pieces, "ends" includes first and last frame.
     """
@@ -37,6 +38,7 @@ class SamplingPolicy:
     num_frames: int | None = None
     min_frames: int = 1
     max_frames: int = 1 << 30
+    max_duration: float | None = None
     multiple: int = 1
     spread: str = "stride"
 

@@ -15,40 +15,137 @@ MultiModalKwargsItem = Mapping[str, FieldElem]
 
 
 @dataclass(frozen=True)
-class ImageItem:
-    """One decoded picture. `pixels` uint8 `[height, width, 3]` RGB, EXIF orientation applied, alpha on white."""
+class Media:
+    """One input with a name or options of its own, wherever plain data may stand: `Media(image, max_pixels=100_000)`.
 
-    pixels: Tensor
-    hash: str
+    Args:
+        data: the picture, clip, sound or embeddings in any form that is taken; None: you have it already, see `uuid`.
+        uuid: the caller's own name of this content.
+        min_pixels, max_pixels: area of a picture or frame after resizing.
+        fps, num_frames: frames used of a clip; one excludes the other.
+        detail: "low" (at most 512x512 pixels), "high" or "auto" (the model's own limits).
+    """
+
+    data: object
     uuid: str | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+    detail: str | None = None
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What was given, by name."""
+        names = ("min_pixels", "max_pixels", "fps", "num_frames", "detail")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """Which frames of a clip are used, in order of time; one entry of `indices` and `timestamps` per frame used.
+
+    Args:
+        indices: frame numbers in the source, in presentation order.
+        timestamps: seconds of those frames from the start of the source, as the container says.
+        total: frames of the source.
+        fps: frames used per second of source, from which position rules derive seconds per grid step.
+        replaced: `(wanted, used)` frame numbers where a broken frame has a stand-in.
+        missing: wanted frame numbers that could not be read and have none.
+    """
+
+    indices: tuple[int, ...]
+    timestamps: tuple[float, ...]
+    total: int
+    fps: float
+    replaced: tuple[tuple[int, int], ...] = ()
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MediaHeader:
+    """What is known of one item before anything is decoded, and what stays true of it afterwards.
+
+    Args:
+        modality: "image", "video", "audio" or "vision_chunk".
+        height, width: pixels, after EXIF orientation; 0 for sound.
+        frames: the frames to be used, None but for clips.
+        samples: mono samples at the rate the model wants; 0 but for sound.
+        exact: False where the container does not tell and the counts are upper bounds.
+    """
+
+    modality: str
+    height: int = 0
+    width: int = 0
+    frames: FramePlan | None = None
+    samples: int = 0
+    exact: bool = True
 
     @property
     def size(self) -> tuple[int, int]:
         """`(height, width)` in pixels."""
-        return int(self.pixels.shape[0]), int(self.pixels.shape[1])
+        return self.height, self.width
+
+
+@dataclass(frozen=True)
+class ImageItem:
+    """One decoded picture. `pixels` uint8 `[height, width, 3]` RGB, EXIF orientation applied, alpha on the background."""
+
+    pixels: Tensor
+
+    @property
+    def header(self) -> MediaHeader:
+        return MediaHeader("image", int(self.pixels.shape[0]), int(self.pixels.shape[1]))
 
 
 @dataclass(frozen=True)
 class VideoItem:
-    """The sampled frames of one clip. `frames` uint8 `[frames, height, width, 3]` RGB.
+    """The sampled frames of one clip: uint8 `[frames, height, width, 3]` RGB, and where they come from."""
 
-    `timestamps` are seconds from the start of the source, one per frame used; `fps` is the rate of the *sampled*
-    frames (frames used per second of source), from which position rules derive seconds per grid step.
+    frames: Tensor
+    plan: FramePlan
+
+    @property
+    def header(self) -> MediaHeader:
+        return MediaHeader("video", int(self.frames.shape[1]), int(self.frames.shape[2]), self.plan)
+
+
+@dataclass(frozen=True)
+class AudioItem:
+    """One sound: float32 `[samples]`, mono, about -1..1, at `rate` hertz."""
+
+    samples: Tensor
+    rate: int
+
+    @property
+    def header(self) -> MediaHeader:
+        return MediaHeader("audio", samples=int(self.samples.shape[0]))
+
+
+@dataclass(frozen=True)
+class VisionChunk:
+    """A picture (one frame, no plan) or a timed piece of a video, one item of an ordered stream of both.
+
+    `frames` uint8 `[frames, height, width, 3]` RGB; `plan` has one entry per frame, in seconds of the whole video.
     """
 
     frames: Tensor
-    timestamps: tuple[float, ...]
-    fps: float
-    hash: str
-    uuid: str | None = None
+    plan: FramePlan | None = None
 
     @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` in pixels."""
-        return int(self.frames.shape[1]), int(self.frames.shape[2])
+    def header(self) -> MediaHeader:
+        return MediaHeader("vision_chunk", int(self.frames.shape[1]), int(self.frames.shape[2]), self.plan)
 
 
-MediaItem = ImageItem | VideoItem
+@dataclass(frozen=True)
+class EmbeddingItem:
+    """Rows that an encoder made elsewhere, by tensor name, checked for width, type and finiteness."""
+
+    modality: str
+    tensors: Mapping[str, Tensor]
+
+
+MediaItem = ImageItem | VideoItem | AudioItem | VisionChunk
 
 
 @dataclass(frozen=True)
@@ -59,6 +156,7 @@ class ItemGeometry:
         t, h, w: temporal grid steps, patches high, patches wide.
         merge: patches merged to one embedding along h and along w.
         time_step: positions per temporal grid step; the product with the step index is cut to an integer.
+        times: seconds of the source at each temporal grid step, for families that write them as text.
     """
 
     t: int
@@ -66,6 +164,7 @@ class ItemGeometry:
     w: int
     merge: int = 1
     time_step: float = 1.0
+    times: tuple[float, ...] = ()
 
     @property
     def merged(self) -> tuple[int, int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,35 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_preprocessors(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`(preprocessor, video_preprocessor)` JSON for a ProcessingInfo, empty where missing.
+@dataclass(frozen=True)
+class ProcessorFiles:
+    """The raw JSON that a ProcessingInfo is made from; a missing file is an empty object.
 
-    Newer checkpoints nest both in processor_config.json, which then wins, as it does for transformers.
+    `encode` gives the token ids of plain text (no special tokens added or recognised), for families whose items are
+    written with text of their own.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    image: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
+    audio: Mapping[str, Any] = field(default_factory=dict)
+    encode: Callable[[str], list[int]] | None = None
+
+
+def read_preprocessors(path: str | Path) -> ProcessorFiles:
+    """config.json and the preprocessors' files of a folder.
+
+    Newer checkpoints nest the latter in processor_config.json, which then wins, as it does for transformers.
     """
     folder = Path(path)
-    nested = read_json(folder / "processor_config.json")
-    image = nested.get("image_processor") or read_json(folder / "preprocessor_config.json")
-    return image, nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json")
+    nested, plain = read_json(folder / "processor_config.json"), read_json(folder / "preprocessor_config.json")
+    sound = "feature_extractor_type" in plain
+    return ProcessorFiles(
+        config=read_json(folder / "config.json"),
+        image=nested.get("image_processor") or ({} if sound else plain),
+        video=nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json"),
+        audio=nested.get("feature_extractor") or nested.get("audio_processor") or (plain if sound else {}),
+    )
 
 
 def find_template(path: str | Path) -> str | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
-from ..mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..mm.media.policy import DecodeSpec
+from ..mm.parse import MultiModalDataParser
+from ..mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
 @dataclass(frozen=True)
@@ -20,25 +23,31 @@ class Span:
 
 
 class ProcessingInfo(Protocol):
-    """The one object per model family that answers everything about its inputs.
+    """The one object per model family that answers everything about its inputs. Immutable, safe in many threads.
 
-    Built as `cls(config: dict, preprocessor: dict, video_preprocessor: dict, options: Mapping)` from the raw JSON
-    files of the checkpoint (missing files are empty dicts) and the caller's `mm_processor_kwargs`; unknown option
-    keys raise ConfigError with the nearest known name.
+    Built as `cls(files: ProcessorFiles, options: Mapping)` from the raw JSON of the checkpoint and the caller's
+    `mm_processor_kwargs`; unknown option keys raise ConfigError with the nearest known name.
     """
 
     modalities: tuple[str, ...]
     slot_ids: Mapping[str, int]  # modality -> the one token that marks an unexpanded slot in a prompt
     prefill: str  # "causal" | "item_atomic" | "prompt_atomic"
+    decode_spec: DecodeSpec  # frames and rate its items are decoded with
 
-    def sampling(self) -> Mapping[str, float | int | None]:
-        """Keyword arguments for mm.media.video's frame sampler (fps, num_frames, min_frames, max_frames, multiple)."""
+    def parser(self) -> MultiModalDataParser:
+        """What forms of input it takes, and at most how many."""
 
-    def geometry(self, modality: str, size: tuple[int, int], frames: int = 1, fps: float = 0.0) -> ItemGeometry:
-        """Grid from the header alone: `size` is (height, width) of the source, `frames`/`fps` of the sampled clip."""
+    def tuned(self, options: Mapping[str, Any]) -> Self:
+        """The same with options of one request or item laid over its own; ConfigError names an unknown key."""
 
-    def process(self, item: MediaItem) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """Pixels to the encoder's named tensors. Releases the GIL in its heavy parts; thread-safe."""
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """Grid and counts from the header alone; InputError for what the family refuses."""
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """A decoded item to the encoder's named tensors, floating ones in `dtype`. Releases the GIL; thread-safe.
+
+        The geometry is `geometry(item.header)`.
+        """
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """The tokens that replace one slot."""
