@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
-from ..mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Span:
 class ProcessingInfo(Protocol):
     """The one object per model family that answers everything about its inputs. Immutable, safe in many threads.
 
-    Built as `cls(files: ProcessorFiles, options: Mapping)` from the raw JSON of the checkpoint and the caller's
-    `mm_processor_kwargs`; unknown option keys raise ConfigError with the nearest known name.
+    Built as `cls(files: ProcessorFiles, *options: Mapping)` from the raw JSON of the checkpoint and the caller's
+    `mm_processor_kwargs`, later ones over earlier ones; unknown keys raise ConfigError with the nearest known name.
     """
 
     modalities: tuple[str, ...]
@@ -42,6 +42,9 @@ class ProcessingInfo(Protocol):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Grid and counts from the header alone; InputError for what the family refuses."""
+
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """Grid of an item whose rows the caller gave; InputError when they do not fit it."""
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """A decoded item to the encoder's named tensors, floating ones in `dtype`. Releases the GIL; thread-safe.

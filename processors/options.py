@@ -3,28 +3,71 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..mm.errors import ConfigError
+from ..mm.geometry import SamplingPolicy
+
+Known = Mapping[str, Collection[str]]
+"""Option names by modality."""
 
 
-def for_modality(options: Mapping[str, Any], modality: str, known: Collection[str]) -> dict[str, Any]:
-    """The options that hold for one modality: flat ones, overlaid with those under `<modality>s_kwargs`.
+def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dict[str, Any]:
+    """The options that hold for one modality: flat ones it knows, overlaid with those under `<modality>s_kwargs`.
 
     `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges
-    and videos the first only. ConfigError names an unknown key and the nearest known one.
+    and videos the first only. A value of None is as if not given.
+
+    Raises:
+        ConfigError: a flat key that no modality knows, or a nested one that its own does not, with the nearest known.
     """
-    nests = ("images_kwargs", "videos_kwargs")
-    if not all(isinstance(options.get(key) or {}, Mapping) for key in nests):
-        raise ConfigError(f"{' and '.join(nests)} hold options by name, e.g. {{'max_pixels': 1003520}}")
-    flat = {key: value for key, value in options.items() if key not in nests}
-    nested = options.get(f"{modality}s_kwargs") or {}
-    for key in (*flat, *nested):
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4) or [", ".join(sorted(known))]
-            raise ConfigError(f"unknown processing option {key!r}; did you mean {near[0]}?")
-    merged = flat | dict(nested)
-    if isinstance(flat.get("size"), Mapping) and isinstance(nested.get("size"), Mapping):
-        merged["size"] = {**flat["size"], **nested["size"]}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"processing options are a mapping by name, not a {type(options).__name__}")
+    nests = {f"{name}s_kwargs": name for name in known}
+    names = sorted({name for several in known.values() for name in several})
+    merged: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in nests and not isinstance(value or {}, Mapping):
+            raise ConfigError(f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not a {type(value).__name__}")
+        if key not in nests:
+            _check(key, names, [*names, *nests])
+            if key in known[modality] and value is not None:
+                merged[key] = value
+    for nest, owner in nests.items():
+        for key, value in (options.get(nest) or {}).items():
+            _check(key, known[owner], sorted(known[owner]), f" for {owner}s")
+            if owner == modality and value is not None:
+                both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
+                merged[key] = {**merged[key], **value} if both else value
     return merged
+
+
+def with_sampling(policy: SamplingPolicy, options: Mapping[str, Any]) -> SamplingPolicy:
+    """The policy with `fps` or `num_frames` (each cancels the other's default) and `max_duration`.
+
+    Raises:
+        ConfigError: both of the first two, or a value that is not a positive number (-1: all frames).
+    """
+    fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
+    if fps is not None and num_frames is not None:
+        raise ConfigError("fps and num_frames exclude each other; give one of them")
+    for name, value in (("fps", fps), ("max_duration", duration)):
+        if value is not None and not (_number(value, float) and 0 < value < float("inf")):
+            raise ConfigError(f"{name} is {value!r}; give a positive number")
+    if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
+        raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
+    if fps is not None or num_frames is not None:
+        policy = replace(policy, fps=fps, num_frames=num_frames)
+    return policy if duration is None else replace(policy, max_duration=duration)
+
+
+def _number(value: object, *more: type) -> bool:
+    return isinstance(value, (int, *more)) and not isinstance(value, bool)
+
+
+def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
+    if key not in known:
+        near = difflib.get_close_matches(str(key), near_to, n=1, cutoff=0.4) or [", ".join(near_to)]
+        raise ConfigError(f"unknown processing option {key!r}{where}; did you mean {near[0]}?")

@@ -16,6 +16,7 @@ from ..mm.types import ItemGeometry
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
@@ -75,7 +76,15 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
 
 
 def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
-    """The spec with the areas that `options` give, in any of the published forms; ConfigError when they contradict."""
+    """The spec with the areas that `options` give, in any of the published forms; ConfigError when they contradict.
+
+    `detail="low"` caps the area at 512x512 pixels; "high" and "auto" leave the model's own limits.
+    """
+    detail = options.get("detail", "auto")
+    if detail not in ("auto", "high", "low"):
+        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
+    if detail == "low":
+        spec = replace(spec, min_pixels=min(spec.min_pixels, LOW_DETAIL), max_pixels=min(spec.max_pixels, LOW_DETAIL))
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")

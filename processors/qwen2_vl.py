@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Self
 
-from torch import tensor
+import torch
 
 from ..mm.errors import ConfigError
+from ..mm.embeddings import EmbeddingSpec
 from ..mm.fields import BatchedField, FieldElem, FlatField
 from ..mm.geometry import SamplingPolicy, patch_grid
-from ..mm.types import ImageItem, ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..mm.media.policy import DecodeSpec
+from ..mm.parse import MultiModalDataParser
+from ..mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from .files import ProcessorFiles
 from .interface import Span
-from .options import for_modality
+from .options import for_modality, with_sampling
 from .patches import PatchSpec, patchify, read_spec, with_size
 
-OPTIONS = ("fps", "max_pixels", "min_pixels", "num_frames", "size")
+PIXELS = ("detail", "max_pixels", "min_pixels", "size")
+OPTIONS = {"image": PIXELS, "video": (*PIXELS, "fps", "max_duration", "num_frames")}
 IMAGE = PatchSpec()  # the published processors' own defaults
 VIDEO = PatchSpec(min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768)
 DEFAULT_FPS = 2.0  # frames used per second of a file, where the checkpoint does not say (qwen-vl-utils)
@@ -30,48 +35,59 @@ class Qwen2VLProcessingInfo:
     modalities: tuple[str, ...] = ("image", "video")
     prefill = "causal"
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        preprocessor: Mapping[str, Any],
-        video_preprocessor: Mapping[str, Any],
-        options: Mapping[str, Any],
-    ) -> None:
-        clip = video_preprocessor or preprocessor  # checkpoints older than the second file use one for both
-        chosen = {name: for_modality(options, name, OPTIONS) for name in self.modalities}
-        self.specs = {
-            "image": with_size(read_spec(preprocessor, IMAGE), chosen["image"]),
-            "video": with_size(read_spec(clip, VIDEO), chosen["video"]),
-        }
-        self.slot_ids: Mapping[str, int] = _slot_ids(config)
-        self._sampling = _sampling(clip, chosen["video"], self.specs["video"].temporal)
-        self.vision: Mapping[str, Any] = config.get("vision_config", {})
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        self._files, self._options = files, options
+        clip = files.video or files.image  # checkpoints older than the second file use one for both
+        image, video = read_spec(files.image, IMAGE), read_spec(clip, VIDEO)
+        sampling = _sampling(clip, video.temporal)
+        for layer in options:
+            image = with_size(image, for_modality(layer, "image", OPTIONS))
+            chosen = for_modality(layer, "video", OPTIONS)
+            video, sampling = with_size(video, chosen), with_sampling(sampling, chosen)
+        self.specs = {"image": image, "video": video}
+        self.decode_spec = DecodeSpec(sampling)
+        self.slot_ids: Mapping[str, int] = _slot_ids(files.config)
+        self.vision: Mapping[str, Any] = files.config.get("vision_config", {})
         self._check_tower()
 
-    def sampling(self) -> Mapping[str, Any]:
-        """Arguments of SamplingPolicy."""
-        return asdict(self._sampling)
+    def parser(self) -> MultiModalDataParser:
+        """Pictures and clips in any form, and rows with their grids, as wide as the decoder."""
+        width = (self._files.config.get("text_config") or self._files.config).get("hidden_size", 0)
+        specs = {name: EmbeddingSpec(width, f"{name}_embeds", f"{name}_grid_thw", self._merge(name)) for name in self.specs}
+        return MultiModalDataParser(self.modalities, embeddings=specs)
+
+    def tuned(self, options: Mapping[str, Any]) -> Self:
+        return type(self)(self._files, *self._options, options)
 
     def time_step(self, fps: float) -> float:
         """Positions per temporal grid step of a clip of which `fps` frames per second are used."""
         return 1.0
 
-    def geometry(self, modality: str, size: tuple[int, int], frames: int = 1, fps: float = 0.0) -> ItemGeometry:
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Grid from the header alone; InputError for sides that differ by more than 200:1."""
-        spec = self.specs[modality]
-        time_step = self.time_step(fps or UNKNOWN_FPS) if modality == "video" else 1.0
-        return patch_grid(size, spec.policy(frames), spec.merge, frames, spec.temporal, time_step)
+        spec = self.specs[header.modality]
+        if header.frames is None:
+            return patch_grid(header.size, spec.policy(), spec.merge)
+        frames = len(header.frames.indices)
+        time_step = self.time_step(header.frames.fps or UNKNOWN_FPS)
+        return patch_grid(header.size, spec.policy(frames), spec.merge, frames, spec.temporal, time_step)
 
-    def process(self, item: MediaItem) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`pixel_values` float32 `[patches, 3 * temporal * patch^2]` and its grid, `_videos` for clips."""
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        t, h, w = item.tensors["grid"].tolist()
+        fps = self.decode_spec.sampling.fps or UNKNOWN_FPS
+        return ItemGeometry(t, h, w, self._merge(item.modality), self.time_step(fps) if item.modality == "video" else 1.0)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """`pixel_values` `[patches, 3 * temporal * patch^2]` and its grid, `_videos` for clips."""
         if isinstance(item, ImageItem):
-            grid, frames, names = self.geometry("image", item.size), item.pixels[None], ("pixel_values", "image_grid_thw")
-            spec = self.specs["image"]
+            modality, frames, names = "image", item.pixels[None], ("pixel_values", "image_grid_thw")
+        elif isinstance(item, VideoItem):
+            modality, frames, names = "video", item.frames, ("pixel_values_videos", "video_grid_thw")
         else:
-            frames, names = item.frames, ("pixel_values_videos", "video_grid_thw")
-            grid, spec = self.geometry("video", item.size, len(frames), item.fps), self.specs["video"]
-        patches = FieldElem(patchify(frames, grid, spec), FlatField())
-        shape = FieldElem(tensor([grid.t, grid.h, grid.w]), BatchedField(keep_on_cpu=True))
+            raise TypeError(f"a {type(item).__name__} is neither picture nor clip")
+        grid = self.geometry(item.header)
+        patches = FieldElem(patchify(frames, grid, self.specs[modality]).to(dtype), FlatField())
+        shape = FieldElem(torch.tensor([grid.t, grid.h, grid.w]), BatchedField(keep_on_cpu=True))
         return {names[0]: patches, names[1]: shape}, grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
@@ -79,8 +95,12 @@ class Qwen2VLProcessingInfo:
         return Span((self.slot_ids[modality],) * geometry.num_embeds)
 
     def options_key(self, modality: str) -> str:
-        """The resolved patch spec and, for clips, nothing of the sampling: that is in the item's own hash."""
-        return json.dumps(asdict(self.specs[modality]), sort_keys=True)
+        """The resolved patch spec and, for clips, which frames are used."""
+        sampling = asdict(self.decode_spec.sampling) if modality == "video" else None
+        return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
+
+    def _merge(self, modality: str) -> int:
+        return self.specs[modality].merge
 
     def _check_tower(self) -> None:
         for name, spec in self.specs.items():
@@ -113,18 +133,8 @@ def _slot_ids(config: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def _sampling(clip: Mapping[str, Any], options: Mapping[str, Any], multiple: int) -> SamplingPolicy:
-    """The caller's fps or num_frames, else the checkpoint's, else 2 frames per second."""
-    policy = SamplingPolicy(min_frames=clip.get("min_frames", 4), max_frames=clip.get("max_frames", 768), multiple=multiple)
-    sources: tuple[Mapping[str, Any], ...] = (options, clip, {"fps": DEFAULT_FPS})
-    for source in sources:
-        fps, num_frames = source.get("fps"), source.get("num_frames")
-        if fps is not None and num_frames is not None:
-            raise ConfigError("fps and num_frames exclude each other; give one of them")
-        if fps is not None and not (isinstance(fps, int | float) and fps > 0):
-            raise ConfigError(f"fps is {fps!r}; give a positive number")
-        if num_frames is not None and not (isinstance(num_frames, int) and (num_frames > 0 or num_frames == -1)):
-            raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
-        if fps is not None or num_frames is not None:
-            return replace(policy, fps=fps, num_frames=num_frames)
-    return policy
+def _sampling(clip: Mapping[str, Any], multiple: int) -> SamplingPolicy:
+    """The checkpoint's own fps or num_frames, else 2 frames per second."""
+    least, most = clip.get("min_frames", 4), clip.get("max_frames", 768)
+    policy = SamplingPolicy(fps=DEFAULT_FPS, min_frames=least, max_frames=most, multiple=multiple)
+    return with_sampling(policy, {key: clip.get(key) for key in ("fps", "num_frames")})
