@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import InputError
 
-T = TypeVar("T")
 Value = Tensor | int | float | str
+Sizes = int | Tensor | Sequence[int] | Sequence[slice]
 
 
 @dataclass(frozen=True)
@@ -48,43 +48,64 @@ class FieldElem:
     field: Field
 
 
-def split(data: Value | Sequence[Value], field: Field, sizes: Sequence[int] | Tensor | int) -> list[FieldElem]:
+def split(data: Value | Sequence[Value], field: Field, sizes: Sizes) -> list[FieldElem]:
     """The items of a merged value, as views.
 
-    `sizes`: for a flat field the length of each item along its `dim` (one axis; the sum must be the data's),
-    otherwise the number of items.
+    `sizes`: for a flat field the length of each item along its `dim`, or the slices they take, end to end; they
+    have to use up the data. Otherwise the number of items.
 
     Raises:
-        InputError: sizes of two axes, or sizes that do not add up to the data.
+        InputError: sizes of two axes, or sizes or slices that do not add up to the data.
     """
-    if isinstance(sizes, int):
-        values: list[Any] = [data] * sizes if isinstance(field, SharedField) else list(data)  # type: ignore[arg-type]
-        if len(values) != sizes or isinstance(field, FlatField):
-            raise InputError(f"{type(field).__name__} data of length {len(values)} cannot be split into {sizes} items")
-        return [FieldElem(value, field) for value in values]
-    if not isinstance(field, FlatField) or not isinstance(data, Tensor):
-        raise InputError("only a tensor with a flat field is split by sizes")
-    counts = _checked_sizes(sizes, data.shape[field.dim])
-    return [FieldElem(one, field) for one in torch.split(data, counts, field.dim)]
+    if isinstance(field, FlatField):
+        if isinstance(sizes, int) or not isinstance(data, Tensor):
+            raise InputError("a flat field is split as a tensor, by the size of each item")
+        dim = _axis(data, field.dim)
+        return [FieldElem(one, field) for one in _cut(data, _lengths(sizes, data.shape[dim]), dim)]
+    if not isinstance(sizes, int):
+        raise InputError(f"a {type(field).__name__} is split by the number of items, only a flat field by sizes")
+    if isinstance(field, SharedField):
+        return [FieldElem(data, field)] * sizes  # type: ignore[arg-type]
+    values: Sequence[Any] = data if isinstance(data, list | tuple) else []
+    if isinstance(data, Tensor) and data.ndim:
+        values = data.unbind(0)
+    if len(values) != sizes:
+        raise InputError(f"a batch of {len(values)} cannot be split into {sizes} items")
+    return [FieldElem(value, field) for value in values]
 
 
-def rows_to_items(columns: Mapping[str, Sequence[FieldElem]]) -> list[dict[str, FieldElem]]:
-    """Columns (name -> one element per item) to items; InputError when the columns disagree on their number."""
+def split_batch(batch: Mapping[str, object], layout: Mapping[str, tuple[Field, Sizes]]) -> list[dict[str, FieldElem]]:
+    """The items that `merge` made a batch of: `layout` gives the field and the sizes (as for `split`) of each name.
+
+    Fill is cut off by the true shapes that lie beside a tensor as `"<name>.sizes"`.
+
+    Raises:
+        InputError: as `split`, or tensors that hold different numbers of items.
+    """
+    columns = {name: split(batch[name], field, sizes) for name, (field, sizes) in layout.items()}  # type: ignore[arg-type]
     counts = {name: len(column) for name, column in columns.items()}
     if len(set(counts.values())) > 1:
         raise InputError(f"tensors of one modality hold different numbers of items: {counts}")
+    for name in columns:
+        shapes = batch.get(f"{name}.sizes")
+        if isinstance(shapes, Tensor):
+            columns[name] = [_trimmed(elem, shape) for elem, shape in zip(columns[name], shapes.tolist(), strict=True)]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def merge_elems(elems: Sequence[FieldElem]) -> object:
-    """One tensor, list or object for the batch; a single flat element is returned itself, nothing gives `[]`."""
+    """One tensor, list or object for the batch; a single flat element is returned itself, nothing gives `[]`.
+
+    Raises:
+        InputError: fields, or shared values, that differ; flat elements that are no tensors of one dtype and rank.
+    """
     if not elems:
         return []
     if any(elem.field != elems[0].field for elem in elems):
         raise InputError(f"different fields cannot merge: {sorted({type(elem.field).__name__ for elem in elems})}")
     field, values = elems[0].field, [elem.data for elem in elems]
     if isinstance(field, FlatField):
-        return _merge_flat([value for value in values if isinstance(value, Tensor)], field.dim)
+        return _merge_flat(values, field.dim)
     return merge_shared(values) if isinstance(field, SharedField) else _merge_batched(values)
 
 
@@ -97,12 +118,17 @@ def merge_shared(values: Sequence[Value]) -> Value:
     return values[0]
 
 
-def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str | None = None) -> dict[str, object]:
-    """A batch of items for the encoder: name -> tensor, list or object. Never pins.
+def merge(
+    items: Sequence[Mapping[str, FieldElem]], device: torch.device | str | None = None, pin: bool = False
+) -> dict[str, object]:
+    """A batch of items for the encoder: name -> tensor, list or object.
 
     Flat elements whose other axes differ are filled with zeros on the right; their true shapes then lie beside
-    them as `"<name>.sizes"`, int64 `[items, axes]`. With `device`, tensors go there unless their field keeps
-    them on the CPU.
+    them as `"<name>.sizes"`, int64 `[items, axes]`, on the CPU. With `device`, tensors go there unless their field
+    keeps them on the CPU; `pin` sends those that go to a CUDA device through page-locked memory, without waiting.
+
+    Raises:
+        InputError: as `merge_elems`, or items whose tensor names differ.
     """
     if not items:
         return {}
@@ -111,7 +137,8 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
     merged: dict[str, object] = {}
     for name in items[0]:
         elems = [item[name] for item in items]
-        merged[name] = _placed(merge_elems(elems), elems[0].field, device)
+        value, target = merge_elems(elems), None if elems[0].field.keep_on_cpu else device
+        merged[name] = [_placed(v, target, pin) for v in value] if isinstance(value, list) else _placed(value, target, pin)
         if _is_ragged(elems):
             merged[f"{name}.sizes"] = torch.tensor([list(e.data.shape) for e in elems if isinstance(e.data, Tensor)])
     return merged
@@ -120,8 +147,8 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
 def group(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None = None) -> list[list[int]]:
     """Indices of the items that may merge, groups in order of first appearance, indices rising within each.
 
-    Items merge when their modality (`kinds`, optional), tensor names, fields and shared values are equal;
-    `restore` puts per-item results back into the order of `items`.
+    Items merge when their modality (`kinds`, optional), tensor names, fields, shared values and dtypes are equal. The
+    indices say whose each result is, and so restore the order.
     """
     groups: list[list[int]] = []
     for index, item in enumerate(items):
@@ -134,12 +161,6 @@ def group(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None 
     return groups
 
 
-def restore(groups: Sequence[Sequence[int]], results: Sequence[Sequence[T]]) -> list[T]:
-    """Per-item results of each group, in the order of the items that `group` was given."""
-    by_index = {i: r for ids, rs in zip(groups, results, strict=True) for i, r in zip(ids, rs, strict=True)}
-    return [by_index[index] for index in range(len(by_index))]
-
-
 def same(left: Value, right: Value) -> bool:
     """Equal in type, dtype, shape and value."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
@@ -148,36 +169,74 @@ def same(left: Value, right: Value) -> bool:
 
 
 def _compatible(left: Mapping[str, FieldElem], right: Mapping[str, FieldElem]) -> bool:
-    return left.keys() == right.keys() and all(
-        left[name].field == right[name].field
-        and (not isinstance(left[name].field, SharedField) or same(left[name].data, right[name].data))
-        for name in left
-    )
+    return left.keys() == right.keys() and all(_mergeable(left[name], right[name]) for name in left)
 
 
-def _checked_sizes(sizes: Sequence[int] | Tensor, length: int) -> list[int]:
-    counts = torch.as_tensor(sizes)
-    if counts.ndim != 1:
-        raise InputError(f"the sizes of a flat field have one axis, not {counts.ndim}")
-    if int(counts.sum()) != length:
-        raise InputError(f"the sizes of a flat field add up to {int(counts.sum())}, its data has {length}")
-    return [int(count) for count in counts]
+def _mergeable(left: FieldElem, right: FieldElem) -> bool:
+    if left.field != right.field:
+        return False
+    if isinstance(left.field, SharedField):
+        return same(left.data, right.data)
+    return _kind(left.data, left.field) == _kind(right.data, right.field)
+
+
+def _kind(value: Value, field: Field) -> tuple[object, ...]:
+    """What has to be equal for values to lie in one tensor."""
+    if not isinstance(value, Tensor):
+        return ()
+    return (value.dtype, value.ndim) if isinstance(field, FlatField) else (value.dtype,)
+
+
+def _axis(data: Tensor, dim: int) -> int:
+    if not -data.ndim <= dim < data.ndim:
+        raise InputError(f"a flat field on axis {dim} needs more axes than the {data.ndim} of its tensor")
+    return dim % data.ndim
+
+
+def _lengths(sizes: Tensor | Sequence[int] | Sequence[slice], length: int) -> list[int]:
+    if isinstance(sizes, Tensor):
+        if sizes.ndim != 1:
+            raise InputError(f"the sizes of a flat field have one axis, not {sizes.ndim}")
+        sizes = sizes.tolist()
+    counts, position = [], 0
+    for size in sizes:
+        start, stop, step = size.indices(length) if isinstance(size, slice) else (position, position + size, 1)
+        if not (start == position <= stop and step == 1) or stop != int(stop):
+            raise InputError(f"the items of a flat field lie end to end; {size} does not continue at {position}")
+        counts.append(int(stop - start))
+        position = stop
+    if position != length:
+        raise InputError(f"the sizes of a flat field add up to {position}, its data has {length}")
+    return counts
+
+
+def _cut(data: Tensor, counts: list[int], dim: int) -> Sequence[Tensor]:
+    return torch.split(data, counts, dim) if counts else ()
+
+
+def _trimmed(elem: FieldElem, shape: Sequence[int]) -> FieldElem:
+    assert isinstance(elem.data, Tensor)
+    return FieldElem(elem.data[tuple(slice(0, size) for size in shape)], elem.field)
 
 
 def _merge_batched(values: Sequence[Value]) -> object:
     tensors = [value for value in values if isinstance(value, Tensor)]
-    if len(tensors) < len(values) or any(t.shape != tensors[0].shape for t in tensors):
+    first = tensors[0] if tensors else None
+    if first is None or len(tensors) < len(values) or any(t.shape != first.shape or t.dtype != first.dtype for t in tensors):
         return list(values)
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)
+    return first.unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)
 
 
-def _merge_flat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _merge_flat(values: Sequence[Value], dim: int) -> Tensor:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if len(tensors) < len(values) or len({(t.dtype, t.ndim) for t in tensors}) > 1:
+        raise InputError("flat elements merge as tensors of one dtype and number of axes only")
+    dim = _axis(tensors[0], dim)
     if len(tensors) == 1:
         return tensors[0]
-    dim %= tensors[0].ndim
     shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
     if all(t.shape[axis] == shape[axis] for t in tensors for axis in range(len(shape)) if axis != dim):
-        return torch.cat(list(tensors), dim)
+        return torch.cat(tensors, dim)
     shape[dim] = sum(t.shape[dim] for t in tensors)
     out = tensors[0].new_zeros(shape)
     start = 0
@@ -198,9 +257,8 @@ def _is_ragged(elems: Sequence[FieldElem]) -> bool:
     return any(other != others[0] for other in others)
 
 
-def _placed(value: object, field: Field, device: torch.device | str | None) -> object:
-    if device is None or field.keep_on_cpu:
+def _placed(value: object, device: torch.device | str | None, pin: bool) -> object:
+    if device is None or not isinstance(value, Tensor):
         return value
-    if isinstance(value, list):
-        return [v.to(device) if isinstance(v, Tensor) else v for v in value]
-    return value.to(device) if isinstance(value, Tensor) else value
+    pinned = pin and value.device.type == "cpu" and torch.device(device).type == "cuda" and torch.cuda.is_available()
+    return value.pin_memory().to(device, non_blocking=True) if pinned else value.to(device)

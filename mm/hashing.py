@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .errors import InputError
+
+MAX_DEPTH = 64  # lists and mappings inside each other; what holds itself is deeper than any limit
+_ARRAY_KINDS = "biufcSU"  # of numpy: their bytes are their value, unlike an array of objects
+
 
 class _Sink(Protocol):
     def update(self, data: Any, /) -> None: ...
@@ -19,25 +24,29 @@ def digest(domain: str, *values: object) -> str:
     """64 hex digits of any nesting of None, bool, int, float, str, bytes, arrays, tensors, lists and mappings.
 
     Values of different type, dtype or shape differ, as do nestings (`{"a": {"b": 1}}` and `{"a.b": 1}`); the
-    order of mapping keys, memory layout, and numpy against torch make no difference.
+    order of mapping keys, memory layout, byte order, and numpy against torch make no difference.
 
     Raises:
-        TypeError: a value of any other type.
+        InputError: a value of any other type, or nesting deeper than MAX_DEPTH.
     """
     sink = hashlib.sha256()
-    _feed(sink, domain)
+    _feed(sink, domain, 0)
     for value in values:
-        _feed(sink, value)
+        _feed(sink, value, 0)
     return sink.hexdigest()
 
 
-def _feed(sink: _Sink, value: object) -> None:
+def _feed(sink: _Sink, value: object, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InputError(f"lists and mappings nest more than {MAX_DEPTH} deep, or hold themselves; give flat data")
     if isinstance(value, Mapping):
         _frame(sink, b"map", len(value))
-        for key in sorted(value, key=str):
-            _feed(sink, key)
-            _feed(sink, value[key])
-    elif isinstance(value, np.ndarray | np.generic | Tensor):
+        for key in sorted(value, key=_key_order):
+            _feed(sink, key, depth + 1)
+            _feed(sink, value[key], depth + 1)
+    elif isinstance(value, Tensor):
+        _feed_tensor(sink, value)
+    elif isinstance(value, np.ndarray | np.generic):
         _feed_array(sink, value)
     elif isinstance(value, bytes | bytearray | memoryview):
         _leaf(sink, b"bytes", value)
@@ -46,25 +55,39 @@ def _feed(sink: _Sink, value: object) -> None:
     elif isinstance(value, Sequence):
         _frame(sink, b"list", len(value))
         for entry in value:
-            _feed(sink, entry)
-    elif value is None or isinstance(value, bool | int | float):
+            _feed(sink, entry, depth + 1)
+    elif value is None or isinstance(value, bool | float):
         _leaf(sink, type(value).__name__.encode(), repr(value).encode())
+    elif isinstance(value, int):
+        _leaf(sink, b"int", b"%x" % value)  # decimal digits of a large number are limited, and slow
     else:
-        raise TypeError(f"a {type(value).__name__} has no identity; give numbers, text, bytes, arrays, lists or mappings")
+        raise InputError(f"a {type(value).__name__} has no identity; give numbers, text, bytes, arrays, lists or mappings")
 
 
-def _feed_array(sink: _Sink, value: np.ndarray[Any, Any] | np.generic | Tensor) -> None:
-    if isinstance(value, Tensor):
-        name = str(value.dtype).removeprefix("torch.")
-        flat = value.detach().cpu().reshape(-1).contiguous()
-        raw = np.asarray(flat.view(torch.uint8)) if flat.numel() else np.empty(0, np.uint8)
-    else:
-        name = value.dtype.name
-        raw = np.ascontiguousarray(value, value.dtype.newbyteorder("=")).reshape(-1)
-    _frame(sink, b"array", value.ndim)
-    for size in value.shape:
-        _leaf(sink, b"int", str(size).encode())
-    _leaf(sink, b"dtype", name.encode())
+def _key_order(key: object) -> tuple[str, str]:
+    return type(key).__name__, str(key)
+
+
+def _feed_tensor(sink: _Sink, value: Tensor) -> None:
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise InputError(f"a tensor of layout {value.layout} on {value.device} has no identity; give a dense one")
+    flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    _feed_raw(sink, str(value.dtype).removeprefix("torch."), tuple(value.shape), raw)
+
+
+def _feed_array(sink: _Sink, value: np.ndarray[Any, Any] | np.generic) -> None:
+    if value.dtype.kind not in _ARRAY_KINDS:
+        raise InputError(f"an array of {value.dtype.name} has no identity; give numbers")
+    raw = np.ascontiguousarray(value, value.dtype.newbyteorder("=")).reshape(-1)
+    _feed_raw(sink, value.dtype.name, value.shape, raw)
+
+
+def _feed_raw(sink: _Sink, dtype: str, shape: tuple[int, ...], raw: np.ndarray[Any, Any]) -> None:
+    _frame(sink, b"array", len(shape))
+    for size in shape:
+        _leaf(sink, b"int", b"%x" % size)
+    _leaf(sink, b"dtype", dtype.encode())
     _leaf(sink, b"data", raw.data)
 
 
@@ -73,5 +96,6 @@ def _frame(sink: _Sink, tag: bytes, count: int) -> None:
 
 
 def _leaf(sink: _Sink, tag: bytes, data: bytes | bytearray | memoryview) -> None:
-    _frame(sink, tag, memoryview(data).nbytes)
-    sink.update(data)
+    view = memoryview(data)
+    _frame(sink, tag, view.nbytes)
+    sink.update(view if view.c_contiguous else view.tobytes())

@@ -16,10 +16,9 @@ from sensorium.mm.fields import (
     merge,
     merge_elems,
     merge_shared,
-    restore,
-    rows_to_items,
     same,
     split,
+    split_batch,
 )
 
 
@@ -48,21 +47,48 @@ def test_flat_with_unequal_other_axes_is_zero_filled_and_says_so():
     assert "x.sizes" not in merge([{"x": e} for e in flat(ones, torch.ones(1, 3))])
 
 
-def test_split_sizes():
+def test_split_sizes_and_slices():
     data = torch.arange(18).view(9, 2)
     assert [len(e.data) for e in split(data, FlatField(), [3, 4, 2])] == [3, 4, 2]
     assert [len(e.data) for e in split(data[:5], FlatField(), torch.tensor([3, 0, 2]))] == [3, 0, 2]
     assert [e.data.shape[1] for e in split(data, FlatField(-1), [1, 1])] == [1, 1]
-    with pytest.raises(InputError, match="add up to 8, its data has 9"):
-        split(data, FlatField(), [3, 3, 2])
-    with pytest.raises(InputError, match="one axis, not 2"):
-        split(data, FlatField(), torch.ones(3, 3))
-    with pytest.raises(InputError, match="cannot be split into 3"):
+    assert [e.data.tolist() for e in split(data[:6], FlatField(), [slice(0, 2), slice(2, None)])] == [
+        data[:2].tolist(),
+        data[2:6].tolist(),
+    ]
+    assert split(data, FlatField(), [2, 7])[1].data.data_ptr() == data[2:].data_ptr()  # views
+    assert split(data[:0], FlatField(), []) == split(data[:0], FlatField(), torch.tensor([])) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "sizes", "text"),
+    [
+        (FlatField(), [3, 3, 2], "add up to 8, its data has 9"),
+        (FlatField(), [3, 7], "add up to 10, its data has 9"),
+        (FlatField(), [], "add up to 0, its data has 9"),
+        (FlatField(), [10, -1], "-1 does not continue at 10"),
+        (FlatField(), [4.5, 4.5], "4.5 does not continue at 0"),
+        (FlatField(), torch.ones(3, 3), "one axis, not 2"),
+        (FlatField(), [slice(0, 4), slice(3, 9)], "does not continue at 4"),
+        (FlatField(), [slice(0, 9, 2)], "does not continue at 0"),
+        (FlatField(), [slice(0, 4)], "add up to 4, its data has 9"),
+        (FlatField(2), [9], "axis 2 needs more axes than the 2"),
+        (FlatField(-3), [9], "axis -3 needs more axes"),
+        (FlatField(), 9, "by the size of each item"),
+        (BatchedField(), 3, "a batch of 9 cannot be split into 3"),
+        (BatchedField(), [4, 5], "a BatchedField is split by the number of items"),
+        (SharedField(), [4, 5], "a SharedField is split by the number of items"),
+    ],
+)
+def test_what_cannot_be_split(field, sizes, text):
+    with pytest.raises(InputError, match=text):
+        split(torch.zeros(9, 2), field, sizes)
+
+
+@pytest.mark.parametrize("data", ["abc", 3, torch.tensor(3)])
+def test_only_tensors_and_lists_hold_items(data):
+    with pytest.raises(InputError, match="a batch of 0 cannot be split into 3"):
         split(data, BatchedField(), 3)
-    with pytest.raises(InputError, match="cannot be split"):
-        split(data, FlatField(), 9)
-    with pytest.raises(InputError, match="only a tensor with a flat field"):
-        split(data, BatchedField(), [4, 5])
 
 
 def test_batched():
@@ -93,29 +119,37 @@ def test_what_cannot_merge():
         merge_elems([FieldElem(torch.ones(2), FlatField()), FieldElem(torch.ones(2), BatchedField())])
     with pytest.raises(InputError, match="different tensor names"):
         merge([{"a": FieldElem(1, BatchedField())}, {"b": FieldElem(1, BatchedField())}])
-    with pytest.raises(InputError, match="different numbers of items"):
-        rows_to_items({"a": [FieldElem(1, BatchedField())] * 2, "b": [FieldElem(1, BatchedField())] * 3})
+    for odd in (torch.ones(2, 2), torch.ones(2, dtype=torch.float64), 3):
+        with pytest.raises(InputError, match="one dtype and number of axes"):
+            merge_elems([FieldElem(torch.ones(2), FlatField()), FieldElem(odd, FlatField())])
+    with pytest.raises(InputError, match="axis 1 needs more axes"):
+        merge_elems(flat(torch.ones(2), torch.ones(2), dim=1))
     assert merge([]) == {}
+    mixed = merge_elems([FieldElem(torch.ones(2), BatchedField()), FieldElem(torch.ones(2, dtype=torch.int8), BatchedField())])
+    assert [t.dtype for t in mixed] == [torch.float32, torch.int8]  # nothing changes its type
 
 
-def test_items_from_columns():
-    columns = {"a": split(torch.arange(4), FlatField(), [1, 3]), "b": split(7, SharedField(), 2)}
-    items = rows_to_items(columns)
+def test_a_batch_splits_into_items():
+    batch = {"a": torch.arange(4), "b": 7}
+    items = split_batch(batch, {"a": (FlatField(), [1, 3]), "b": (SharedField(), 2)})
     assert [list(item) for item in items] == [["a", "b"], ["a", "b"]]
-    assert torch.equal(merge(items)["a"], torch.arange(4))
+    assert merge(items)["a"].tolist() == [0, 1, 2, 3]
+    assert split_batch({}, {}) == []
+    with pytest.raises(InputError, match=r"different numbers of items: \{'a': 2, 'b': 3\}"):
+        split_batch(batch, {"a": (FlatField(), [1, 3]), "b": (SharedField(), 3)})
 
 
 def test_groups_and_their_order():
     image = {"pixels": FieldElem(torch.ones(2), FlatField()), "mode": FieldElem("a", SharedField())}
     video = {"frames": FieldElem(torch.ones(2), FlatField())}
     odd = image | {"mode": FieldElem("b", SharedField())}
-    items = [image, image, video, image, odd]
-    groups = group(items)
-    assert groups == [[0, 1, 3], [2], [4]]
-    assert restore(groups, [[f"out{i}" for i in ids] for ids in groups]) == [f"out{i}" for i in range(5)]
+    half = image | {"pixels": FieldElem(torch.ones(2, dtype=torch.float16), FlatField())}
+    deep = image | {"pixels": FieldElem(torch.ones(2, 2), FlatField())}
+    batched = image | {"pixels": FieldElem(torch.ones(2), BatchedField())}
+    assert group([image, image, video, image, odd]) == [[0, 1, 3], [2], [4]]
+    assert group([image, half, deep, batched, image, half]) == [[0, 4], [1, 5], [2], [3]]
     assert group([image, image], kinds=["image", "other"]) == [[0], [1]]
     assert group([]) == []
-    assert restore([], []) == []
 
 
 def test_keep_on_cpu_and_devices():
@@ -133,6 +167,100 @@ def test_same_minds_type_and_dtype():
     assert not same(torch.ones(2), torch.ones(2, dtype=torch.int64))
     assert not same(torch.ones(2), torch.ones(1, 2))
     assert not same(torch.ones(1), 1)
+
+
+def test_pinning_is_asked_for_and_harmless_without_a_gpu(monkeypatch):
+    items = [{"x": FieldElem(torch.ones(2), FlatField()), "n": FieldElem(torch.ones(2), BatchedField(keep_on_cpu=True))}]
+    for device in (None, "cpu", "meta"):
+        merged = merge(items, device, pin=True)
+        assert merged["x"].device.type == (device or "cpu")
+        assert merged["n"].device.type == "cpu"
+        if device != "meta":
+            assert not merged["x"].is_pinned()
+    pinned: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(tuple(t.shape)) or t)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, device, non_blocking=False: (t, device, non_blocking))
+    assert merge(items, "cuda")["x"][1:] == ("cuda", False)
+    assert not pinned
+    assert merge(items, "cuda:0", pin=True)["x"][1:] == ("cuda:0", True)
+    assert pinned == [(2,)]  # not what stays on the CPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_pinned_batches_arrive():
+    items = [{"x": FieldElem(torch.full((n, 3), float(n)), FlatField())} for n in (0, 2, 5)]
+    merged = merge(items, "cuda", pin=True)["x"]
+    assert merged.device.type == "cuda"
+    assert torch.equal(merged.cpu(), merge(items)["x"])
+
+
+@st.composite
+def batches(draw):
+    """Items of one, two or many requests, with every kind of field: name -> elements, and the layout to split them by."""
+    count = draw(st.integers(1, 5))
+    rank = draw(st.integers(1, 3))
+    dim = draw(st.integers(-rank, rank - 1))
+    ragged = draw(st.booleans())
+    common = [draw(st.integers(0, 3)) for _ in range(rank)]
+    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.bool]))
+    shapes = [
+        [draw(st.integers(0, 4)) if ragged or axis == dim % rank else common[axis] for axis in range(rank)]
+        for _ in range(count)
+    ]
+    stacked = draw(st.booleans())  # equal shapes, or a list of unequal ones
+    rows = [torch.randn(3 if stacked else draw(st.integers(0, 3)), 2) for _ in range(count)]
+    shared = draw(st.sampled_from([3, "text", 0.5, torch.arange(3)]))
+    columns = {
+        "flat": [FieldElem(torch.randint(0, 2, s).to(dtype), FlatField(dim)) for s in shapes],
+        "rows": [FieldElem(row, BatchedField()) for row in rows],
+        "number": [FieldElem(index, BatchedField(keep_on_cpu=True)) for index in range(count)],
+        "shared": [FieldElem(shared, SharedField())] * count,
+    }
+    layout = {name: (column[0].field, count) for name, column in columns.items()}
+    layout["flat"] = (FlatField(dim), [s[dim] for s in shapes])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], layout
+
+
+@given(batches())
+def test_split_after_merge_is_the_identity(batch):
+    items, layout = batch
+    merged = merge(items)
+    again = split_batch(merged, layout)
+    assert len(again) == len(items)
+    for item, other in zip(items, again, strict=True):
+        assert item.keys() == other.keys()
+        assert all(item[name].field == other[name].field and same(item[name].data, other[name].data) for name in item)
+    shapes = {tuple(item["flat"].data.shape) for item in items}
+    assert ("flat.sizes" in merged) == (
+        merged["flat"].numel() != sum(i["flat"].data.numel() for i in items) or _unlike(shapes, items)
+    )
+    twice = merge(again)
+    assert twice.keys() == merged.keys()
+    for name, value in merged.items():
+        many = value if isinstance(value, list) else [value]
+        other = twice[name] if isinstance(value, list) else [twice[name]]
+        assert all(same(a, b) for a, b in zip(many, other, strict=True))
+
+
+def _unlike(shapes, items):
+    dim = items[0]["flat"].field.dim
+    return len({tuple(size for axis, size in enumerate(shape) if axis != dim % len(shape)) for shape in shapes}) > 1
+
+
+@given(batches(), batches(), st.permutations(range(10)))
+def test_items_of_many_requests_are_grouped_and_put_back(left, right, order):
+    items = [*left[0], *right[0]]
+    items = [items[i] for i in order if i < len(items)]
+    groups = group(items)
+    assert sorted(index for ids in groups for index in ids) == list(range(len(items)))
+    assert all(ids == sorted(ids) for ids in groups)
+    assert [ids[0] for ids in groups] == sorted(ids[0] for ids in groups)
+    out: dict[int, object] = {}
+    for ids in groups:
+        numbers = merge([items[i] for i in ids])["number"]
+        out.update(zip(ids, numbers, strict=True))
+    assert [out[i] for i in range(len(items))] == [item["number"].data for item in items]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 2), st.booleans())

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import pickle
+from collections import UserDict
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
-from sensorium.mm.hashing import digest
-from sensorium.mm.media.image import load_image
-from sensorium.mm.media.video import load_video
+from sensorium.mm.errors import InputError
+from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
+from sensorium.mm.hashing import MAX_DEPTH, digest
+from sensorium.mm.types import (
+    AudioItem,
+    EmbeddingItem,
+    FramePlan,
+    ImageItem,
+    ItemGeometry,
+    Media,
+    MediaHeader,
+    MultiModalFeature,
+    PlaceholderRange,
+    VideoItem,
+    VisionChunk,
+)
 
 ONE = np.float32(1)
 ARRAYS = [ONE, np.ones(1, np.float32), np.ones(1, np.int32), np.ones((1, 1), np.float32), np.zeros((0, 2)), np.zeros((2, 0))]
@@ -40,9 +56,62 @@ def test_equal_values_have_equal_identities():
     assert digest("d", torch.ones(2, dtype=torch.bfloat16)) != digest("d", torch.ones(2, dtype=torch.float16))
 
 
-def test_other_types_have_none():
-    with pytest.raises(TypeError, match="a set has no identity"):
-        digest("d", {1})
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int16, np.float16, np.float64, np.complex64])
+def test_arrays_of_any_kind(dtype):
+    value = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+    want = digest("d", value)
+    assert digest("d", torch.from_numpy(value)) == digest("d", np.asfortranarray(value)) == want
+    assert digest("d", value.astype(value.dtype.newbyteorder(">"))) == digest("d", value[::-1][::-1]) == want
+    assert digest("d", value[0, 0]) == digest("d", torch.tensor(value[0, 0])) == digest("d", np.array(value[0, 0]))
+    assert digest("d", value[0, 0]) != digest("d", value[0, :1]) != digest("d", value[:1, :1])
+
+
+def test_views_and_lazy_tensors():
+    half = torch.arange(6, dtype=torch.bfloat16).view(2, 3)
+    assert digest("d", half.t().contiguous().t()) == digest("d", half) != digest("d", half.t())
+    assert digest("d", half.requires_grad_()) == digest("d", half.detach())
+    wave = torch.tensor([1 + 2j, 3 - 1j])
+    assert digest("d", wave.conj()) == digest("d", wave.conj().resolve_conj()) != digest("d", wave)
+    assert digest("d", memoryview(b"abcd")[::2]) == digest("d", b"ac")
+    assert digest("d", UserDict({"b": 1, "a": 2})) == digest("d", {"a": 2, "b": 1})
+    assert digest("d", {1: "a", "1": "b"}) == digest("d", {"1": "b", 1: "a"}) != digest("d", {1: "b", "1": "a"})
+    assert digest("d", 10**5000) != digest("d", -(10**5000))
+
+
+OTHERS = [
+    ({1}, "a set has no identity"),
+    (object(), "a object has no identity"),
+    (np.array([object()]), "an array of object has no identity"),
+    (np.zeros(2, "M8[s]"), "an array of datetime64"),
+    (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),
+    (torch.ones(2, device="meta"), "on meta has no identity"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), OTHERS, ids=[text for _, text in OTHERS])
+def test_other_types_have_none(value, text):
+    with pytest.raises(InputError, match=text):
+        digest("d", {"deep": [value]})
+
+
+def nested(depth: int, kind: type) -> object:
+    value: object = "leaf"
+    for _ in range(depth):
+        value = {"a": value} if kind is dict else [value]
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_deep_and_endless_nesting_is_refused(kind):
+    assert len({digest("d", nested(depth, kind)) for depth in range(MAX_DEPTH + 1)}) == MAX_DEPTH + 1
+    with pytest.raises(InputError, match=f"nest more than {MAX_DEPTH} deep"):
+        digest("d", nested(MAX_DEPTH + 1, kind))
+    with pytest.raises(InputError, match="or hold themselves"):
+        digest("d", nested(10_000, kind))
+    endless: list[object] = [1]
+    endless.append(endless)
+    with pytest.raises(InputError, match="hold themselves"):
+        digest("d", {"metadata": endless} if kind is dict else endless)
 
 
 values = st.recursive(
@@ -63,34 +132,40 @@ def _sorted(value: object) -> object:
     return [_sorted(v) for v in value] if isinstance(value, list) else value
 
 
-def test_pictures_and_clips():
-    colour = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8))
-    modes = [
-        colour,
-        colour.convert("L"),
-        colour.convert("1"),
-        colour.convert("CMYK"),
-        colour.convert("RGBA"),
-        colour.transpose(5),
+def travellers() -> list[object]:
+    plan = FramePlan((0, 3), (0.0, 0.1), 30, 2.0, ((2, 3),), (4,))
+    grid = ItemGeometry(2, 4, 6, 2, 1.5, (0.0, 0.1))
+    elems = {
+        "flat": FieldElem(torch.arange(6).view(2, 3).t(), FlatField(-1)),
+        "rows": FieldElem(torch.ones((), dtype=torch.bfloat16), BatchedField(keep_on_cpu=True)),
+        "shared": FieldElem("text", SharedField()),
+    }
+    mask = PlaceholderRange(3, 5, torch.tensor([False, True, False, True, True]))
+    return [
+        Media(np.zeros((2, 2, 3), np.uint8), "name", fps=2.0),
+        plan,
+        MediaHeader("video", 4, 6, plan, exact=False),
+        ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8)),
+        VideoItem(torch.zeros(2, 4, 6, 3, dtype=torch.uint8)[:, ::2], plan),
+        AudioItem(torch.linspace(-1, 1, 8), 16000),
+        VisionChunk(torch.zeros(1, 4, 6, 3, dtype=torch.uint8)),
+        EmbeddingItem("image", {"image_embeds": torch.ones(2, 3)}),
+        grid,
+        mask,
+        elems["flat"],
+        MultiModalFeature("image", elems, mask, grid, "0" * 64),
     ]
-    hashes = [load_image(image, 0).hash for image in modes]
-    assert len(set(hashes)) == len(modes)
-    black = Image.new("L", (4, 4))
-    assert load_image(black, 0).hash != load_image(black.convert("1"), 0).hash  # equal pixels, another mode
-    array = np.array(colour)
-    assert load_image(array, 0).hash == load_image(torch.from_numpy(array), 3).hash == hashes[0]
-    frames = np.stack([array, array])
-    assert load_video(frames, 0, {}).hash != load_video(frames[:1], 0, {}).hash
-    assert load_video(frames, 0, {}).hash == load_video(list(frames), 0, {}).hash
-    sampled = [load_video((frames.repeat(4, 0), {"fps": 4.0}), 0, {"num_frames": n}).hash for n in (2, 4)]
-    assert sampled[0] != sampled[1]
 
 
-def test_palettes():
-    index = Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4), "L")
-    hashes = set()
-    for palette in (range(256 * 3), range(256 * 3, 0, -1)):
-        coded = index.copy()
-        coded.putpalette([v % 256 for v in palette])
-        hashes.add(load_image(coded, 0).hash)
-    assert len(hashes) == 2
+def plain(value: object) -> object:
+    """A dataclass of the house as lists that have an identity."""
+    if dataclasses.is_dataclass(value):
+        return [type(value).__name__, *(plain(getattr(value, field.name)) for field in dataclasses.fields(value))]
+    return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("value", travellers(), ids=lambda value: type(value).__name__)
+def test_copies_of_what_travels_keep_their_identity(value):
+    for other in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
+        assert type(other) is type(value)
+        assert digest("d", plain(other)) == digest("d", plain(value))
