@@ -1,0 +1,133 @@
+"""Log-mel spectrograms of the Whisper family from mono samples. Knows no model, no file and no rate but its own.
+
+Sources: arXiv 2212.04356 (25 ms windows every 10 ms, log10, floor of 8 below the loudest), Slaney's Auditory Toolbox
+(the mel scale: linear below 1 kHz, logarithmic above; filters of equal area).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..mm.errors import ConfigError, InputError
+
+_FLOOR = 1e-10  # least energy of a band
+_RANGE = 8.0  # powers of ten kept below the loudest band of the sound
+_CHUNK = 256  # frames transformed at a time, so that they stay in the CPU's cache
+
+
+@dataclass(frozen=True)
+class MelSpec:
+    """How sound becomes bands. `window` and `hop` in samples; `longest`: samples that an encoder's one pass takes."""
+
+    mels: int = 80
+    rate: int = 16000
+    window: int = 400
+    hop: int = 160
+    longest: int = 480_000
+
+    def frames(self, samples: int) -> int:
+        """Frames that hold sound: 1 to 160 samples make one frame, 161 two."""
+        return -(-samples // self.hop)
+
+
+def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
+    """From the raw JSON of a Whisper-style feature extractor.
+
+    Raises:
+        ConfigError: a value that is no positive integer, or a feature that this op does not have, by its key.
+    """
+    names = {"mels": "feature_size", "rate": "sampling_rate", "window": "n_fft", "hop": "hop_length"}
+    values = {name: audio.get(key, getattr(default, name)) for name, key in names.items()}
+    values["seconds"] = audio.get("chunk_length", default.longest // default.rate)
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{names.get(name, 'chunk_length')} of the feature extractor is {value!r}; give a positive integer")
+    if audio.get("dither") or audio.get("do_normalize"):
+        raise ConfigError("dither and do_normalize of the feature extractor are not supported; remove them")
+    longest = values.pop("seconds") * values["rate"]
+    return MelSpec(**values, longest=longest)
+
+
+def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: int | None = None) -> Tensor:
+    """Float32 `[n]` -> float32 `[frames, mels]`, about -1..1.5: `(log10(energy) + 4) / 4`, floored.
+
+    Args:
+        length: samples that the sound counts as, filled up with silence; None: `n`. It makes `length // hop` frames.
+        frames: only the first so many; silence is not computed. None: all.
+
+    Raises:
+        InputError: a sound longer than `length`, or too short to be mirrored at its edges.
+    """
+    count, edge = len(samples), spec.window // 2
+    length = count if length is None else length
+    if count > length or length <= edge:
+        raise InputError(f"{count} samples do not fit a window of {length}, or are not more than half a frame ({edge})")
+    total = length // spec.hop
+    wanted = total if frames is None else min(frames, total)
+    sounding = min(total, (count + edge) // spec.hop + 1)  # frames that any sample falls into
+    bands = _energies(_mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window), sounding, spec)
+    bands.clamp_(min=_FLOOR).log10_()
+    floor = float(bands.max()) - _RANGE
+    out = bands[:wanted] if wanted <= sounding else bands.new_full((wanted, spec.mels), math.log10(_FLOOR))
+    if wanted > sounding:
+        out[:sounding] = bands
+    return out.clamp_(min=floor).add_(4.0).mul_(0.25)
+
+
+def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
+    """The first `needed` samples of the sound, filled with silence to `length` and mirrored by `edge` at both ends."""
+    out = torch.zeros(needed)
+    body = samples[: max(0, needed - edge)]
+    out[edge : edge + len(body)] = body
+    out[:edge] = out[edge + 1 : 2 * edge + 1].flip(0) if needed > 2 * edge else 0.0
+    over = needed - edge - length
+    if over > 0:
+        out[edge + length :] = out[edge + length - 1 - over : edge + length - 1].flip(0)
+    return out
+
+
+def _energies(padded: Tensor, frames: int, spec: MelSpec) -> Tensor:
+    """`[frames, mels]` of the mirrored sound."""
+    filters, window = _filters(spec), _window(spec)
+    pieces = padded.unfold(0, spec.window, spec.hop)
+    out = torch.empty(frames, spec.mels)
+    for start in range(0, frames, _CHUNK):
+        spectrum = torch.fft.rfft(pieces[start : start + _CHUNK] * window)
+        torch.matmul(torch.view_as_real(spectrum).square().sum(-1), filters, out=out[start : start + _CHUNK])
+    return out
+
+
+@functools.lru_cache(maxsize=8)
+def _window(spec: MelSpec) -> Tensor:
+    return torch.hann_window(spec.window)
+
+
+@functools.lru_cache(maxsize=8)
+def _filters(spec: MelSpec) -> Tensor:
+    """Triangles of equal area between 0 and half the rate: float32 `[window // 2 + 1, mels]`."""
+    hertz = np.linspace(0, spec.rate / 2, spec.window // 2 + 1)
+    corners = _to_hertz(np.linspace(0, _to_mel(spec.rate / 2), spec.mels + 2))
+    rise = (hertz[:, None] - corners[:-2]) / np.diff(corners)[:-1]
+    fall = (corners[2:] - hertz[:, None]) / np.diff(corners)[1:]
+    triangles = np.maximum(0, np.minimum(rise, fall)) * (2 / (corners[2:] - corners[:-2]))
+    return torch.from_numpy(triangles.astype(np.float32))
+
+
+_LINEAR = 200 / 3  # hertz per mel below 1 kHz, which is mel 15; 27 mels make a factor of 6.4 above
+_STEP = math.log(6.4) / 27
+
+
+def _to_mel(hertz: float) -> float:
+    return hertz / _LINEAR if hertz < 1000 else 15 + math.log(hertz / 1000) / _STEP
+
+
+def _to_hertz(mel: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.where(mel < 15, mel * _LINEAR, 1000 * np.exp((mel - 15) * _STEP))
