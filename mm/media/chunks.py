@@ -1,0 +1,169 @@
+"""One ordered stream of pictures and timed pieces of videos: reading its entries, cutting videos. Knows no codec, no family."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from numbers import Real
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import InputError
+from ..types import FramePlan, ImageItem, Media, MediaHeader, MediaItem, VideoItem, VisionChunk
+from .policy import DecodeSpec
+
+PIECE_FPS = 24.0  # of a piece whose frames come without metadata
+_PIXELS = ("min_pixels", "max_pixels", "detail")
+_KEYS = {
+    "image": ("image", "uuid", *_PIXELS),
+    "video": ("video", "uuid", *_PIXELS, "fps", "num_frames"),
+    "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
+}
+_TIME = re.compile(r"\s*(\d{1,3}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
+_FINE = 1000  # a piece's frame numbers count in this part of a frame, so that it may start between two
+
+
+def read_entry(entry: object) -> tuple[str, Media]:
+    """`(kind, media)` of one entry of the stream.
+
+    The kinds: "image" is a picture; "video" a whole one, sampled and cut into pieces here; "video_chunk" one piece that the
+    caller cut, whose data is always `(frames, metadata)` with `fps` and `frames_indices`, so that nothing samples it again.
+
+    An entry is a picture in any form, a `Media` around one, or a mapping with its `type`: `{"type": "image", "image": ...}`,
+    `{"type": "video", "video": ...}`, `{"type": "video_chunk", "video_chunk": frames or (frames, metadata)}`, each with
+    `uuid` and the options of `Media` that make sense for it. A piece may say its place in the video by a `prompt` that
+    starts with the time, "00:01:02.500"; the metadata's `frames_indices` come first. `video_idx` groups pieces elsewhere
+    and means nothing here.
+
+    Raises:
+        InputError: an unknown type or key, with the nearest known; a piece that is no frames, or whose text is no time.
+    """
+    if isinstance(entry, Media):
+        if isinstance(entry.data, Media):
+            raise InputError("a Media holds data, not another Media")
+        kind, inner = read_entry(entry.data)
+        given = {f.name: getattr(entry, f.name) for f in fields(Media) if f.name != "data"}
+        return kind, replace(inner, **{name: value for name, value in given.items() if value is not None})
+    if not isinstance(entry, Mapping):
+        return "image", Media(entry)
+    kind = _kind(entry)
+    uuid = entry.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and uuid):
+        raise InputError("uuid is a text that is not empty")
+    data = entry.get(kind)
+    if kind == "video_chunk" and data is not None:
+        data = _piece(data, entry.get("prompt"))
+    options = {name: entry[name] for name in (*_PIXELS, "fps", "num_frames") if entry.get(name) is not None}
+    return kind, Media(data, uuid, **options)
+
+
+def split(item: MediaItem, kind: str, spec: DecodeSpec) -> list[VisionChunk]:
+    """The chunks of one decoded entry of `kind`: one for a picture or piece, as many as it takes for a video.
+
+    Raises:
+        InputError: a piece of more frames than a chunk holds.
+    """
+    if isinstance(item, ImageItem):
+        return [image_chunk(item)]
+    assert isinstance(item, VideoItem)
+    _check_piece(kind, len(item.plan.indices), spec)
+    return split_video(item, spec.frames_per_chunk)
+
+
+def split_header(header: MediaHeader, kind: str, spec: DecodeSpec) -> list[MediaHeader]:
+    """The headers of the chunks that `split` makes of the item with this header.
+
+    Raises:
+        InputError: as `split`.
+    """
+    if header.frames is None:
+        return [replace(header, modality="vision_chunk")]
+    _check_piece(kind, len(header.frames.indices), spec)
+    return [
+        replace(header, modality="vision_chunk", frames=plan) for _, plan in _split_plan(header.frames, spec.frames_per_chunk)
+    ]
+
+
+def image_chunk(item: ImageItem) -> VisionChunk:
+    """A picture as one chunk without a time."""
+    return VisionChunk(item.pixels[None])
+
+
+def split_video(item: VideoItem, frames_per_chunk: int) -> list[VisionChunk]:
+    """Pieces of `frames_per_chunk` frames, views of the clip's, the last one as short as it comes."""
+    return [VisionChunk(item.frames[taken], plan) for taken, plan in _split_plan(item.plan, frames_per_chunk)]
+
+
+def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice, FramePlan]]:
+    """Together the plans hold each frame, stand-in and gap of the whole plan once, with the times of the whole video."""
+    firsts = plan.indices[::frames_per_chunk]
+
+    def owner(index: int) -> int:
+        return max(0, bisect_right(firsts, index) - 1)
+
+    for number in range(len(firsts)):
+        taken = slice(number * frames_per_chunk, (number + 1) * frames_per_chunk)
+        yield (
+            taken,
+            replace(
+                plan,
+                indices=plan.indices[taken],
+                timestamps=plan.timestamps[taken],
+                replaced=tuple(pair for pair in plan.replaced if owner(pair[1]) == number),
+                missing=tuple(index for index in plan.missing if owner(index) == number),
+            ),
+        )
+
+
+def _check_piece(kind: str, frames: int, spec: DecodeSpec) -> None:
+    if kind == "video_chunk" and frames > spec.frames_per_chunk:
+        most = spec.frames_per_chunk
+        raise InputError(f"a piece of {frames} frames is more than the {most} of one chunk; cut it, or give it as type video")
+
+
+def _kind(entry: Mapping[object, object]) -> str:
+    kind = entry.get("type")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise InputError(f"a part of a vision_chunk stream has a type, not {kind!r}; did you mean {_nearest(kind, _KEYS)}?")
+    for key in entry:
+        if key != "type" and key not in _KEYS[kind]:
+            raise InputError(f"unknown key {key!r} of a part of type {kind}; did you mean {_nearest(key, _KEYS[kind])}?")
+    return kind
+
+
+def _nearest(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    return (difflib.get_close_matches(str(name), known, n=1, cutoff=0.4) or [", ".join(known)])[0]
+
+
+def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
+    """Frames with the number of each in the video, and the rate in which those numbers count."""
+    frames: object = data
+    metadata: Mapping[str, object] = {}
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
+        frames, metadata = data
+    if not isinstance(frames, list | tuple | np.ndarray | Tensor):
+        raise InputError(f"a piece is frames, not a {type(frames).__name__}; give a file as type video")
+    count = len(frames) if isinstance(frames, list | tuple) or frames.ndim else 0
+    start = 0.0 if prompt is None else _seconds(prompt)
+    if metadata.get("frames_indices") is not None:
+        return frames, {**metadata, "fps": metadata.get("fps") or PIECE_FPS}
+    fps = metadata.get("fps") or PIECE_FPS
+    if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e6:
+        raise InputError(f"the fps of a piece is {fps!r}; give a positive number")
+    fine = float(fps) * _FINE
+    first = round(start * fine)
+    indices = [first + number * _FINE for number in range(count)]
+    return frames, {"fps": fine, "frames_indices": indices, "total_num_frames": first + count * _FINE}
+
+
+def _seconds(prompt: object) -> float:
+    match = _TIME.fullmatch(prompt) if isinstance(prompt, str) else None
+    if match is None:
+        raise InputError("the prompt of a piece is the time it starts at, 00:01:02.500, with the model's marks or without")
+    hours, minutes, seconds, thousandths = (int(part) for part in match.groups())
+    # The text is cut to thousandths, so the middle of the one it names is the best guess, and gives the same text again.
+    return hours * 3600 + minutes * 60 + seconds + (thousandths + 0.5) / 1000
