@@ -13,7 +13,8 @@ import torch
 
 from ..mm.errors import ConfigError
 from ..mm.hashing import digest
-from ..processors.files import read_json, read_preprocessors
+from ..mm.media.policy import MediaPolicy
+from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_CACHE_BYTES = 4 << 30
@@ -47,6 +48,10 @@ class EngineConfig:
         seed: from which sequences without a seed derive theirs.
         generation_config: "auto" uses the checkpoint's sampling defaults where none are given, "none" does not.
         media_workers: threads that decode and preprocess beside the engine's steps.
+        media: limits of the media gate, a `mm.media.policy.MediaPolicy` or a mapping of its fields.
+        mm_processor_cache_bytes: processed items that are kept for later requests.
+        trust_uuid: a uuid in `multi_modal_uuids` stands for its content, which is then not hashed; only where all
+            callers are one.
 
     Raises:
         ConfigError: a value outside its limits.
@@ -66,12 +71,17 @@ class EngineConfig:
     seed: int = 0
     generation_config: str = "auto"
     media_workers: int = 2
+    media: MediaPolicy = field(default_factory=MediaPolicy)
+    mm_processor_cache_bytes: int = 512 << 20
+    trust_uuid: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("generation_config", self.generation_config, ("auto", "none"))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "media_workers"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "media_workers", "mm_processor_cache_bytes"):
             _positive(name, getattr(self, name))
+        if not isinstance(self.media, MediaPolicy):
+            raise ConfigError(f"media={self.media!r} must be a MediaPolicy or a mapping of its fields")
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -106,8 +116,21 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
             raise ConfigError(f"unknown option {name!r}; did you mean {near[0]}?")
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ConfigError(f"model is the path of a checkpoint's folder, not {model!r}")
-    config = EngineConfig(os.fspath(model), **{k: v for k, v in options.items() if v is not None})
+    given = {k: v for k, v in options.items() if v is not None}
+    if isinstance(given.get("media"), Mapping):
+        given["media"] = make_policy(given["media"])
+    config = EngineConfig(os.fspath(model), **given)
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
+
+
+def make_policy(options: Mapping[str, Any]) -> MediaPolicy:
+    """From a mapping; ConfigError names the nearest field of unknown ones."""
+    known = [f.name for f in fields(MediaPolicy)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5) or [", ".join(known)]
+            raise ConfigError(f"unknown option {name!r} of media; did you mean {near[0]}?")
+    return MediaPolicy(**options)
 
 
 @dataclass(frozen=True)
@@ -117,8 +140,7 @@ class ModelFiles:
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
-    preprocessor: dict[str, Any]
-    video_preprocessor: dict[str, Any]
+    processors: ProcessorFiles
     fingerprint: str
 
     @property
@@ -170,9 +192,9 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
     if config.get("quantization_config"):
         raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
-    image, video = read_preprocessors(path)
+    processors = read_preprocessors(path)
     weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
-    return ModelFiles(path, config, raw["generation_config.json"], image, video, digest("sensorium.model", config, weights))
+    return ModelFiles(path, config, raw["generation_config.json"], processors, digest("sensorium.model", config, weights))
 
 
 def check_max_model_len(asked: int | None, most: int) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from ..kernels import dispatch
 from ..mm.registry import find
+from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files
 from .loader import load_processing, resolve
 
@@ -46,4 +47,4 @@ def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
 def embedding_grid(folder: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:
     """(rows, columns) of the embeddings that a picture of `size` (height, width) becomes in this checkpoint."""
     files = load_model_files(folder)
-    return load_processing(find(files.architecture), files, {}).geometry("image", size).merged[1:]
+    return load_processing(find(files.architecture), files, {}).geometry(MediaHeader("image", *size)).merged[1:]

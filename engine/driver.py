@@ -13,7 +13,7 @@ import torch
 
 from ..processors.text import Tokenizer
 from .core import EngineCore
-from .input import Once, Prepared
+from .input import Prepared
 from .output import Assembly
 from .runner import describe
 from .sampler import mix
@@ -27,7 +27,7 @@ _MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it
 class Job:
     """One prompt: how to prepare it (in a worker thread if it has media), and what to ask of the answer."""
 
-    prepare: Callable[[Once], Prepared]
+    prepare: Callable[[], Prepared]
     params: SamplingParams
     has_media: bool = True
 
@@ -61,13 +61,13 @@ class Driver:
         A job that fails yields an output with `error`; the others go on. Closing the generator, or an exception in
         it, aborts what is left and frees its memory.
         """
-        once, coming = Once(), deque(enumerate(jobs))
+        coming = deque(enumerate(jobs))
         pending: deque[_Pending] = deque()
         live: dict[int, Assembly] = {}
         try:
             while coming or pending or live:
                 while coming and self._room(pending, live):
-                    pending.append(self._submit(*coming.popleft(), once))
+                    pending.append(self._submit(*coming.popleft()))
                 while pending and (not live or pending[0].prepared.done()):
                     first = pending.popleft()
                     live[first.index] = self._start(first)
@@ -95,8 +95,8 @@ class Driver:
                     outputs.append((index, assembly.output()))
             return outputs
 
-    def _submit(self, index: int, job: Job, once: Once) -> _Pending:
-        prepared = self._pool.submit(job.prepare, once) if job.has_media else _done(job.prepare, once)
+    def _submit(self, index: int, job: Job) -> _Pending:
+        prepared = self._pool.submit(job.prepare) if job.has_media else _done(job.prepare)
         return _Pending(index, next(self._numbers), job, prepared)
 
     def _room(self, pending: deque[_Pending], live: dict[int, Assembly]) -> bool:
@@ -113,7 +113,7 @@ class Driver:
             prepared = pending.prepared.result()
             assembly.prompt, assembly.prompt_token_ids = prepared.prompt, prepared.token_ids
             assembly.timings.update(prepared.timings)
-            assembly.media_bytes = prepared.num_bytes
+            assembly.items, assembly.media_bytes = prepared.items, prepared.num_bytes
             for request in self._requests(pending, prepared, tuple(assembly.answers)):
                 with self._lock:
                     self.core.add(request)
@@ -162,11 +162,11 @@ class Driver:
             self._owners.pop(name, None)
 
 
-def _done(prepare: Callable[[Once], Prepared], once: Once) -> Future[Prepared]:
+def _done(prepare: Callable[[], Prepared]) -> Future[Prepared]:
     """Prepared here and now."""
     future: Future[Prepared] = Future()
     try:
-        future.set_result(prepare(once))
+        future.set_result(prepare())
     except Exception as error:
         future.set_exception(error)
     return future

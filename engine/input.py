@@ -1,38 +1,30 @@
-"""A caller's prompt to tokens and features: parse, process, expand. Knows no scheduler and no family."""
+"""A caller's prompt to tokens and features: render, plan, process, expand. Knows no scheduler and no family."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from ..mm.errors import InputError, MediaError
-from ..mm.hashing import digest
-from ..mm.parse import parse_media
-from ..mm.types import ItemGeometry, MediaItem, MultiModalFeature, MultiModalKwargsItem
-from ..processors.chat import encode_segments, render_chat
-from ..processors.interface import ProcessingInfo
+from ..mm.types import ItemPlan, MultiModalFeature, PlaceholderRange
+from ..processors.chat import RenderedChat, encode_segments, render_chat
+from ..processors.interface import ProcessingInfo, Span
 from ..processors.spans import expand
 from ..processors.text import Tokenizer
-
-_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
-Processed = tuple[MultiModalKwargsItem, ItemGeometry]
+from .media import Item, MediaProcessor, MediaSettings, Processed, final_plan, num_bytes
+from .prompts import EncoderDecoderPrompt, Prompt, normalise
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One prompt, ready for the engine. `timings`: seconds of "decode" and "process"."""
+    """One prompt, ready for the engine. `timings`: seconds of "plan", "decode" and "process"."""
 
     prompt: str | None
     token_ids: tuple[int, ...]
     features: tuple[MultiModalFeature, ...] = ()
+    items: tuple[ItemPlan, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -41,136 +33,128 @@ class Prepared:
         return sum(num_bytes(feature.kwargs) for feature in self.features)
 
 
-class Once:
-    """Results by key, each made once even when several threads ask; the newest `limit` bytes are kept for later askers."""
-
-    def __init__(self, limit: int = 64 << 20) -> None:
-        self._limit, self._lock = limit, threading.Lock()
-        self._making: dict[str, Future[Processed]] = {}
-        self._kept: OrderedDict[str, Processed] = OrderedDict()
-
-    def get(self, key: str, make: Callable[[], Processed]) -> Processed:
-        with self._lock:
-            if key in self._kept:
-                return self._kept[key]
-            mine = key not in self._making
-            future = self._making.setdefault(key, Future())
-        if mine:
-            self._make(key, make, future)
-        return future.result()
-
-    def _make(self, key: str, make: Callable[[], Processed], future: Future[Processed]) -> None:
-        try:
-            future.set_result(make())
-        except Exception as error:
-            future.set_exception(error)
-        with self._lock:
-            del self._making[key]
-            if future.exception() is None:
-                self._kept[key] = future.result()
-            while sum(num_bytes(kwargs) for kwargs, _ in self._kept.values()) > self._limit:
-                self._kept.popitem(last=False)
-
-
-def num_bytes(kwargs: MultiModalKwargsItem) -> int:
-    """Bytes of an item's tensors."""
-    return sum(elem.data.nbytes for elem in kwargs.values() if isinstance(elem.data, Tensor))
-
-
 class InputProcessor:
     """Thread-safe; one per model."""
 
-    def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, limits: Mapping[str, int], fingerprint: str) -> None:
-        self._info, self._tokenizer, self._limits, self._fingerprint = info, tokenizer, limits, fingerprint
+    def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MediaSettings, max_model_len: int) -> None:
+        self._info, self._tokenizer, self._most = info, tokenizer, max_model_len
+        self.media = MediaProcessor(info, settings)
 
-    def prepare(self, prompt: object, once: Once) -> Prepared:
+    def prepare(self, prompt: object, reserve: int = 1) -> Prepared:
         """Tokens with every slot expanded, and the processed item of each.
 
-        `prompt`: a string, or a mapping with "prompt" or "prompt_token_ids", and "multi_modal_data".
+        Args:
+            prompt: any form that `engine.prompts.normalise` takes.
+            reserve: tokens that `fit="context"` leaves for the answer.
 
         Raises:
-            InputError: a prompt of another form, a slot without an item or an item without a slot, too many items.
-            MediaError: an item that cannot be decoded or processed, by modality and index.
+            InputError: a prompt of another form or too long, a slot without an item or an item without a slot.
+            MediaError: an item that is refused or cannot be decoded or processed, by modality and index.
         """
-        text, token_ids, data = read_prompt(prompt)
-        ids = self._tokenizer.encode(text or "") if token_ids is None else token_ids
-        return self._expand(text, ids, data, once)
+        given = decoder_only(normalise(prompt))
+        if given.token_ids is None:
+            self._guard(given.text or "")
+        ids = self._tokenizer.encode(given.text or "") if given.token_ids is None else given.token_ids
+        return self._prepare(given, ids, reserve)
 
     def prepare_chat(
-        self, messages: Sequence[Mapping[str, Any]], template: str, add_generation_prompt: bool, once: Once
+        self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
     ) -> Prepared:
-        """The same for OpenAI-style messages, rendered with a chat template; text in them stays text.
+        """The same for OpenAI-style messages; text in them stays text.
+
+        Args:
+            render: arguments of `processors.chat.render_chat`, the template among them.
+            request: what else a prompt may hold: mm_processor_kwargs, cache_salt, fit.
 
         Raises:
             InputError: messages or parts of a wrong form, and what `prepare` raises.
         """
         if not messages:
             raise InputError("a conversation has no messages; give at least one")
-        chat = render_chat(messages, template, self._tokenizer, add_generation_prompt)
-        return self._expand(chat.text, encode_segments(chat.segments, self._tokenizer), chat.multi_modal_data, once)
+        chat: RenderedChat = render_chat(messages, tokenizer=self._tokenizer, **render)
+        given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": chat.multi_modal_data, **request}))
+        self._guard(chat.text)
+        return self._prepare(given, encode_segments(chat.segments, self._tokenizer), reserve)
 
-    def _expand(self, text: str | None, ids: Sequence[int], data: Mapping[str, object], once: Once) -> Prepared:
+    def plan(self, prompt: object) -> list[ItemPlan]:
+        """What each item will take; nothing is decoded. Without a prompt's text only media are looked at.
+
+        Raises:
+            InputError, MediaError: as `prepare`, as far as the headers tell.
+        """
+        if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
+            prompt = {**prompt, "prompt": ""}
+            given = decoder_only(normalise({**prompt, "fit": None}))
+            return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt)]
+        given = decoder_only(normalise(prompt))
+        ids = self._tokenizer.encode(given.text or "") if given.token_ids is None else given.token_ids
+        return [item.plan for item in self._admit(given, ids, 1)[0]]
+
+    def _guard(self, text: str) -> None:
+        """Refuse a text that cannot fit before it is tokenised, which takes long and much memory."""
+        least = self._tokenizer.least_tokens(text)
+        if least >= self._most:
+            raise InputError(f"the prompt has {least} tokens at least, max_model_len is {self._most}; shorten it")
+
+    def _admit(self, given: Prompt, ids: Sequence[int], reserve: int) -> tuple[list[Item], tuple[int, ...]]:
+        """The items, made to fit if the prompt asks for it, and the tokens as planned."""
+        items = self.media.open(given.media, given.uuids, given.options, given.salt)
+        tokens, _ = self._expand(ids, [(item, item.spans) for item in items])
+        if given.fit is not None and len(tokens) + reserve > self._most:
+            text = len(tokens) - sum(item.plan.num_tokens for item in items)
+            items = self.media.shrink(items, self._most - reserve - text, given.salt)
+            tokens, _ = self._expand(ids, [(item, item.spans) for item in items])
+        surely = len(tokens) - sum(item.plan.num_tokens for item in items if not item.plan.exact)
+        if surely >= self._most:
+            raise self._too_long(surely, items)
+        return items, tokens
+
+    def _too_long(self, tokens: int, items: Sequence[Item]) -> InputError:
+        reason = f"the prompt takes {tokens} tokens, max_model_len is {self._most}"
+        if not items:
+            return InputError(f"{reason}; shorten it")
+        largest = max((item.plan for item in items), key=lambda plan: plan.num_tokens)
+        hint = 'make it smaller (max_pixels, fps, num_frames) or ask for fit="context"'
+        return MediaError(largest.modality, largest.index, f"{reason}, {largest.num_tokens} of them for this item; {hint}")
+
+    def _prepare(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared:
         start = time.perf_counter()
-        items = parse_media(data, self._limits, self._info.modalities, self._info.sampling())
-        decoded = time.perf_counter()
-        keys = {name: [self._key(name, item) for item in values] for name, values in items.items()}
-        done = {
-            name: [
-                _named(name, i, partial(once.get, key, partial(self._info.process, item)))
-                for i, (key, item) in enumerate(zip(keys[name], values, strict=True))
-            ]
-            for name, values in items.items()
-        }
-        spans = {name: [self._info.span(name, geometry) for _, geometry in values] for name, values in done.items()}
-        tokens, ranges = expand(ids, spans, self._info.slot_ids)
-        features = [
-            MultiModalFeature(name, kwargs, where, geometry, key)
-            for name in done
-            for (kwargs, geometry), where, key in zip(done[name], ranges[name], keys[name], strict=True)
+        items, _ = self._admit(given, ids, reserve)
+        timings = {"plan": time.perf_counter() - start, "decode": 0.0, "process": 0.0}
+        made = [self.media.process(item, given.salt, timings) for item in items]
+        spans = [
+            item.spans if item.plan.exact else tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
+            for item, done in zip(items, made, strict=True)
         ]
-        features.sort(key=lambda feature: feature.range.offset)
-        timings = {"decode": decoded - start, "process": time.perf_counter() - decoded}
-        return Prepared(text, tokens, tuple(features), timings)
+        tokens, ranges = self._expand(ids, list(zip(items, spans, strict=True)))
+        plans = tuple(final_plan(*entry) for entry in zip(items, made, spans, strict=True))
+        return Prepared(given.text, tokens, _features(items, made, ranges), plans, timings)
 
-    def _key(self, modality: str, item: MediaItem) -> str:
-        return digest("sensorium.item", modality, item.hash, self._info.options_key(modality), self._fingerprint)
-
-
-def _named(modality: str, index: int, work: Callable[[], Processed]) -> Processed:
-    """What a family's rules refuse, said of the item."""
-    try:
-        return work()
-    except MediaError:
-        raise
-    except InputError as error:
-        raise MediaError(modality, index, str(error)) from None
+    def _expand(
+        self, ids: Sequence[int], items: Sequence[tuple[Item, Sequence[Span]]]
+    ) -> tuple[tuple[int, ...], list[list[PlaceholderRange]]]:
+        """The tokens, and the ranges of each item's pieces in the order of `items`."""
+        slots: dict[str, list[Sequence[Span]]] = {}
+        for item, spans in items:
+            slots.setdefault(item.source.modality, []).append(spans)
+        tokens, ranges = expand(ids, slots, self._info.slot_ids)
+        return tokens, [ranges[item.source.modality][item.source.index] for item, _ in items]
 
 
-def read_prompt(prompt: object) -> tuple[str | None, list[int] | None, Mapping[str, object]]:
-    """(text, token ids, media) of a prompt; exactly one of the first two is given. InputError for any other form."""
-    if isinstance(prompt, str):
-        return prompt, None, {}
-    if not isinstance(prompt, Mapping):
-        raise InputError(f'a prompt is a string or {{"prompt": ...}}, not a {type(prompt).__name__}')
-    unknown = [str(key) for key in prompt if key not in _KEYS]
-    if unknown:
-        raise InputError(f"unknown key {unknown[0]!r} in a prompt; known are {', '.join(_KEYS)}")
-    text, ids, data = (prompt.get(key) for key in _KEYS)
-    if (text is None) == (ids is None):
-        raise InputError('a prompt needs either "prompt" or "prompt_token_ids"')
-    if text is not None and not isinstance(text, str):
-        raise InputError(f'"prompt" is a string, not a {type(text).__name__}')
-    if data is not None and not isinstance(data, Mapping):
-        raise InputError(f'"multi_modal_data" maps modality to items, e.g. {{"image": image}}, not a {type(data).__name__}')
-    return text, None if ids is None else read_token_ids(ids), data or {}
+def decoder_only(prompt: Prompt | EncoderDecoderPrompt) -> Prompt:
+    """InputError for a prompt that only an encoder-decoder model can serve."""
+    if isinstance(prompt, EncoderDecoderPrompt):
+        raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
+    return prompt
 
 
-def read_token_ids(ids: object) -> list[int]:
-    """A list of integers from any sequence of them; InputError otherwise."""
-    try:
-        values = [int(token) for token in ids]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise InputError(f'"prompt_token_ids" is a list of integers, not {str(ids)[:40]!r}') from None
-    if isinstance(ids, str | bytes):
-        raise InputError(f'"prompt_token_ids" is a list of integers, not {str(ids)[:40]!r}')
-    return values
+def _features(
+    items: Sequence[Item], made: Sequence[Processed], ranges: Sequence[Sequence[PlaceholderRange]]
+) -> tuple[MultiModalFeature, ...]:
+    """In order of their offset; each piece of a source in pieces has an identity of its own."""
+    features = [
+        MultiModalFeature(item.source.modality, kwargs, where, grid, item.key if len(places) == 1 else f"{item.key}.{part}")
+        for item, done, places in zip(items, made, ranges, strict=True)
+        for part, ((kwargs, grid), where) in enumerate(zip(done.pieces, places, strict=True))
+    ]
+    return tuple(sorted(features, key=lambda feature: feature.range.offset))

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..mm.cache import CacheStats
 from ..mm.errors import ConfigError, InputError
 from ..mm.registry import find
+from ..mm.types import ItemPlan
 from ..processors.files import find_template
 from ..processors.text import Tokenizer
 from .config import load_model_files, make_config
 from .driver import Driver, Job
 from .input import InputProcessor
 from .loader import load_engine, load_processing
+from .media import MediaSettings
 from .sampling_params import SamplingParams, from_generation_config
 from .types import RequestOutput
 
@@ -28,7 +31,8 @@ class LLM:
     Args:
         model: folder of a checkpoint as the Hub ships it.
         options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
-            gpu_memory_fraction, media_workers. All options are explained at `engine.config.EngineConfig`.
+            gpu_memory_fraction, media_workers, media (what may come in), mm_processor_cache_bytes, trust_uuid. All
+            options are explained at `engine.config.EngineConfig`.
 
     Raises:
         ConfigError: an unknown or contradictory option, an unknown architecture, a checkpoint that asks for remote code.
@@ -61,19 +65,28 @@ class LLM:
         self.config = make_config(model, named | options)
         files = load_model_files(self.config.model)
         row = find(files.architecture)
-        info = load_processing(row, files, self.config.mm_processor_kwargs)
+        self._tokenizer = Tokenizer(files.path)
+        info = load_processing(row, files, self.config.mm_processor_kwargs, self._tokenizer)
         for modality in self.config.limit_mm_per_prompt:
             if modality not in info.modalities:
                 known = ", ".join(info.modalities)
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
-        self._tokenizer = Tokenizer(files.path)
         self._template = find_template(files.path)
         engine = load_engine(self.config, files)
         self.max_model_len = engine.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
             self.default_params = from_generation_config(files.generation_config)
-        self._inputs = InputProcessor(info, self._tokenizer, self.config.limit_mm_per_prompt, files.fingerprint)
+        settings = MediaSettings(
+            self.config.media,
+            self.config.limit_mm_per_prompt,
+            files.fingerprint,
+            engine.row_bytes,
+            engine.dtype,
+            self.config.trust_uuid,
+            self.config.mm_processor_cache_bytes,
+        )
+        self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)
         self._driver = Driver(engine.core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -84,7 +97,9 @@ class LLM:
 
         Args:
             prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
-                `{"image": one or a list, "video": ...}`; each item takes one slot of the prompt.
+                `{"image": one or a list, "video": ...}`; each item takes one slot of the prompt. More keys:
+                "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
+                (shares no cache with other salts), "fit": "context" (media shrink to the room there is).
             sampling_params: one for all, one per prompt, or None for the checkpoint's defaults.
             use_tqdm: show a progress bar.
 
@@ -96,7 +111,7 @@ class LLM:
         """
         listed = _listed(prompts)
         jobs = [
-            Job(partial(self._inputs.prepare, prompt), params, has_media=_prompt_has_media(prompt))
+            Job(partial(self._inputs.prepare, prompt, self._reserve(params)), params, has_media=_prompt_has_media(prompt))
             for prompt, params in zip(listed, self._params(sampling_params, len(listed)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
@@ -108,13 +123,21 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **request: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, as `generate` does.
 
         Args:
-            messages: `{"role", "content"}` with content a string or parts of the types text, image_url (an object
-                with a data: URL), image, video_url and video.
+            messages: `{"role", "content"}` with content a string or parts of the types text, image_url, video_url,
+                audio_url (objects with a "url"), input_audio, image, video and audio; a part may carry "uuid" and
+                options of its own. URLs and paths in them obey `media`, see `mm.media.policy.MediaPolicy`.
             chat_template: Jinja source instead of the checkpoint's own.
+            continue_final_message: leave the last message open, for the model to go on with.
+            tools, chat_template_kwargs: handed to the template.
+            request: mm_processor_kwargs, cache_salt and fit, as in a prompt of `generate`.
 
         Raises:
             InputError: `messages` of a wrong type, or no chat template anywhere.
@@ -123,8 +146,15 @@ class LLM:
         if template is None:
             raise InputError("the checkpoint has no chat template; pass chat_template= or use generate")
         conversations = _conversations(messages)
+        render = {
+            **(chat_template_kwargs or {}),
+            "template": template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
         jobs = [
-            Job(partial(self._inputs.prepare_chat, conversation, template, add_generation_prompt), params)
+            Job(partial(self._inputs.prepare_chat, conversation, render, request, self._reserve(params)), params)
             for conversation, params in zip(conversations, self._params(sampling_params, len(conversations)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
@@ -136,12 +166,38 @@ class LLM:
         generator ends the request.
         """
         (params,) = self._params(sampling_params, 1)
-        prepare = partial(self._inputs.prepare, prompt)
+        prepare = partial(self._inputs.prepare, prompt, self._reserve(params))
         if isinstance(prompt, list | tuple):
             if self._template is None:
                 raise InputError("the checkpoint has no chat template; stream a rendered prompt instead")
-            prepare = partial(self._inputs.prepare_chat, prompt, self._template, True)
+            prepare = partial(self._inputs.prepare_chat, prompt, {"template": self._template}, {}, self._reserve(params))
         return (output for _, output in self._driver.serve([Job(prepare, params)], partial=True))
+
+    def plan(self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None) -> list[ItemPlan]:
+        """What each item of a prompt will take, from the headers of its media; nothing is decoded.
+
+        Args:
+            prompt: as `generate` takes it; the text may be missing, as in `{"multi_modal_data": {...}}`.
+            mm_processor_kwargs: options of this request.
+
+        Raises:
+            InputError: a prompt of another form.
+            MediaError: an item that would be refused, by modality and index.
+        """
+        if mm_processor_kwargs is not None:
+            if not isinstance(prompt, Mapping):
+                raise InputError("mm_processor_kwargs are for media; give them with a mapping that has multi_modal_data")
+            prompt = {**prompt, "mm_processor_kwargs": mm_processor_kwargs}
+        return self._inputs.plan(prompt)
+
+    @property
+    def mm_cache_stats(self) -> CacheStats:
+        """Hits, misses, evictions and bytes of the cache of processed items."""
+        return self._inputs.media.stats
+
+    def _reserve(self, params: SamplingParams) -> int:
+        """Tokens that media made to fit leave for the answer: what may be asked, at most a quarter of the context."""
+        return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
     def _answers(self, jobs: Sequence[Job], use_tqdm: bool) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(jobs)

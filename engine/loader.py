@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from ..mm.registry import Architecture, find
 from ..models.interface import Model
 from ..models.weights import load as load_weights
 from ..processors.interface import ProcessingInfo
+from ..processors.text import Tokenizer
 from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks
 from .core import EngineCore
 from .kv import KVBlocks, bytes_per_block, group_layers
@@ -30,6 +31,8 @@ class Engine:
 
     core: EngineCore
     max_model_len: int
+    dtype: torch.dtype
+    row_bytes: int  # of one encoder row
 
 
 def resolve(name: str) -> Any:
@@ -39,9 +42,12 @@ def resolve(name: str) -> Any:
     return getattr(import_module(f".{module}", package), attribute)
 
 
-def load_processing(row: Architecture, files: ModelFiles, options: Mapping[str, Any]) -> ProcessingInfo:
-    info = resolve(row.processing)(files.config, files.preprocessor, files.video_preprocessor, options)
-    return cast(ProcessingInfo, info)
+def load_processing(
+    row: Architecture, files: ModelFiles, options: Mapping[str, Any], tokenizer: Tokenizer | None = None
+) -> ProcessingInfo:
+    """`tokenizer`: for families whose items are written with text of their own."""
+    given = files.processors if tokenizer is None else replace(files.processors, encode=tokenizer.encode_plain)
+    return cast(ProcessingInfo, resolve(row.processing)(given, options))
 
 
 def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
@@ -52,11 +58,12 @@ def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
         CheckpointError: missing, surplus or misshapen weights.
     """
     row, device = find(files.architecture), config.torch_device
-    model = cast(Model, resolve(row.model)(files.config, files.dtype(config.dtype), device))
+    dtype = files.dtype(config.dtype)
+    model = cast(Model, resolve(row.model)(files.config, dtype, device))
     max_model_len = resolve_max_model_len(config, model, device)
     core = build_core(model, config, max_model_len)  # a plan that does not work out is said before weights are read
     load_weights(files.path, model)
-    return Engine(core, max_model_len)
+    return Engine(core, max_model_len, dtype, model.hidden_size * dtype.itemsize)
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ..mm.types import ItemPlan
 from ..processors.text import StreamDecoder, Tokenizer
 from .sampling_params import SamplingParams
 from .types import CompletionOutput, Logprob, RequestOutput, TokenOutput
@@ -88,6 +89,7 @@ class Assembly:
         self.prompt_token_ids: tuple[int, ...] = ()
         self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self.error: str | None = None
+        self.items: tuple[ItemPlan, ...] = ()
         self.timings: dict[str, float] = {}
         self.media_bytes = 0  # held for this prompt
         self.changed = False
@@ -127,6 +129,7 @@ class Assembly:
             self.prompt_logprobs,
             self.finished,
             self.error,
+            self.items,
             dict(self.timings),
         )
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError, InputError
+from ..mm.embeddings import ROWS
+from ..mm.errors import ConfigError, InputError, SensoriumError
 from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature
 from ..models.interface import Model
@@ -77,7 +78,7 @@ class ModelRunner:
         """Store the rows of items that merge; on an exception each is tried alone, so that only the bad one fails."""
         try:
             merged = merge([item.kwargs for item in items], self.device)
-            for item, rows in zip(items, self.model.embed_multimodal(items[0].modality, merged), strict=True):
+            for item, rows in zip(items, self._rows(items, merged), strict=True):
                 if rows.shape[0] != item.range.num_embeds:
                     raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
                 self.encoded[item.hash] = rows.clone() if len(items) > 1 else rows  # a view would keep all of them alive
@@ -87,6 +88,12 @@ class ModelRunner:
             _log.warning("encoding failed", exc_info=not isinstance(error, InputError))
             return [f"{items[0].modality}: encoding failed: {describe(error)}"]
         return [None] * len(items)
+
+    def _rows(self, items: list[MultiModalFeature], merged: dict[str, object]) -> list[Tensor]:
+        """Encoder rows of items that merge: the caller's own, or the encoder's."""
+        if ROWS in items[0].kwargs:
+            return [torch.as_tensor(item.kwargs[ROWS].data).to(self.device) for item in items]
+        return self.model.embed_multimodal(items[0].modality, merged)
 
     def _missing_item(self, task: ScheduledRequest, errors: dict[str, str]) -> str | None:
         """The error of a sequence whose item another sequence was to encode, and could not."""
@@ -151,4 +158,4 @@ def _results(
 def describe(error: Exception) -> str:
     """One line for an exception."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, SensoriumError) else f"{type(error).__name__}: {text}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..mm.types import MultiModalFeature
+from ..mm.types import ItemPlan, MultiModalFeature
 from .sampling_params import SamplingParams
 
 
@@ -117,7 +117,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt, completions in order of `index`. `error` says why nothing more came, or None."""
+    """The answer to one prompt, completions in order of `index`. `error` says why nothing more came, or None.
+
+    `items`: what each picture, clip or sound took, with the frames that were used and what `fit` made smaller.
+    """
 
     request_id: str
     prompt: str | None
@@ -126,4 +129,7 @@ class RequestOutput:
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     finished: bool = True
     error: str | None = None
-    timings: dict[str, float] = field(default_factory=dict)  # seconds: decode, process, queue, encode, prefill, decode_steps
+    items: tuple[ItemPlan, ...] = ()
+    timings: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds: plan, decode, process, queue, encode, prefill, decode_steps

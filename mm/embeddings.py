@@ -12,6 +12,8 @@ from torch import Tensor
 from .errors import MediaError
 from .types import EmbeddingItem
 
+ROWS = "rows"  # the one tensor of an item that needs no encoder, `[rows, width]`
+
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
@@ -44,9 +46,10 @@ def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[Embeddi
     if modality == "audio" or not _looks_like_rows(value):
         return None
     if spec.grid is not None:
-        raise MediaError(modality, 0, f'rows of this model need their grids: {{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}')
+        form = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
+        raise MediaError(modality, 0, f"rows of this model need their grids: {form} (pixels are uint8)")
     rows = _split(modality, value, spec)
-    return [EmbeddingItem(modality, {"rows": checked(modality, i, one, spec.width)}) for i, one in enumerate(rows)]
+    return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(rows)]
 
 
 def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
@@ -64,11 +67,12 @@ def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
 
 
 def _looks_like_rows(value: object) -> bool:
+    """Floating tensors; three axes that end or begin with channels are a picture of the wrong type, and said so elsewhere."""
     if isinstance(value, list | tuple):
-        return any(isinstance(v, Tensor | np.ndarray) and _looks_like_rows(v) for v in value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind == "f" and value.ndim in (2, 3)  # wrong pixels, more likely, have 3 channels
-    return isinstance(value, Tensor) and value.is_floating_point()
+        return any(isinstance(entry, Tensor | np.ndarray) and _looks_like_rows(entry) for entry in value)
+    if not isinstance(value, Tensor | np.ndarray) or "float" not in str(value.dtype):
+        return False
+    return not (value.ndim == 3 and (value.shape[-1] in (1, 3, 4) or value.shape[0] in (1, 3, 4)) and value.shape[-1] < 64)
 
 
 def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object]:
@@ -90,7 +94,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
         raise MediaError(modality, 0, f"{spec.name} is a tensor, not a {type(rows).__name__}")
     if spec.grid is None:
         items = _split(modality, rows, spec)
-        return [EmbeddingItem(modality, {"rows": checked(modality, i, one, spec.width)}) for i, one in enumerate(items)]
+        return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(items)]
     grids = _grids(modality, value[spec.grid], spec)
     counts = [t * h * w // spec.merge**2 for t, h, w in grids]
     flat = rows if isinstance(rows, list | tuple) else _flat(modality, rows, counts, spec)
@@ -101,7 +105,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
         if len(one) != count:
             raise MediaError(modality, index, f"{len(one)} rows were given but its grid {grids[index]} makes {count}")
     pairs = zip(items, grids, strict=True)
-    return [EmbeddingItem(modality, {"rows": one, "grid": torch.tensor(grid)}) for one, grid in pairs]
+    return [EmbeddingItem(modality, {ROWS: one, "grid": torch.tensor(grid)}) for one, grid in pairs]
 
 
 def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: EmbeddingSpec) -> list[object]:
@@ -110,8 +114,8 @@ def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: Emb
     if tensor.ndim == 3:
         return list(tensor)
     if tensor.ndim != 2 or len(tensor) != sum(counts):
-        shape = list(tensor.shape)
-        raise MediaError(modality, 0, f"{spec.name} has the shape {shape} but its grids make {sum(counts)} rows of {spec.width}")
+        made = f"its grids make {sum(counts)} rows of {spec.width}"
+        raise MediaError(modality, 0, f"{spec.name} has the shape {list(tensor.shape)} but {made}")
     return list(tensor.split(counts))
 
 

@@ -28,6 +28,11 @@ class MediaSource:
     data: object
     uuid: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    kind: str = ""  # what it is decoded as, where that is not the modality itself
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self.modality)
 
 
 @dataclass(frozen=True)

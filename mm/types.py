@@ -182,6 +182,34 @@ class ItemGeometry:
 
 
 @dataclass(frozen=True)
+class ItemPlan:
+    """What one item will take, from its header alone.
+
+    Args:
+        modality, index: which item of the request.
+        size: `(height, width)` of the source in pixels, after orientation; (0, 0) for sound.
+        grid: `(t, h, w)` in patches before merging.
+        num_tokens: tokens it takes in the prompt, at most this many where not `exact`.
+        num_embeds: rows the encoder makes; the other tokens are text of its own.
+        bytes: memory of those rows in the encoder cache.
+        exact: False where the container does not tell and the counts are upper bounds.
+        frames: the frames of a clip that will be used.
+        shrunk_from: tokens it would have taken, where `fit` made it smaller.
+    """
+
+    modality: str
+    index: int
+    size: tuple[int, int]
+    grid: tuple[int, int, int]
+    num_tokens: int
+    num_embeds: int
+    bytes: int
+    exact: bool = True
+    frames: FramePlan | None = None
+    shrunk_from: int | None = None
+
+
+@dataclass(frozen=True)
 class PlaceholderRange:
     """Where one item sits in the token sequence: `[offset, offset + length)`.
 

@@ -55,5 +55,8 @@ class ProcessingInfo(Protocol):
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """The tokens that replace one slot."""
 
+    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """Options of one item that make a grid of (t, h, w) patches take at most `rows` rows; None: it cannot shrink."""
+
     def options_key(self, modality: str) -> str:
         """A stable text of the processing options that matter for this modality; part of the item's hash."""

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import torch
 
-from ..mm.errors import ConfigError
 from ..mm.embeddings import EmbeddingSpec
+from ..mm.errors import ConfigError
 from ..mm.fields import BatchedField, FieldElem, FlatField
 from ..mm.geometry import SamplingPolicy, patch_grid
 from ..mm.media.policy import DecodeSpec
@@ -93,6 +93,13 @@ class Qwen2VLProcessingInfo:
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Only embeddings: the slot's token, once per embedding."""
         return Span((self.slot_ids[modality],) * geometry.num_embeds)
+
+    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """Fewer pixels a frame and, where less than 16 rows a temporal patch would be left, fewer frames."""
+        spec, steps = self.specs[modality], max(1, min(grid[0], rows // 16))
+        area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2
+        frames = {"num_frames": steps * spec.temporal} if steps < grid[0] else {}
+        return {"min_pixels": 1, "max_pixels": area, **frames}
 
     def options_key(self, modality: str) -> str:
         """The resolved patch spec and, for clips, which frames are used."""

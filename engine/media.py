@@ -1,0 +1,291 @@
+"""Media of one request: opened, planned, made to fit, decoded, processed, remembered. Knows no prompt text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mm.cache import ByteCache, CacheStats, Names
+from ..mm.embeddings import ROWS
+from ..mm.errors import ConfigError, InputError, MediaError
+from ..mm.fields import FieldElem, FlatField
+from ..mm.hashing import digest
+from ..mm.media import gate
+from ..mm.media.policy import MediaPolicy
+from ..mm.parse import MediaSource
+from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
+from ..processors.interface import ProcessingInfo, Span
+
+
+@dataclass(frozen=True)
+class Processed:
+    """What the encoder needs of one source, piece by piece, and what is known of it without its pixels."""
+
+    pieces: tuple[tuple[MultiModalKwargsItem, ItemGeometry], ...]
+    size: tuple[int, int] = (0, 0)
+    frames: FramePlan | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes(kwargs) for kwargs, _ in self.pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One source of a request: opened and planned; `done` where it is here already."""
+
+    source: MediaSource
+    info: ProcessingInfo  # with all options that hold for it
+    key: str  # 256-bit identity of content, options and model
+    content: str
+    plan: ItemPlan
+    spans: tuple[Span, ...]
+    headers: tuple[MediaHeader, ...] = ()
+    done: Processed | None = None
+
+
+@dataclass(frozen=True)
+class MediaSettings:
+    """What the engine's config and model say about inputs.
+
+    Args:
+        limits: most items per modality in one prompt.
+        fingerprint: of weights and config.
+        row_bytes: of one encoder row.
+        dtype: of the tensors that go to the encoder.
+        trust_uuid: a uuid stands for its content, which is not hashed.
+        cache_bytes: of processed items that are kept.
+    """
+
+    policy: MediaPolicy = field(default_factory=MediaPolicy)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    row_bytes: int = 0
+    dtype: torch.dtype = torch.float32
+    trust_uuid: bool = False
+    cache_bytes: int = 512 << 20
+
+
+class MediaProcessor:
+    """Thread-safe; one per model, shared by all workers."""
+
+    def __init__(self, info: ProcessingInfo, settings: MediaSettings) -> None:
+        self.settings, self._info = settings, info
+        self._cache: ByteCache[Processed] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
+        self._names = Names()
+        self._fetchers = ThreadPoolExecutor(16, "sensorium-fetch")
+        self._tune = lru_cache(maxsize=256)(lambda options: info.tuned(dict(options.values)))
+
+    @property
+    def stats(self) -> CacheStats:
+        """Of the cache of processed items."""
+        return self._cache.stats
+
+    def open(
+        self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any], tenant: str | None
+    ) -> list[Item]:
+        """The items in order of modality and index, planned from their headers; nothing is decoded.
+
+        Raises:
+            InputError: a modality the model does not take, too many items, an unknown option.
+            MediaError: an item that is refused, unreadable or said to be here and is not.
+        """
+        info = self._tuned(self._info, options)
+        sources = info.parser().parse(media, uuids, self.settings.limits)
+        flat = self._load([source for several in sources.values() for source in several])
+        return [self._open(source, info, tenant) for source in flat]
+
+    def shrink(self, items: Sequence[Item], room: int, tenant: str | None) -> list[Item]:
+        """The items, each made smaller in the same proportion until together they take at most `room` tokens.
+
+        Raises:
+            InputError: items that cannot be made so small.
+        """
+        fixed = sum(item.plan.num_tokens for item in items if not self._can_shrink(item))
+        total = sum(item.plan.num_tokens for item in items) - fixed
+        share = (room - fixed) / total if total else 0.0
+        small = [self._shrunk(item, share, tenant) if self._can_shrink(item) else item for item in items]
+        taken = sum(item.plan.num_tokens for item in small)
+        if taken > room:
+            raise InputError(f"the media cannot be made to fit: they take {taken} tokens at least and there is room for {room}")
+        return small
+
+    def process(self, item: Item, tenant: str | None, timings: dict[str, float]) -> Processed:
+        """Decoded and processed, or as another request left it; seconds are added to `timings`.
+
+        Raises:
+            MediaError: a source that cannot be decoded, or that the family refuses.
+        """
+        if item.done is not None:
+            return item.done
+        done = self._cache.make(item.key, partial(self._process, item, timings))
+        if item.source.uuid is not None:
+            with gate.named(item.source):
+                self._names.bind(tenant, item.source.uuid, item.content)
+        return done
+
+    def _tuned(self, info: ProcessingInfo, options: Mapping[str, Any]) -> ProcessingInfo:
+        """With options laid over; the results for the family's own defaults are remembered."""
+        if not options:
+            return info
+        return self._tune(_Options(options)) if info is self._info else info.tuned(options)
+
+    def _load(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
+        """Each with its bytes; downloads run side by side, and none is left behind when one fails."""
+        load = partial(gate.load, policy=self.settings.policy)
+        waiting: list[Future[MediaSource] | None] = [
+            self._fetchers.submit(load, source) if gate.is_remote(source) else None for source in sources
+        ]
+        try:
+            return [
+                load(source) if future is None else future.result() for source, future in zip(sources, waiting, strict=True)
+            ]
+        finally:
+            for future in waiting:
+                if future is not None and not future.cancel():
+                    future.exception()  # wait: a fetch ends by itself within its time limit
+
+    def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None) -> Item:
+        with gate.named(source):
+            try:
+                tuned = self._tuned(info, {f"{source.modality}s_kwargs": source.options} if source.options else {})
+            except ConfigError as error:
+                raise InputError(str(error)) from None
+            content = self._content(source, tenant)
+            key = self._key(source.modality, content, tuned, tenant)
+            done = _from_rows(source.data, tuned) if isinstance(source.data, EmbeddingItem) else self._cache.get(key)
+            if done is None and source.data is None:
+                raise _miss(source)
+            headers = () if done is not None else tuple(gate.probe(source, tuned.decode_spec, self.settings.policy))
+            grids = [grid for _, grid in done.pieces] if done else [tuned.geometry(header) for header in headers]
+            spans = tuple(tuned.span(source.modality, grid) for grid in grids)
+            plan = self._plan(source, headers, grids, spans, done)
+        return Item(source, tuned, key, content, plan, spans, headers, done)
+
+    def _content(self, source: MediaSource, tenant: str | None) -> str:
+        """Identity of what was given; a name must not stand for two contents."""
+        if source.data is None:
+            known = self._names.find(tenant, source.uuid or "")
+            if known is None:
+                raise _miss(source)
+            return known
+        if self.settings.trust_uuid and source.uuid is not None:
+            return digest("trusted", source.modality, source.uuid)
+        content = gate.content_hash(source, self.settings.policy)
+        if source.uuid is not None:
+            self._names.check(tenant, source.uuid, content)
+        return content
+
+    def _key(self, modality: str, content: str, info: ProcessingInfo, tenant: str | None) -> str:
+        return digest("sensorium.item", tenant, modality, content, info.options_key(modality), self.settings.fingerprint)
+
+    def _plan(
+        self,
+        source: MediaSource,
+        headers: Sequence[MediaHeader],
+        grids: Sequence[ItemGeometry],
+        spans: Sequence[Span],
+        done: Processed | None,
+    ) -> ItemPlan:
+        rows = sum(grid.num_embeds for grid in grids)
+        return ItemPlan(
+            source.modality,
+            source.index,
+            done.size if done is not None else headers[0].size,
+            (sum(grid.t for grid in grids), grids[0].h, grids[0].w),
+            sum(len(span.token_ids) for span in spans),
+            rows,
+            rows * self.settings.row_bytes,
+            all(header.exact for header in headers),
+            done.frames if done is not None else _joined([header.frames for header in headers]),
+        )
+
+    def _can_shrink(self, item: Item) -> bool:
+        return item.source.data is not None and not isinstance(item.source.data, EmbeddingItem)
+
+    def _shrunk(self, item: Item, share: float, tenant: str | None) -> Item:
+        own = item.plan.num_tokens - item.plan.num_embeds
+        options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
+        if options is None:
+            return item
+        source = replace(item.source, options={**item.source.options, **options})
+        small = self._open(source, item.info, tenant)
+        return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens))
+
+    def _process(self, item: Item, timings: dict[str, float]) -> Processed:
+        source, start = item.source, time.perf_counter()
+        with gate.named(source):
+            decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
+            middle = time.perf_counter()
+            pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
+        timings["decode"] = timings.get("decode", 0.0) + middle - start
+        timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
+        return Processed(pieces, decoded[0].header.size, _joined([one.header.frames for one in decoded]))
+
+
+def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
+    """The plan as it came out: exact, with the frames that were really used."""
+    rows = sum(grid.num_embeds for _, grid in done.pieces)
+    grid = done.pieces[0][1]
+    return replace(
+        item.plan,
+        grid=(sum(one.t for _, one in done.pieces), grid.h, grid.w),
+        num_tokens=sum(len(span.token_ids) for span in spans),
+        num_embeds=rows,
+        bytes=rows * (item.plan.bytes // item.plan.num_embeds if item.plan.num_embeds else 0),
+        exact=True,
+        frames=done.frames,
+    )
+
+
+def num_bytes(kwargs: MultiModalKwargsItem) -> int:
+    """Bytes of an item's tensors."""
+    return sum(elem.data.nbytes for elem in kwargs.values() if isinstance(elem.data, Tensor))
+
+
+def _from_rows(item: EmbeddingItem, info: ProcessingInfo) -> Processed:
+    grid = info.rows_geometry(item)
+    rows = item.tensors[ROWS]
+    if grid.num_embeds != len(rows):
+        raise InputError(f"{len(rows)} rows were given but its grid makes {grid.num_embeds}")
+    return Processed((({ROWS: FieldElem(rows, FlatField())}, grid),))
+
+
+def _miss(source: MediaSource) -> MediaError:
+    where = f"Cache miss for {source.modality} at index {source.index} but data is not provided"
+    return MediaError(source.modality, source.index, f"{where}; give the data along with the uuid {source.uuid!r}")
+
+
+def _joined(plans: Iterable[FramePlan | None]) -> FramePlan | None:
+    """One plan of the frames of all pieces."""
+    known = [plan for plan in plans if plan is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    indices = tuple(index for plan in known for index in plan.indices)
+    times = tuple(seconds for plan in known for seconds in plan.timestamps)
+    replaced = tuple(pair for plan in known for pair in plan.replaced)
+    return replace(known[0], indices=indices, timestamps=times, replaced=replaced)
+
+
+class _Options:
+    """Options as a key: equal when they mean the same."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        try:
+            self._key = digest("options", values)
+        except TypeError as error:
+            raise InputError(f"mm_processor_kwargs: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)

@@ -1,0 +1,135 @@
+"""Content-addressed stores with a byte cap, and the callers' own names of content. Knows no media and no family."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from .errors import InputError
+from .hashing import digest
+
+V = TypeVar("V")
+_NAME_BYTES = 256  # of one bound uuid, its digest and their bookkeeping
+_TENANTS = 4096
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Counts since the start, and what is held now."""
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+class ByteCache(Generic[V]):
+    """Values by key, the least recently used ones dropped beyond `capacity` bytes. Thread-safe.
+
+    A value is made once even when several threads ask for it; one larger than the whole cache is made and not kept.
+    """
+
+    def __init__(self, capacity: int, size: Callable[[V], int]) -> None:
+        self.capacity, self._size, self._lock = capacity, size, threading.Lock()
+        self._kept: OrderedDict[str, V] = OrderedDict()
+        self._making: dict[str, Future[V]] = {}
+        self._bytes = self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: str) -> V | None:
+        """The value, now the most recently used, or None. Counted as a hit or a miss."""
+        with self._lock:
+            if key in self._kept:
+                self._hits += 1
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            self._misses += 1
+            return None
+
+    def make(self, key: str, maker: Callable[[], V]) -> V:
+        """The value after a miss: `maker()`, or what another thread is making or has just made. Not counted.
+
+        An exception of the maker reaches everybody who waits for it, and is not kept.
+        """
+        with self._lock:
+            if key in self._kept:
+                return self._kept[key]
+            mine = key not in self._making
+            future = self._making.setdefault(key, Future())
+        if mine:
+            self._run(key, maker, future)
+        return future.result()
+
+    @property
+    def stats(self) -> CacheStats:
+        with self._lock:
+            return CacheStats(self._hits, self._misses, self._evictions, len(self._kept), self._bytes)
+
+    def _run(self, key: str, maker: Callable[[], V], future: Future[V]) -> None:
+        try:
+            value = maker()
+        except BaseException as error:  # the waiting threads must never hang; ours sees it through the future
+            with self._lock:
+                del self._making[key]
+            future.set_exception(error)
+            return
+        with self._lock:
+            del self._making[key]
+            self._keep(key, value)
+        future.set_result(value)
+
+    def _keep(self, key: str, value: V) -> None:
+        size = self._size(value)
+        if size > self.capacity:
+            return
+        self._kept[key] = value
+        self._bytes += size
+        while self._bytes > self.capacity:
+            self._bytes -= self._size(self._kept.popitem(last=False)[1])
+            self._evictions += 1
+
+
+class Names:
+    """Which content a caller's uuid stands for, per tenant; the least recently used names are forgotten beyond a cap."""
+
+    def __init__(self, capacity: int = 4 << 20) -> None:
+        """`capacity`: bytes per tenant."""
+        self._most, self._lock = max(1, capacity // _NAME_BYTES), threading.Lock()
+        self._tenants: OrderedDict[str | None, OrderedDict[str, str]] = OrderedDict()
+
+    def find(self, tenant: str | None, name: str) -> str | None:
+        """The content's hash, or None."""
+        key = digest("uuid", name)  # of one size, however long the name
+        with self._lock:
+            names = self._tenants.get(tenant)
+            if names is None or key not in names:
+                return None
+            names.move_to_end(key)
+            return names[key]
+
+    def check(self, tenant: str | None, name: str, content: str) -> None:
+        """InputError while the name stands for other content."""
+        if self.find(tenant, name) not in (None, content):
+            raise _taken(name)
+
+    def bind(self, tenant: str | None, name: str, content: str) -> None:
+        """Let the name stand for this content; InputError while it stands for other content."""
+        key = digest("uuid", name)
+        with self._lock:
+            names = self._tenants.setdefault(tenant, OrderedDict())
+            self._tenants.move_to_end(tenant)
+            if names.setdefault(key, content) != content:
+                raise _taken(name)
+            names.move_to_end(key)
+            while len(names) > self._most:
+                names.popitem(last=False)
+            while len(self._tenants) > _TENANTS:
+                self._tenants.popitem(last=False)
+
+
+def _taken(name: str) -> InputError:
+    return InputError(f"the uuid {name[:80]!r} stands for other content already; give new content a new uuid")

@@ -1,0 +1,94 @@
+"""The one door for media: from a source to bytes, header and decoded item, errors by name. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ..errors import InputError, MediaError
+from ..hashing import digest
+from ..parse import MediaSource
+from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
+from . import audio, chunks, image, video
+from .isolate import caller
+from .policy import DecodeSpec, MediaPolicy, MediaUrl
+from .source import read
+
+
+def is_remote(source: MediaSource) -> bool:
+    """Whether its bytes come over the network."""
+    data = source.data.url if isinstance(source.data, MediaUrl) else source.data
+    return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
+
+
+def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:
+    """The source with what a path or URL names in its place; may wait for the network.
+
+    Raises:
+        MediaError: a path, URL or size that the policy refuses, or that cannot be read.
+    """
+    if source.data is None or isinstance(source.data, EmbeddingItem):
+        return source
+    with named(source):
+        return replace(source, data=read(source.data, source.kind, policy))
+
+
+def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
+    """64 hex digits of what was given: encoded bytes as they are, pixels and samples with shape and type."""
+    with named(source):
+        if isinstance(source.data, EmbeddingItem):
+            return digest("rows", source.modality, source.data.tensors)
+        if source.kind == "image":
+            content = image.hash_image(source.data, policy)
+        elif source.kind == "audio":
+            content = audio.hash_audio(source.data)
+        else:
+            content = video.hash_video(source.data)
+        return digest("media", source.modality, source.kind, content)
+
+
+def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaHeader]:
+    """The headers of the items that the source is made of, without decoding it. One, but for a video fed in chunks.
+
+    Raises:
+        MediaError: a header that cannot be read, or that is over a limit.
+    """
+    run = caller(policy, source.data)
+    with named(source):
+        if source.kind == "image":
+            header = run(image.probe_image, source.data, policy)
+        elif source.kind == "audio":
+            header = run(audio.probe_audio, source.data, spec.rate, policy)
+        else:
+            header = run(video.probe_video, source.data, spec.sampling, policy)
+        return chunks.split_header(header, source.kind, spec) if source.modality == "vision_chunk" else [header]
+
+
+def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaItem]:
+    """The decoded items, as many as `probe` says headers.
+
+    Raises:
+        MediaError: a source that is broken, or that is over a limit.
+    """
+    run = caller(policy, source.data)
+    item: MediaItem
+    with named(source):
+        if source.kind == "image":
+            item = ImageItem(run(image.decode_image, source.data, policy))
+        elif source.kind == "audio":
+            item = AudioItem(run(audio.decode_audio, source.data, spec.rate, policy), spec.rate)
+        else:
+            item = run(video.decode_video, source.data, spec.sampling, policy)
+        return chunks.split(item, source.kind, spec) if source.modality == "vision_chunk" else [item]
+
+
+@contextmanager
+def named(source: MediaSource) -> Iterator[None]:
+    """An InputError inside becomes a MediaError that names the item."""
+    try:
+        yield
+    except MediaError:
+        raise
+    except InputError as error:
+        raise MediaError(source.modality, source.index, str(error)) from None
