@@ -1,0 +1,350 @@
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media.isolate import caller, close, isolated
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
+
+POLICY = MediaPolicy(decode_isolation="process", worker_memory_bytes=256 << 20, worker_seconds=30)
+CODECS = """
+import ctypes, os, sys, time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sensorium.mm.errors import InputError, MediaError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
+
+KEPT = []
+
+
+def pixels(value: object, policy: MediaPolicy) -> Tensor:
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8)[None, :, None].expand(2, -1, 3)
+
+
+def sound(value: object, rate: int, policy: MediaPolicy) -> Tensor:
+    return torch.arange(rate, dtype=torch.float32)[::2] / len(value)
+
+
+def header(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> MediaHeader:
+    plan = FramePlan((0, 7), (0.0, 0.29), len(value), sampling.fps, ((6, 7),), (9,))
+    return MediaHeader("video", policy.max_pixels, policy.background[2], plan, exact=False)
+
+
+def clip(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
+    return VideoItem(torch.arange(36, dtype=torch.uint8).view(1, 3, 4, 3), FramePlan((3,), (0.1,), 9, 2))
+
+
+def nothing(value: object, policy: MediaPolicy) -> Tensor:
+    return torch.zeros(0, 5)
+
+
+def pid(value: object, policy: MediaPolicy) -> int:
+    return os.getpid()
+
+
+def environment(value: object, policy: MediaPolicy) -> dict[str, int]:
+    import resource
+
+    return {"threads": torch.get_num_threads(), "core": resource.getrlimit(resource.RLIMIT_CORE)[0]}
+
+
+def refused(value: object, policy: MediaPolicy) -> Tensor:
+    raise InputError("it is no père")
+
+
+def bug(value: object, policy: MediaPolicy) -> Tensor:
+    return [][3]
+
+
+def unknown(value: object, policy: MediaPolicy) -> object:
+    return object()
+
+
+def sleeps(value: object, policy: MediaPolicy) -> int:
+    open(value.decode(), "w").write(str(os.getpid())) if value else None
+    time.sleep(120)
+    return 0
+
+
+def segfaults(value: object, policy: MediaPolicy) -> int:
+    return ctypes.string_at(0)
+
+
+def aborts(value: object, policy: MediaPolicy) -> int:
+    os.abort()
+
+
+def exits(value: object, policy: MediaPolicy) -> int:
+    os._exit(7)
+
+
+def babbles(value: object, policy: MediaPolicy) -> int:
+    os.write(int(sys.argv[1]), value)
+    time.sleep(120)
+    return 0
+
+
+def takes(value: object, size: int, policy: MediaPolicy) -> int:
+    return len(bytes(size))
+
+
+def takes_numpy(value: object, size: int, policy: MediaPolicy) -> int:
+    try:
+        return len(np.zeros(size, np.uint8))
+    except MemoryError as error:  # as a codec's boundary does
+        raise InputError(f"it is broken ({error})") from None
+
+
+def takes_torch(value: object, size: int, policy: MediaPolicy) -> int:
+    return len(torch.zeros(size, dtype=torch.uint8))
+
+
+def leaks(value: object, size: int, policy: MediaPolicy) -> int:
+    KEPT.append(bytes(size))
+    return os.getpid()
+"""
+
+
+@pytest.fixture(scope="module")
+def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A module of well and badly behaved codecs that both processes can import."""
+    folder = tmp_path_factory.mktemp("codecs")
+    (folder / "codecs_of_the_test.py").write_text(CODECS)
+    sys.path.insert(0, str(folder))
+    close()
+    yield importlib.import_module("codecs_of_the_test")
+    sys.path.remove(str(folder))
+    close()
+
+
+def workers() -> list[int]:
+    """Children of this process that are ours, zombies included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else None
+            command = (entry / "cmdline").read_bytes()
+        except OSError:  # it ended while we looked
+            continue
+        if state and int(state[1]) == os.getpid() and (state[0] == "Z" or b"sensorium.mm.media.worker" in command):
+            found.append(int(entry.name))
+    return found
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends within a few seconds; a zombie that its new parent has yet to collect counts as ended."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_results_and_refusals_are_those_of_the_function(codecs: ModuleType) -> None:
+    data, sampling = bytes(range(9)), SamplingPolicy(fps=2.0, max_duration=1.5)
+    assert torch.equal(isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
+    samples = isolated(codecs.sound, data, 16000, POLICY)
+    assert samples.dtype == torch.float32
+    assert torch.equal(samples, codecs.sound(data, 16000, POLICY))
+    samples[0] = 2.0  # memory of its own
+    header = isolated(codecs.header, data, sampling, POLICY)
+    assert isinstance(header, MediaHeader)
+    assert isinstance(header.frames, FramePlan)
+    assert header == codecs.header(data, sampling, POLICY)
+    clip, same = isolated(codecs.clip, data, sampling, POLICY), codecs.clip(data, sampling, POLICY)
+    assert isinstance(clip, VideoItem)
+    assert clip.plan == same.plan
+    assert torch.equal(clip.frames, same.frames)
+    assert isolated(codecs.nothing, b"", POLICY).shape == (0, 5)
+    with pytest.raises(InputError, match=r"^it is no père$"):
+        isolated(codecs.refused, data, POLICY)
+
+
+def test_a_bug_is_not_the_callers_fault_and_shows_where_it_is(codecs: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)bug failed in the codec worker.*IndexError"):
+        isolated(codecs.bug, b"", POLICY)
+    with pytest.raises(RuntimeError, match="a object cannot leave the worker"):
+        isolated(codecs.unknown, b"", POLICY)
+    with pytest.raises(TypeError, match="last argument of sound is the MediaPolicy"):
+        isolated(codecs.sound, b"", 16000)
+
+
+def test_only_encoded_bytes_and_only_where_the_policy_says_so_go_to_a_worker(codecs: ModuleType) -> None:
+    assert caller(POLICY, b"")(codecs.pid, b"", POLICY) != os.getpid()
+    assert caller(POLICY, [1])(codecs.pid, [1], POLICY) == os.getpid()
+    assert caller(MediaPolicy(), b"")(codecs.pid, b"", MediaPolicy()) == os.getpid()
+    with pytest.raises(ConfigError, match="decode_isolation"):
+        MediaPolicy(decode_isolation="vm")
+
+
+def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: ModuleType) -> None:
+    first = isolated(codecs.pid, b"", POLICY)
+    assert isolated(codecs.pid, b"", POLICY) == first
+    assert isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
+
+
+@pytest.mark.parametrize(("name", "how"), [("segfaults", "SIGSEGV"), ("aborts", "SIGABRT"), ("exits", "exit status 7")])
+def test_a_crash_fails_its_item_alone(codecs: ModuleType, name: str, how: str) -> None:
+    with pytest.raises(InputError, match=rf"^decoding it crashed the codec \({how}\); the file is broken or hostile$"):
+        isolated(getattr(codecs, name), b"", POLICY)
+    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\xff" * 64, bytes(64), b"\x01" + bytes(7) + b"\xc1", b"\x04" + bytes(7) + b"\x92\xc0\x91\xcf"]
+)
+def test_an_answer_that_is_none_is_a_crash(codecs: ModuleType, answer: bytes) -> None:
+    """The worker is not trusted: what comes back is read as data of known types and bounded sizes."""
+    policy = MediaPolicy(worker_seconds=0.5)
+    with pytest.raises(InputError, match=r"crashed the codec|took longer"):
+        isolated(codecs.babbles, answer, policy)
+
+
+def test_what_takes_too_long_is_stopped(codecs: ModuleType) -> None:
+    policy = MediaPolicy(worker_seconds=0.2)
+    pid = isolated(codecs.pid, b"", POLICY)
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"^decoding it took longer than 0\.2 s; give a shorter .* or raise worker_seconds$"):
+        isolated(codecs.sleeps, b"", policy)
+    assert time.monotonic() - began < 5
+    assert gone(pid)
+    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+
+
+def test_time_is_counted_per_item_and_may_be_without_end(codecs: ModuleType) -> None:
+    policy = MediaPolicy(worker_seconds=float("inf"), worker_memory_bytes=(1 << 63) - 1)
+    assert isolated(codecs.takes, b"", 1000, policy) == 1000
+
+
+@pytest.mark.parametrize("name", ["takes", "takes_numpy", "takes_torch"])
+def test_memory_is_the_items_own_and_bounded(codecs: ModuleType, name: str) -> None:
+    function = getattr(codecs, name)
+    assert isolated(function, b"", 200 << 20, POLICY) == 200 << 20
+    with pytest.raises(InputError, match=r"^decoding it needed more than 268,435,456 bytes of memory; .* worker_memory_bytes$"):
+        isolated(function, b"", 300 << 20, POLICY)
+    assert isolated(function, b"", 200 << 20, POLICY) == 200 << 20
+
+
+def test_a_worker_that_leaks_is_replaced(codecs: ModuleType) -> None:
+    pids = [isolated(codecs.leaks, b"", 120 << 20, POLICY) for _ in range(4)]
+    assert pids[0] == pids[1] == pids[2]
+    assert pids[3] != pids[0]
+
+
+def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        item = pool.submit(isolated, codecs.sleeps, str(told).encode(), POLICY)
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.01)
+        os.kill(int(told.read_text()), signal.SIGKILL)
+        with pytest.raises(InputError, match="SIGKILL"):
+            item.result()
+    idle = isolated(codecs.pid, b"", POLICY)
+    os.kill(idle, signal.SIGKILL)
+    assert gone(idle)
+    assert isolated(codecs.pid, b"", POLICY) != idle
+
+
+def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(number: int) -> set[int]:
+        pids = set()
+        for turn in range(8):
+            barrier.wait()
+            data = bytes([number, turn]) * 50_000
+            assert torch.equal(isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
+            pids.add(isolated(codecs.pid, data, POLICY))
+        return pids
+
+    with ThreadPoolExecutor(4) as pool:
+        pids = set().union(*pool.map(work, range(4)))
+    assert 2 <= len(pids) <= 4
+    assert set(workers()) >= pids
+
+
+def test_nothing_is_left_after_close_and_it_starts_again(codecs: ModuleType) -> None:
+    isolated(codecs.pid, b"", POLICY)
+    assert workers()
+    close()
+    assert workers() == []
+    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize("end", ["pass", "import os; os.kill(os.getpid(), 9)"])
+def test_nothing_is_left_of_a_process_that_ends(codecs: ModuleType, end: str) -> None:
+    script = f"""
+        import codecs_of_the_test as codecs
+        from sensorium.mm.media.isolate import isolated
+        from sensorium.mm.media.policy import MediaPolicy
+        print(isolated(codecs.pid, b"", MediaPolicy()), flush=True)
+        {end}
+    """
+    env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, capture_output=True, text=True)
+    assert gone(int(done.stdout)), done.stderr
+    assert done.stderr == ""
+
+
+def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    script = f"""
+        import codecs_of_the_test as codecs
+        from sensorium.mm.media.isolate import isolated
+        from sensorium.mm.media.policy import MediaPolicy
+        isolated(codecs.sleeps, {str(told).encode()!r}, MediaPolicy(worker_seconds=1.5))
+    """
+    env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=env)
+    while not (told.exists() and told.read_text()):
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    assert gone(int(told.read_text()))
+
+
+def test_a_forked_child_has_workers_of_its_own(codecs: ModuleType) -> None:
+    ours = isolated(codecs.pid, b"", POLICY)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, str(isolated(codecs.pid, b"", POLICY)).encode())
+        close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = int(os.read(reader, 20))
+    os.close(reader)
+    os.close(writer)
+    assert theirs != ours
+    assert gone(theirs)
+    assert isolated(codecs.pid, b"", POLICY) == ours
+
+
+def test_a_worker_that_cannot_start_is_no_input_error(codecs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    close()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match=r"the codec worker did not start \(exit status 1\)"):
+        isolated(codecs.pid, b"", POLICY)
