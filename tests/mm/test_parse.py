@@ -1,65 +1,163 @@
-"""One or several items per modality, counted before anything is decoded."""
+"""What a caller gives becomes sources: separate items, names, limits, ready-made rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.parse import parse_media
-from sensorium.mm.types import ImageItem, VideoItem
+from sensorium.mm.embeddings import ROWS, EmbeddingSpec
+from sensorium.mm.errors import InputError
+from sensorium.mm.parse import MultiModalDataParser
+from sensorium.mm.types import EmbeddingItem, Media
 
-PICTURE = np.zeros((8, 8, 3), np.uint8)
-CLIP = np.zeros((4, 8, 8, 3), np.uint8)
-BOTH = ("image", "video")
-
-
-def parse(data, limits=None, modalities=BOTH, sampling=None):
-    return parse_media(data, limits or {}, modalities, sampling or {})
-
-
-def test_a_single_item_and_a_list_of_one_are_the_same():
-    one, listed = parse({"image": PICTURE, "video": CLIP}), parse({"image": [PICTURE], "video": [CLIP]})
-    assert {k: [i.hash for i in v] for k, v in one.items()} == {k: [i.hash for i in v] for k, v in listed.items()}
-    assert isinstance(one["image"][0], ImageItem)
-    assert isinstance(one["video"][0], VideoItem)
-    assert parse({}) == {}
-    assert parse({"image": []}) == {"image": []}
+GRID = EmbeddingSpec(8, "image_embeds", "image_grid_thw", 2)
+PARSER = MultiModalDataParser(("image", "video", "audio"), {"audio": 1}, {"audio": EmbeddingSpec(8, "audio_embeds")})
+ROWS_PARSER = MultiModalDataParser(("image",), embeddings={"image": EmbeddingSpec(8, "image_embeds")})
+GRID_PARSER = MultiModalDataParser(("image",), embeddings={"image": GRID})
+FRAME = np.zeros((4, 6, 3), np.uint8)
+CLIP = np.zeros((5, 4, 6, 3), np.uint8)
 
 
-def test_what_makes_one_clip_and_what_makes_several():
-    frame = Image.new("RGB", (8, 8))
-    meta = {"fps": 2.0}
-    for one in (CLIP, list(CLIP), [frame] * 3, (CLIP, meta), (list(CLIP), meta), ([frame] * 2, meta)):
-        assert len(parse({"video": one})["video"]) == 1
-    for two in ([CLIP, CLIP], np.stack([CLIP, CLIP]), [(CLIP, meta), CLIP], [[frame] * 2, list(CLIP)]):
-        assert len(parse({"video": two})["video"]) == 2
+def count(modality: str, value: object) -> int:
+    return len(PARSER.parse({modality: value})[modality])
 
 
-def test_order_is_kept():
-    pictures = [np.full((4, 4, 3), i, np.uint8) for i in range(5)]
-    assert [int(item.pixels[0, 0, 0]) for item in parse({"image": pictures})["image"]] == list(range(5))
+@pytest.mark.parametrize(
+    ("modality", "value", "items"),
+    [
+        ("image", FRAME, 1),
+        ("image", torch.zeros(3, 4, 6, dtype=torch.uint8), 1),
+        ("image", [FRAME], 1),
+        ("image", (FRAME, b"png"), 2),
+        ("image", np.zeros((2, 4, 6, 3), np.uint8), 2),
+        ("image", [], 0),
+        ("image", "picture.png", 1),
+        ("video", CLIP, 1),
+        ("video", [FRAME, FRAME], 1),
+        ("video", [Image.new("RGB", (4, 4))] * 3, 1),
+        ("video", [CLIP, CLIP], 2),
+        ("video", np.zeros((2, 5, 4, 6, 3), np.uint8), 2),
+        ("video", (CLIP, {"fps": 5.0}), 1),
+        ("video", [(CLIP, {"fps": 5.0}), b"mp4"], 2),
+        ("video", [b"mp4"], 1),
+        ("audio", np.zeros(100, np.float32), 1),
+        ("audio", [0.0, 0.5], 1),
+        ("audio", (np.zeros(100), 8000), 1),
+        ("audio", (np.zeros((2, 100)), np.int64(8000)), 1),
+        ("audio", [b"wav"], 1),
+    ],
+)
+def test_what_counts_as_one_item(modality, value, items):
+    assert count(modality, value) == items
 
 
-@pytest.mark.parametrize(("limit", "count"), [(0, 1), (1, 2)])
-def test_limits_come_before_decoding(limit, count):
-    with pytest.raises(InputError, match=rf"At most {limit} image\(s\) may be provided in one prompt"):
-        parse({"image": [b"broken"] * count}, {"image": limit})
-    with pytest.raises(InputError, match=r"At most 0 video\(s\)"):
-        parse({"image": PICTURE, "video": CLIP}, {"video": 0})
+def test_order_options_and_names_stay_with_their_items():
+    given = [Media("a.png", uuid="x", max_pixels=5000), "b.png", Media("c.png", detail="low")]
+    sources = PARSER.parse({"image": given}, {"image": [None, "y", None]})["image"]
+    assert [(s.index, s.data, s.uuid, dict(s.options)) for s in sources] == [
+        (0, "a.png", "x", {"max_pixels": 5000}),
+        (1, "b.png", "y", {}),
+        (2, "c.png", None, {"detail": "low"}),
+    ]
 
 
-def test_unknown_modalities_list_the_nearest():
-    with pytest.raises(InputError, match=r"unknown modality 'images'; this model takes image$"):
-        parse({"images": PICTURE})
-    with pytest.raises(InputError, match="takes image, video"):
-        parse({"smell": 1})
-    with pytest.raises(InputError, match="text only"):
-        parse({"image": PICTURE}, modalities=())
+def test_names_are_as_many_as_items():
+    for uuids in ({"image": []}, {"image": ["a", "b"]}):
+        with pytest.raises(InputError, match="must have same length as"):
+            PARSER.parse({"image": FRAME}, uuids)
+    with pytest.raises(InputError, match="must have same length as"):
+        PARSER.parse({"image": [FRAME, FRAME]}, {"image": "one"})
+    with pytest.raises(InputError, match="list of texts or None"):
+        PARSER.parse({"image": FRAME}, {"image": [3]})
+    with pytest.raises(InputError, match="unknown modality 'images'; this model takes image"):
+        PARSER.parse({}, {"images": ["a"]})
 
 
-def test_a_wrong_item_is_named():
-    with pytest.raises(MediaError, match="image 1: a dict is not a known form"):
-        parse({"image": [PICTURE, {}]})
-    with pytest.raises(MediaError, match="video 1: it is not in a video format"):
-        parse({"video": [CLIP, b"nonsense"]})
+def test_an_item_that_is_here_already_is_named_and_one_without_a_name_is_missing():
+    for data in ({"image": None}, {"image": [None, None]}, {}):
+        names = [source.uuid for source in PARSER.parse(data, {"image": ["a", "b"]})["image"]]
+        assert names == ["a", "b"]
+    with pytest.raises(InputError, match="image 1: it is missing"):
+        PARSER.parse({"image": [FRAME, None]})
+    with pytest.raises(InputError, match="image 1: it is missing"):
+        PARSER.parse({"image": [None, None]}, {"image": ["a", None]})
+
+
+def test_limits_are_the_smaller_of_the_callers_and_the_models():
+    with pytest.raises(InputError, match=r"At most 1 image\(s\) may be provided in one prompt, not 2"):
+        PARSER.parse({"image": [FRAME] * 2}, limits={"image": 1})
+    with pytest.raises(InputError, match=r"At most 0 image\(s\) may be provided"):
+        PARSER.parse({"image": FRAME}, limits={"image": 0})
+    with pytest.raises(InputError, match=r"At most 1 audio\(s\) may be provided"):
+        PARSER.parse({"audio": [b"a", b"b"]}, limits={"audio": 9})
+    rows = torch.ones(3, 8)
+    assert len(ROWS_PARSER.parse({"image": rows}, limits={"image": 0})["image"]) == 1  # rows need no encoder
+
+
+def rows_of(parser: MultiModalDataParser, value: object) -> list[list[int]]:
+    sources = parser.parse({"image": value})["image"]
+    assert all(isinstance(source.data, EmbeddingItem) for source in sources)
+    return [list(source.data.tensors[ROWS].shape) for source in sources]
+
+
+def test_rows_come_as_one_tensor_a_stack_a_list_or_by_name():
+    assert rows_of(ROWS_PARSER, torch.ones(3, 8)) == [[3, 8]]
+    assert rows_of(ROWS_PARSER, torch.ones(2, 3, 8, dtype=torch.bfloat16)) == [[3, 8]] * 2
+    assert rows_of(ROWS_PARSER, [torch.ones(3, 8), torch.ones(5, 8)]) == [[3, 8], [5, 8]]
+    assert rows_of(ROWS_PARSER, {"image_embeds": [torch.ones(3, 8)]}) == [[3, 8]]
+    assert rows_of(ROWS_PARSER, [Media(torch.ones(3, 8), uuid="x")]) == [[3, 8]]
+    flat = {"image_embeds": torch.ones(10, 8), "image_grid_thw": [[1, 4, 4], [1, 4, 6]]}
+    assert rows_of(GRID_PARSER, flat) == [[4, 8], [6, 8]]
+    (source,) = GRID_PARSER.parse({"image": {"image_embeds": np.ones((4, 8)), "image_grid_thw": (1, 4, 4)}})["image"]
+    assert source.data.tensors["grid"].tolist() == [1, 4, 4]
+    sound = {"audio_embeds": torch.ones(4, 8)}
+    assert PARSER.parse({"audio": sound})["audio"][0].data.tensors[ROWS].shape == (4, 8)
+
+
+def test_uint8_tensors_are_pixels():
+    (source,) = ROWS_PARSER.parse({"image": torch.zeros(3, 16, 8, dtype=torch.uint8)})["image"]
+    assert not isinstance(source.data, EmbeddingItem)
+    (source,) = ROWS_PARSER.parse({"image": torch.zeros(16, 8, 3)})["image"]  # a picture of the wrong type, said later
+    assert not isinstance(source.data, EmbeddingItem)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.ones(3, 7), r"image 0: rows have the shape \[n, 8\]"),
+        (torch.ones(8), "image 0: rows have 2 or 3 axes"),
+        (torch.ones(1, 2, 3, 8), "image 0: rows have 2 or 3 axes"),
+        (torch.ones(0, 8), "image 0: rows have the shape"),
+        (torch.full((3, 8), torch.nan), "image 0: rows hold NaN"),
+        (torch.full((3, 8), torch.inf), "image 0: rows hold NaN or infinite"),
+        (torch.eye(8).to_sparse(), "image 0: rows are a dense tensor"),
+        ([torch.ones(3, 8), FRAME], "image 1: rows are floating point"),
+        ([torch.ones(3, 8), "x.png"], "image 1: rows are a dense tensor"),
+        ({"image_embeds": torch.ones(3, 8, dtype=torch.int32)}, "image 0: rows are floating point"),
+        ({"image_embeds": torch.ones(3, 8), "grid": 1}, "image 0: rows come with exactly image_embeds"),
+        ({"image_embeds": "x"}, "image 0: image_embeds is a tensor"),
+        ([Media(torch.ones(2, 3, 8))], "image 0: it holds rows of 2 items"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_by_name(value, reason):
+    with pytest.raises(InputError, match=reason):
+        ROWS_PARSER.parse({"image": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.ones(4, 8), "need their grids"),
+        ({"image_embeds": torch.ones(4, 8)}, "exactly image_embeds and image_grid_thw"),
+        ({"image_embeds": torch.ones(5, 8), "image_grid_thw": [[1, 4, 4]]}, "its grids make 4 rows"),
+        ({"image_embeds": [torch.ones(5, 8)], "image_grid_thw": [[1, 4, 4]]}, "5 rows were given but its grid"),
+        ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw names 2"),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[1, 4, 5]]}, "not divisible by the merge size 2"),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[0, 4, 4]]}, "whole numbers above 0"),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": "x"}, "whole numbers above 0"),
+    ],
+)
+def test_rows_with_grids_that_disagree_are_refused(value, reason):
+    with pytest.raises(InputError, match=reason):
+        GRID_PARSER.parse({"image": value})

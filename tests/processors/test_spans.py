@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sensorium.mm.errors import InputError
 from sensorium.processors.interface import Span
-from sensorium.processors.spans import expand
+from sensorium.processors import spans as spans_module
 
 IMAGE, VIDEO = 9, 8
 SLOTS = {"image": IMAGE, "video": VIDEO}
+
+
+def expand(ids, spans, slot_ids):
+    """Inputs of one span each."""
+    tokens, ranges = spans_module.expand(ids, {name: [[span] for span in given] for name, given in spans.items()}, slot_ids)
+    return tokens, {name: [where for (where,) in given] for name, given in ranges.items()}
 
 
 def pads(count: int, token: int = IMAGE) -> Span:
@@ -95,3 +101,12 @@ def test_long_prompts_are_walked_once():
     expand([1] * 10_000, {}, SLOTS)
     expand([9] * 5_000, {"image": [pads(4_999)] + [pads(1)] * 4_999}, SLOTS)
     assert time.perf_counter() - start < 1.0
+
+
+def test_an_input_of_several_pieces_takes_one_slot():
+    mask = torch.tensor([False, True, True])
+    pieces = [Span((5, 9, 9), mask), Span((6, 9, 9), mask)]
+    written = [1, 5, 9, 9, 6, 9, 9, 2, 9, 3]
+    ids, ranges = spans_module.expand([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, SLOTS)
+    assert list(ids) == written
+    assert [[(r.offset, r.length) for r in several] for several in ranges["image"]] == [[(1, 3), (4, 3)], [(8, 1)]]

@@ -1,0 +1,98 @@
+"""The cache of processed items and the names of content: caps, order of use, one making for many askers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from sensorium.mm.cache import ByteCache, Names
+from sensorium.mm.errors import InputError
+
+SIZES = {"A": 2, "B": 2, "C": 2, "D": 1, "E": 1, "huge": 7}
+
+
+def ask(cache: ByteCache[str], *keys: str) -> list[str]:
+    """As one request does: look all up, then make what was missed; returns the hits."""
+    found = {key: cache.get(key) for key in keys}
+    for key, value in found.items():
+        if value is None:
+            assert cache.make(key, lambda key=key: key) == key
+    return [key for key, value in found.items() if value is not None]
+
+
+@pytest.fixture
+def cache():
+    return ByteCache(6, SIZES.__getitem__)
+
+
+def test_a_request_never_evicts_what_it_is_about_to_use(cache):
+    assert ask(cache, "A", "B", "C") == []
+    assert ask(cache, "D", "E", "A", "C") == ["A", "C"]
+    assert cache.get("B") is None
+    assert (cache.stats.bytes, cache.stats.entries, cache.stats.evictions) == (6, 4, 1)
+
+
+def test_an_item_larger_than_the_cache_is_made_and_not_kept(cache):
+    ask(cache, "A")
+    assert ask(cache, "huge") == []
+    assert cache.get("huge") is None
+    assert cache.get("A") == "A"
+    assert cache.stats.bytes == 2
+
+
+def test_hits_and_misses_are_counted(cache):
+    ask(cache, "A", "B")
+    ask(cache, "A")
+    assert (cache.stats.hits, cache.stats.misses) == (1, 2)
+
+
+def test_many_askers_one_making(cache):
+    calls, inside = [], threading.Event()
+
+    def maker() -> str:
+        calls.append(1)
+        inside.set()
+        time.sleep(0.05)
+        return "A"
+
+    got: list[str] = []
+    threads = [threading.Thread(target=lambda: got.append(cache.make("A", maker))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == ["A"] * 16
+    assert calls == [1]
+
+
+def test_a_failure_reaches_every_asker_and_is_not_kept(cache):
+    def fail() -> str:
+        raise InputError("broken")
+
+    for _ in range(2):
+        with pytest.raises(InputError, match="broken"):
+            cache.make("A", fail)
+    assert cache.make("A", lambda: "A") == "A"
+
+
+def test_a_name_stands_for_one_content_of_one_tenant():
+    names = Names()
+    names.bind(None, "cat", "1")
+    names.bind(None, "cat", "1")
+    assert names.find(None, "cat") == "1"
+    assert names.find("tenant", "cat") is None
+    names.bind("tenant", "cat", "2")
+    for act in (names.bind, names.check):
+        with pytest.raises(InputError, match="'cat' stands for other content already"):
+            act(None, "cat", "2")
+
+
+def test_names_are_forgotten_oldest_first_beyond_the_cap():
+    names = Names(capacity=3 * 256)
+    for name in ("a", "b", "c"):
+        names.bind(None, name, name)
+    names.find(None, "a")
+    names.bind(None, "d", "d")
+    assert [names.find(None, name) for name in ("a", "b", "c", "d")] == ["a", None, "c", "d"]
+    names.bind(None, "b", "another")  # forgotten, so free again
