@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_rows
 from .errors import InputError, MediaError
+from .media.chunks import read_entry
 from .types import EmbeddingItem, Media
 
 
@@ -93,6 +94,12 @@ class MultiModalDataParser:
         return [entry if isinstance(entry, Media) else Media(entry) for entry in values]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
+        kind = modality
+        if modality == "vision_chunk":
+            try:
+                kind, media = read_entry(media)
+            except InputError as error:
+                raise MediaError(modality, index, str(error)) from None
         data = media.data
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or a uuid of one that was given before")
@@ -102,7 +109,7 @@ class MultiModalDataParser:
             if rows is not None and len(rows) != 1:
                 raise MediaError(modality, index, f"it holds rows of {len(rows)} items; give each as one of a list")
             data = rows[0] if rows else data
-        return MediaSource(modality, index, data, media.uuid, media.options)
+        return MediaSource(modality, index, data, media.uuid, media.options, kind)
 
 
 def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:

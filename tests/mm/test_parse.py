@@ -161,3 +161,23 @@ def test_rows_that_do_not_fit_are_refused_by_name(value, reason):
 def test_rows_with_grids_that_disagree_are_refused(value, reason):
     with pytest.raises(InputError, match=reason):
         GRID_PARSER.parse({"image": value})
+
+
+def test_a_stream_of_chunks_keeps_its_order_and_says_what_each_is():
+    parser = MultiModalDataParser(("vision_chunk",))
+    stream = [
+        FRAME,
+        {"type": "video", "video": CLIP, "uuid": "v"},
+        Media(b"png", max_pixels=9),
+        {"type": "image", "image": FRAME},
+    ]
+    sources = parser.parse({"vision_chunk": stream})["vision_chunk"]
+    assert [(s.modality, s.index, s.kind, s.uuid) for s in sources] == [
+        ("vision_chunk", 0, "image", None),
+        ("vision_chunk", 1, "video", "v"),
+        ("vision_chunk", 2, "image", None),
+        ("vision_chunk", 3, "image", None),
+    ]
+    assert sources[2].options == {"max_pixels": 9}
+    with pytest.raises(InputError, match="vision_chunk 1: .*did you mean video"):
+        parser.parse({"vision_chunk": [FRAME, {"type": "vidoe", "video": CLIP}]})
