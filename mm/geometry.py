@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,27 +79,84 @@ def patch_grid(
     return ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
 
 
-def sample_indices(total: int, source_fps: float | None, policy: SamplingPolicy) -> list[int]:
+def sample_indices(
+    total: int, source_fps: float | None, policy: SamplingPolicy, times: Sequence[float] | None = None
+) -> list[int]:
     """The rising frame numbers, out of `total`, that a policy uses; always at least one.
 
     `fps` asks for `total / source_fps * fps` frames, kept within the bounds and floored to the multiple; `num_frames`
-    is rounded to it. A clip too short for one multiple is used whole.
+    is rounded to it. A clip too short for one multiple is used whole. `times` are the seconds of every frame, from 0:
+    where they show that the rate varies, `fps` takes the frames that are on screen at equal steps of time, each once.
 
     Raises:
-        InputError: an empty clip, both `fps` and `num_frames`, more frames than there are, or `fps` of a clip
-            whose own rate is unknown.
+        InputError: an empty clip, both `fps` and `num_frames`, more frames than there are, or `fps` or `max_duration`
+            of a clip whose own rate is unknown.
+    """
+    frames, seconds = looked_at(total, source_fps, policy, times)
+    wanted = _wanted(frames, seconds, policy)
+    if wanted > frames:
+        part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
+        raise InputError(f"{wanted} frames are wanted but the clip {part}; lower num_frames or fps")
+    if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
+        return _on_screen(times[:frames], seconds, wanted, policy)
+    if policy.spread == "ends":
+        return [int(i) for i in torch.linspace(0, frames - 1, wanted, dtype=torch.float64)]
+    return [min(int(i), frames - 1) for i in torch.arange(0, frames, frames / wanted)[:wanted].int()]
+
+
+def looked_at(
+    total: int, source_fps: float | None, policy: SamplingPolicy, times: Sequence[float] | None = None
+) -> tuple[int, float | None]:
+    """`(frames, seconds)` of the source that a policy picks from, all of it but for `max_duration`; None: rate unknown.
+
+    The last frame counts as long as the average one.
+
+    Raises:
+        InputError: an empty clip, or a `max_duration` that is not positive or is asked of a clip of unknown rate.
     """
     if total < 1:
         raise InputError("the clip has no frames")
-    wanted = _wanted(total, source_fps, policy)
-    if wanted > total:
-        raise InputError(f"{wanted} frames are wanted but the clip has {total}; lower num_frames or fps")
-    if policy.spread == "ends":
-        return [int(i) for i in torch.linspace(0, total - 1, wanted, dtype=torch.float64)]
-    return [min(int(i), total - 1) for i in torch.arange(0, total, total / wanted)[:wanted].int()]
+    varies = times is not None and _varies(times, source_fps)
+    seconds = _seconds(total, source_fps, times if varies else None)
+    limit = policy.max_duration
+    if limit is None:
+        return total, seconds
+    if not limit > 0:
+        raise InputError(f"max_duration is {limit}; give a positive number of seconds")
+    if seconds is None:
+        raise InputError("max_duration is wanted but the clip's own rate is unknown; give metadata with fps")
+    if limit >= seconds:
+        return total, seconds
+    frames = bisect_left(times, limit) if times else max(1, math.ceil(limit / seconds * total - 1e-9))
+    return frames, limit if varies else _seconds(frames, source_fps, None)
 
 
-def _wanted(total: int, source_fps: float | None, policy: SamplingPolicy) -> int:
+def _seconds(total: int, source_fps: float | None, times: Sequence[float] | None) -> float | None:
+    if times is not None and total > 1:
+        return times[-1] * total / (total - 1)
+    return total / source_fps if source_fps and source_fps > 0 else None
+
+
+def _varies(times: Sequence[float], fps: float | None) -> bool:
+    """Whether some frame is half a frame or more away from where a constant rate puts it."""
+    return not fps or any(abs(time * fps - i) >= 0.5 for i, time in enumerate(times))
+
+
+def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: SamplingPolicy) -> list[int]:
+    """The frames shown at `wanted` equal steps of time; a frame shown at several is taken once.
+
+    Where that leaves fewer than the bounds or the multiple ask for, frames are added evenly from those left over.
+    """
+    steps = wanted - 1 if policy.spread == "ends" else wanted
+    span = times[-1] if policy.spread == "ends" else seconds
+    chosen = {bisect_right(times, span * k / max(1, steps)) - 1 for k in range(wanted)}
+    least = min(wanted, max(len(chosen), policy.min_frames))
+    short = min(wanted, -(-least // policy.multiple) * policy.multiple) - len(chosen)
+    spare = [i for i in range(len(times)) if i not in chosen]
+    return sorted(chosen | {spare[i * len(spare) // short] for i in range(short)})
+
+
+def _wanted(total: int, seconds: float | None, policy: SamplingPolicy) -> int:
     multiple = policy.multiple
     if policy.fps is not None and policy.num_frames is not None:
         raise InputError("fps and num_frames exclude each other; give one of them")
@@ -109,12 +168,39 @@ def _wanted(total: int, source_fps: float | None, policy: SamplingPolicy) -> int
         return total
     if not policy.fps > 0:
         raise InputError(f"fps is {policy.fps}; give a positive number")
-    if not source_fps or source_fps <= 0:
+    if seconds is None:
         raise InputError("fps is wanted but the clip's own rate is unknown; give num_frames, or metadata with fps")
     most = min(policy.max_frames, total) // multiple * multiple
-    count = min(max(total / source_fps * policy.fps, policy.min_frames), most)
+    count = min(max(seconds * policy.fps, policy.min_frames), most)
     return _at_least(math.floor(count / multiple), multiple, total)
 
 
 def _at_least(groups: int, multiple: int, total: int) -> int:
     return groups * multiple if groups > 0 else min(multiple, total)
+
+
+@dataclass(frozen=True)
+class PatchBudget:
+    """What `fit_patches` keeps to: at most `max_patches` patches of `patch` pixels in all and `max_side` along a side.
+
+    Sides are filled up to whole groups of `merge` patches afterwards, so the grid may be a little over the first limit.
+    """
+
+    patch: int
+    merge: int
+    max_patches: int
+    max_side: int
+
+
+def fit_patches(height: int, width: int, budget: PatchBudget) -> tuple[int, int]:
+    """`(height, width)` in pixels that a picture is shrunk to, never enlarged, its shape kept. Rule: MoonViT (Kimi).
+
+    Raises:
+        InputError: an empty picture.
+    """
+    if min(height, width) < 1:
+        raise InputError(f"a picture of {width}x{height} has no pixels")
+    patch, most = budget.patch, budget.max_side * budget.patch
+    count = max(1, height // patch) * max(1, width // patch)
+    scale = min(1.0, math.sqrt(budget.max_patches / count), most / height, most / width)
+    return min(max(1, int(height * scale)), most), min(max(1, int(width * scale)), most)

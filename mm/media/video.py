@@ -2,154 +2,170 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor
 
-from ..errors import InputError, MediaError
-from ..geometry import SamplingPolicy, sample_indices
+from ..errors import InputError
+from ..geometry import SamplingPolicy, looked_at, sample_indices
 from ..hashing import digest
-from ..types import VideoItem
-from .image import decode_image, read_bytes, to_hwc
+from ..types import FramePlan, MediaHeader, VideoItem
+from . import video_opencv, video_pyav
+from .policy import MediaPolicy
+from .video_frames import given_frames
+from .video_pyav import ClipIndex, index_clip
 
-DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
-MAX_BYTES = 4 << 30  # of decoded frames
 _log = logging.getLogger("sensorium")
+_Reader = Callable[[bytes, ClipIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
+
+READERS: dict[str, _Reader] = {"pyav": video_pyav.read_frames, "opencv": video_opencv.read_frames}
+"""`policy.video_backend` -> what decodes the frames asked for. The index of a clip always comes from PyAV's packets."""
 
 
-def load_video(value: object, index: int, sampling: Mapping[str, Any], max_bytes: int = MAX_BYTES) -> VideoItem:
-    """A VideoItem from a file (bytes, data: URL, path), frames, or `(frames, metadata)`.
+def probe_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> MediaHeader:
+    """The header of a clip: size of its frames and which of them are used, without decoding.
 
-    Frames are a uint8 array or tensor `[n, h, w, 3]` (or channels second) or a list of pictures of one size. A file,
-    and frames whose metadata gives `fps`, are sampled by `sampling` (arguments of SamplingPolicy); with
-    `frames_indices` in the metadata they already are. Bare frames are all used, unless num_frames is given, and
-    count as 24 per second. A damaged file gives the frames before the damage, with a warning in the log.
+    Args:
+        value: an encoded clip (bytes-like); uint8 frames `[n, h, w, 3]` or `[n, 3, h, w]`; a list of pictures of one
+            size; or `(frames, metadata)` with the fields of transformers' VideoMetadata and `do_sample_frames`.
+        sampling: the frames wanted. Bare frames are all used, unless num_frames is given, and count as 24 per second;
+            frames whose metadata gives `frames_indices` or `do_sample_frames=False` are sampled already.
+        policy: limits on pixels and bytes.
+
+    Returns:
+        Times count from the first frame. `exact` is False where the container has no usable time stamps, or does not
+        begin with a keyframe.
 
     Raises:
-        MediaError: anything else, a clip without a readable frame, more frames wanted than there are, or more
-            than `max_bytes` of pixels.
+        InputError: anything else, no frames, more frames wanted than there are, or a limit that is passed.
     """
-    try:
-        policy = SamplingPolicy(**sampling)
-        if isinstance(value, bytes | bytearray | memoryview | str | os.PathLike):
-            frames, times, fps = _from_file(read_bytes(value, "video"), policy, max_bytes)
-        else:
-            frames, times, fps = _from_frames(value, policy)
-    except MediaError as error:
-        raise MediaError("video", index, error.reason) from None
-    except InputError as error:
-        raise MediaError("video", index, str(error)) from None
-    except (TypeError, ValueError, OSError) as error:  # metadata of another type, a closed or hostile picture
-        raise MediaError("video", index, f"it cannot be read ({error})") from None
-    return VideoItem(frames, times, fps, digest("video", frames, times, fps))
+    if isinstance(value, bytes | bytearray | memoryview):
+        index = index_clip(bytes(value))
+        return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
+    clip = given_frames(value, policy)
+    return _checked(clip.height, clip.width, clip.plan(sampling)[1], True, policy)
 
 
-def _from_frames(value: object, policy: SamplingPolicy) -> tuple[Tensor, tuple[float, ...], float]:
-    metadata: Mapping[str, Any] = {}
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
-        value, metadata = value
-    frames = _stack(value)
-    count, source_fps = frames.shape[0], float(metadata.get("fps") or DEFAULT_FPS)
-    known = metadata.get("frames_indices")
-    if known is not None:
-        return frames, *_timing([int(i) for i in known], int(metadata.get("total_num_frames") or count), source_fps, count)
-    if not metadata.get("fps") and policy.num_frames is None:
-        return frames, *_timing(list(range(count)), count, source_fps, count)
-    chosen = sample_indices(count, source_fps, policy)
-    picked = frames if len(chosen) == count else frames[chosen]
-    return picked, *_timing(chosen, count, source_fps, len(chosen))
+def decode_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
+    """The frames used, and the plan that says which they are; arguments as for `probe_video`.
+
+    A frame that cannot be read, or whose size is not the header's, is left out with a warning in the log, and named in
+    `plan.missing`. With `policy.frame_recovery` the next readable frame before the following one wanted stands in for
+    it, as `plan.replaced` says.
+
+    Raises:
+        InputError: as `probe_video`, and a clip of which no wanted frame can be read.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _decode_file(bytes(value), sampling, policy)
+    clip = given_frames(value, policy)
+    used, plan = clip.plan(sampling)
+    _checked(clip.height, clip.width, plan, True, policy)
+    return VideoItem(clip.pixels(used, policy), plan)
 
 
-def _timing(indices: Sequence[int], total: int, fps: float, count: int) -> tuple[tuple[float, ...], float]:
-    """`(seconds per frame used, frames used per second of source)`."""
-    if len(indices) != count:
-        raise MediaError("video", 0, f"frames_indices names {len(indices)} frames but {count} were given")
-    return tuple(i / fps for i in indices), len(indices) / total * fps
+def hash_video(value: object, policy: MediaPolicy | None = None) -> str:
+    """64 hex digits of the source: encoded bytes, or frames with the rate and numbers that their metadata gives.
+
+    Equal frames have one hash in whatever form they come.
+
+    Raises:
+        InputError: a value that is no clip.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return digest("video", bytes(value))
+    policy = policy or MediaPolicy()
+    clip = given_frames(value, policy)
+    return digest("frames", clip.pixels(range(len(clip.numbers)), policy), clip.fps, clip.total, clip.numbers, clip.sampled)
 
 
-def _stack(value: object) -> Tensor:
-    if isinstance(value, np.ndarray | Tensor):
-        if value.ndim != 4:
-            raise MediaError("video", 0, f"frames have 4 axes [n, h, w, 3], not {value.ndim}")
-        frames = to_hwc(value, "video")
-    elif isinstance(value, Sequence) and not isinstance(value, str) and value:
-        if not all(isinstance(v, np.ndarray | Tensor | Image.Image) for v in value):
-            raise MediaError("video", 0, "a list of frames holds pictures (PIL or arrays) only")
-        frames_list = [decode_image(frame)[1] for frame in value]
-        if any(frame.shape != frames_list[0].shape for frame in frames_list):
-            raise MediaError("video", 0, "the frames of one clip have one size")
-        frames = torch.stack(frames_list)
-    else:
-        raise MediaError("video", 0, f"a {type(value).__name__} is not a known form; give a file, an array or a list of frames")
-    if frames.shape[-1] != 3:
-        raise MediaError("video", 0, f"frames are RGB, not of {frames.shape[-1]} channels")
-    return frames
+def _plan(index: ClipIndex, sampling: SamplingPolicy) -> FramePlan:
+    if not index.total:
+        raise InputError("it holds no frames; the file is broken or cut off")
+    times = None if index.numbers is None else index.times
+    chosen = sample_indices(index.total, index.fps, sampling, times)
+    seconds = looked_at(index.total, index.fps, sampling, times)[1]
+    rate = len(chosen) / seconds if seconds else index.fps
+    return FramePlan(tuple(chosen), tuple(index.times[i] for i in chosen), index.total, rate)
 
 
-def _from_file(data: bytes, policy: SamplingPolicy, max_bytes: int) -> tuple[Tensor, tuple[float, ...], float]:
-    total, fps, size = _probe(data)
-    wanted = sample_indices(total, fps, policy)
-    needed = len(wanted) * size[0] * size[1] * 3
-    if needed > max_bytes:
-        raise MediaError("video", 0, f"{len(wanted)} frames are {needed:,} bytes, the limit is {max_bytes:,}; lower fps")
-    frames, times = _read(data, wanted, fps)
-    if not frames:
-        raise MediaError("video", 0, "no frame can be decoded; the file is broken or cut off")
-    if len(frames) < len(wanted):
-        _log.warning("video: %d of the %d frames wanted could be read", len(frames), len(wanted))
-    return torch.from_numpy(np.stack(frames)), tuple(times), len(wanted) / total * fps
+def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: MediaPolicy) -> MediaHeader:
+    if height * width > policy.max_pixels:
+        raise InputError(f"frames of {width}x{height} are over the limit of {policy.max_pixels:,} pixels; scale them down")
+    count = len(plan.indices)
+    needed = count * height * width * 3
+    if needed > policy.max_video_bytes:
+        raise InputError(
+            f"{count} frames are {needed:,} bytes, the limit is {policy.max_video_bytes:,}; lower num_frames or fps"
+        )
+    return MediaHeader("video", height, width, plan, exact=exact)
 
 
-@contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
-    import cv2
-
-    stream = io.BytesIO(data)  # OpenCV keeps no reference to it, so it has to live as long as the capture
-    capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [])  # type: ignore[call-overload]
-    try:
-        if not capture.isOpened():
-            raise MediaError("video", 0, "it is not in a video format that can be read")
-        yield capture
-    finally:
-        capture.release()
+def _decode_file(data: bytes, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
+    index = index_clip(data)
+    plan = _plan(index, sampling)
+    _checked(index.height, index.width, plan, index.exact, policy)
+    rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]
+    rows.fill(reader(data, index, rows))
+    if policy.frame_recovery and None in rows.used:
+        rows.stand_ins = True
+        rows.fill(reader(data, index, rows))
+    return rows.item(plan)
 
 
-def _probe(data: bytes) -> tuple[int, float, tuple[int, int]]:
-    """`(frames, frames per second, (height, width))`; frames are counted where the header does not say."""
-    import cv2
+class _Rows:
+    """The frames of a plan as they are found. It contains the numbers of the frames that are still of use."""
 
-    with _opened(data) as capture:
-        total, fps = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
-        size = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT)), int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
-        if total <= 0:
-            total = 0
-            while capture.grab():
-                total += 1
-    return total, fps if fps > 0 else DEFAULT_FPS, size
+    def __init__(self, index: ClipIndex, wanted: Sequence[int]) -> None:
+        self.index, self.wanted = index, wanted
+        self.used: list[int | None] = [None] * len(wanted)
+        self.pixels = torch.empty((len(wanted), index.height, index.width, 3), dtype=torch.uint8)
+        self.stand_ins = False  # a frame may be used for the one wanted before it
+        self.other_size: tuple[int, ...] | None = None
 
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self._row(number) is not None
 
-def _read(data: bytes, wanted: Sequence[int], fps: float) -> tuple[list[np.ndarray[Any, Any]], list[float]]:
-    """Decode through and convert only the wanted frames; stops where the file stops."""
-    import cv2
+    def fill(self, frames: Iterable[tuple[int, np.ndarray[Any, Any]]]) -> None:
+        for number, frame in frames:
+            row = self._row(number)
+            if frame.shape != self.pixels.shape[1:]:
+                self.other_size = frame.shape
+            elif row is not None:
+                self.pixels[row] = torch.from_numpy(np.ascontiguousarray(frame))
+                self.used[row] = number
 
-    frames, times, targets = [], [], set(wanted)
-    with _opened(data) as capture:
-        for position in range(max(wanted) + 1):
-            if not capture.grab():
-                break
-            if position not in targets:
-                continue
-            seconds = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-            read, frame = capture.retrieve()
-            if read:
-                frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
-                times.append(seconds if seconds > 0 else position / fps)
-    return frames, times
+    def item(self, plan: FramePlan) -> VideoItem:
+        pairs = [
+            (row, wanted, used)
+            for row, (wanted, used) in enumerate(zip(self.wanted, self.used, strict=True))
+            if used is not None
+        ]
+        if not pairs:
+            if self.other_size is None:
+                raise InputError("no frame can be decoded; the file is broken or cut off")
+            height, width = self.other_size[:2]
+            size = f"{self.index.width}x{self.index.height}"
+            raise InputError(f"its header says {size} but its frames are {width}x{height}; the file is broken")
+        rows, wanted, used = zip(*pairs, strict=True)
+        if len(rows) < len(self.wanted):
+            _log.warning("video: %d of the %d frames wanted could be read", len(rows), len(self.wanted))
+        plan = replace(
+            plan,
+            indices=used,
+            timestamps=tuple(self.index.times[i] for i in used),
+            replaced=tuple((a, b) for a, b in zip(wanted, used, strict=True) if a != b),
+            missing=tuple(i for i in self.wanted if i not in wanted),
+        )
+        return VideoItem(self.pixels if len(rows) == len(self.wanted) else self.pixels[list(rows)], plan)
+
+    def _row(self, number: int) -> int | None:
+        row = bisect_right(self.wanted, number) - 1
+        if row < 0 or number >= self.index.total or self.used[row] is not None:
+            return None
+        return row if self.stand_ins or self.wanted[row] == number else None

@@ -1,0 +1,153 @@
+"""Clips that come as ready frames: arrays, lists of pictures, and the metadata beside them. Knows no codec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..errors import InputError
+from ..geometry import SamplingPolicy, looked_at, sample_indices
+from ..types import FramePlan
+from .image import decode_image, probe_image, to_hwc
+from .policy import MediaPolicy
+
+DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
+_FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
+
+
+@dataclass(frozen=True)
+class GivenFrames:
+    """Frames that a caller decoded.
+
+    Args:
+        frames: uint8 `[n, height, width, 3]`, or pictures of one size.
+        fps: of the source; None where nobody says.
+        total: frames of the source. numbers: those in it that were given, in order of time.
+        sampled: the caller has chosen already.
+    """
+
+    frames: Tensor | Sequence[object]
+    height: int
+    width: int
+    fps: float | None
+    total: int
+    numbers: tuple[int, ...]
+    sampled: bool
+
+    def plan(self, sampling: SamplingPolicy) -> tuple[list[int], FramePlan]:
+        """Positions of the frames used among those given, and the plan that speaks of the source's numbers."""
+        count, rate = len(self.numbers), self.fps or DEFAULT_FPS
+        used, seconds = list(range(count)), self.total / rate
+        if not self.sampled and (self.fps or sampling.num_frames is not None):
+            if not self.fps:
+                sampling = replace(sampling, max_duration=None)
+            given = rate * (count / self.total)
+            used = sample_indices(count, given, sampling)
+            seconds = looked_at(count, given, sampling)[1] or seconds
+        indices = tuple(self.numbers[i] for i in used)
+        return used, FramePlan(indices, tuple(i / rate for i in indices), self.total, len(used) / seconds)
+
+    def pixels(self, positions: Sequence[int], policy: MediaPolicy) -> Tensor:
+        """uint8 `[n, height, width, 3]` of some of the frames, by their position among those given."""
+        if isinstance(self.frames, Tensor):
+            return self.frames if len(positions) == len(self.frames) else self.frames[list(positions)]
+        return torch.stack([decode_image(self.frames[i], policy) for i in positions])
+
+
+def given_frames(value: object, policy: MediaPolicy) -> GivenFrames:
+    """A 4-D uint8 array or tensor, a list of pictures of one size, or `(either, metadata)`.
+
+    Raises:
+        InputError: anything else, or metadata that is unknown or contradicts the frames.
+    """
+    metadata: Mapping[str, object] = {}
+    if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], np.ndarray | Tensor | Image.Image):
+        value, metadata = value[0], _fields(value[1])
+    if isinstance(value, np.ndarray | Tensor):
+        frames = _array(value)
+        return GivenFrames(frames, frames.shape[1], frames.shape[2], *_source(metadata, len(frames)))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
+        return GivenFrames(value, *_common_size(value, policy), *_source(metadata, len(value)))
+    raise InputError(f"a {type(value).__name__} is not a known form; give a file, an array or a list of frames")
+
+
+def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
+    if value.ndim != 4:
+        raise InputError(f"frames have 4 axes [n, h, w, 3], not {value.ndim}")
+    frames = to_hwc(value, "video")
+    if frames.shape[-1] == 4:
+        raise InputError("frames are RGB, not of 4 channels")
+    return frames.expand(-1, -1, -1, 3)
+
+
+def _common_size(frames: Sequence[object], policy: MediaPolicy) -> tuple[int, int]:
+    if not all(isinstance(frame, np.ndarray | Tensor | Image.Image) for frame in frames):
+        raise InputError("a list of frames holds pictures (PIL or arrays) only")
+    sizes = {probe_image(frame, policy).size for frame in frames}
+    if len(sizes) > 1:
+        raise InputError("the frames of one clip have one size")
+    return sizes.pop()
+
+
+def _fields(metadata: object) -> Mapping[str, object]:
+    """The known fields of a mapping, or of an object that has them as attributes; None: nothing is known."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        if not (hasattr(metadata, "fps") and hasattr(metadata, "total_num_frames")):
+            raise InputError(f"metadata of frames is a mapping or an object with fps, not a {type(metadata).__name__}")
+        return {name: getattr(metadata, name, None) for name in _FIELDS}
+    for name in metadata:
+        if name not in _FIELDS:
+            close = get_close_matches(str(name), _FIELDS, 1)
+            hint = f"did you mean {close[0]}?" if close else f"the known ones are {', '.join(_FIELDS)}"
+            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint}")
+    return metadata
+
+
+def _source(metadata: Mapping[str, object], count: int) -> tuple[float | None, int, tuple[int, ...], bool]:
+    """`(frames per second, frames of the source, numbers of those given, already sampled)`."""
+    known, again = metadata.get("frames_indices"), metadata.get("do_sample_frames")
+    numbers = tuple(range(count)) if known is None else _numbers(known, count)
+    total = _number(metadata, "total_num_frames")
+    if total is None:
+        total = max(count, numbers[-1] + 1)
+    elif total != int(total) or numbers[-1] >= total:
+        raise InputError(f"frame {numbers[-1]} is not one of total_num_frames={total:g}")
+    elif known is None and total != count:
+        raise InputError(f"total_num_frames is {total:g} but {count} frames were given; give frames_indices too")
+    fps, seconds = _number(metadata, "fps"), _number(metadata, "duration")
+    if not fps and seconds:
+        fps = total / seconds
+    return fps or None, int(total), numbers, not again if again is not None else known is not None
+
+
+def _numbers(known: object, count: int) -> tuple[int, ...]:
+    entries = known.tolist() if isinstance(known, np.ndarray | Tensor) else known
+    if not isinstance(entries, Sequence) or not all(isinstance(i, Integral) for i in entries):
+        raise InputError("frames_indices is a list of whole numbers")
+    numbers = tuple(int(i) for i in entries)
+    if len(numbers) != count:
+        raise InputError(f"frames_indices names {len(numbers)} frames but {count} were given")
+    if numbers[0] < 0 or any(a > b for a, b in pairwise(numbers)):
+        raise InputError("frames_indices are not in order of time")
+    return numbers
+
+
+def _number(metadata: Mapping[str, object], name: str) -> float | None:
+    value = metadata.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise InputError(f"{name} of the metadata is {str(value)[:100]}; give a number that is not negative")
+    return float(value)

@@ -1,0 +1,48 @@
+"""The frames asked for of an encoded clip, through OpenCV. Knows no sampling, no limits and no container."""
+
+from __future__ import annotations
+
+import io
+from bisect import bisect_left
+from collections.abc import Container, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from .video_pyav import ClipIndex
+
+
+def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """`(number, uint8 [height, width, 3] RGB, upright)` of the wanted frames that can be decoded, as they come out.
+
+    Decodes from the start, as OpenCV cannot seek by presentation stamp, and converts only what is wanted. It stops at
+    the first packet that is broken.
+    """
+    import cv2
+
+    stream = io.BytesIO(data)  # OpenCV keeps no reference to it, so it has to live as long as the capture
+    capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
+    try:
+        if not capture.isOpened():
+            raise InputError("it is not in a video format that OpenCV can read; choose the backend pyav")
+        last = max((number for number in range(index.total) if number in wanted), default=-1)
+        for count in range(len(index.packets)):
+            if not capture.grab():
+                return
+            number = count if index.numbers is None else _nearest(index, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
+            if number > last:
+                return
+            if number in wanted:
+                read, frame = capture.retrieve()
+                if read:
+                    yield number, cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+    finally:
+        capture.release()
+
+
+def _nearest(index: ClipIndex, seconds: float) -> int:
+    """The frame that OpenCV's clock, which starts with the stream, means."""
+    seconds -= index.late
+    after = min(bisect_left(index.times, seconds), index.total - 1)
+    return after - (after > 0 and seconds - index.times[after - 1] < index.times[after] - seconds)

@@ -1,0 +1,221 @@
+"""Encoded clips through PyAV: the index of their packets, and the frames asked for. Knows no sampling and no limits."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+from .video_rotation import quarter_turns
+
+if TYPE_CHECKING:
+    from av import Packet
+    from av.container import InputContainer
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
+
+# Playlists, concatenations and image sequences are left out: they make FFmpeg open other files.
+_FORMATS = (
+    "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,flv,asf,ogg,gif,apng,h264,hevc,obu,ivf,mjpeg,"
+    "dv,mxf,nut,rm,yuv4mpegpipe"
+)
+
+
+@dataclass(frozen=True)
+class ClipIndex:
+    """What the packets of a clip tell, without decoding.
+
+    A frame's number counts the frames that can be decoded, in presentation order: packets before the first
+    keyframe and those an edit list cuts away have none.
+
+    Args:
+        height, width: of the frames, turned upright.
+        turns: quarter turns counterclockwise that put a decoded frame upright.
+        times: seconds of every frame from the first one, by number.
+        fps: frames per second on average.
+        packets: `(number or -1, is keyframe)` of every packet, in the order of decoding.
+        numbers: presentation stamp -> number; None where packets have no usable stamps, as in raw streams: then
+            frames are numbered as they come out of the decoder.
+        late: seconds from the start of the stream to the first frame.
+        exact: False where the count is an upper bound.
+    """
+
+    height: int
+    width: int
+    turns: int
+    times: tuple[float, ...]
+    fps: float
+    packets: tuple[tuple[int, bool], ...]
+    numbers: dict[int | None, int] | None
+    late: float
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return len(self.times)
+
+
+def index_clip(data: bytes) -> ClipIndex:
+    """The index of an encoded clip. Sample aspect ratio is ignored.
+
+    Raises:
+        InputError: no known container, no pictures in it, or pictures without a size.
+    """
+    with _opened(data) as (container, stream):
+        turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
+        height, width = stream.codec_context.height, stream.codec_context.width
+        packets = [(p.pts, p.is_keyframe, p.is_discard) for p in _packets(container, stream)]
+        # AVI keeps no presentation times: FFmpeg makes them up from the order of decoding
+        timeless = container.format.name == "avi"
+        guessed = timeless and stream.codec_context.has_b_frames
+        rate, unit, start = stream.average_rate, float(stream.time_base or 0), None if timeless else stream.start_time
+        if not guessed and all(pts is None for pts, _, _ in packets):
+            rate = stream.guessed_rate  # of a raw stream's own header; the average is made up
+    if height < 1 or width < 1:
+        raise InputError("its header gives the pictures no size")
+    if turns % 2:
+        height, width = width, height
+    stamps = {} if guessed else _stamps(packets)
+    order = sorted(set(stamps.values()))
+    keys = [key for _, key, _ in packets]
+    fps = float(rate) if rate and rate > 0 else DEFAULT_FPS
+    if unit <= 0 or 2 * len(order) < len(packets) - sum(dropped for _, _, dropped in packets):
+        times = tuple(i / fps for i in range(len(packets)))
+        return ClipIndex(height, width, turns, times, fps, tuple(enumerate(keys)), None, 0.0, False)
+    numbers: dict[int | None, int] = {pts: number for number, pts in enumerate(order)}
+    times = tuple((pts - order[0]) * unit for pts in order)
+    if not rate and times and times[-1] > 0:
+        fps = (len(times) - 1) / times[-1]
+    marked = tuple((numbers[stamps[i]] if i in stamps else -1, key) for i, key in enumerate(keys))
+    late = (order[0] - start) * unit if order and start is not None else 0.0
+    whole = any(keys) and len(order) == len(stamps) and all(pts is not None for pts, _, _ in packets)
+    return ClipIndex(height, width, turns, times, fps, marked, numbers, late, whole)
+
+
+def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """`(number, uint8 [height, width, 3] RGB, upright)` of the wanted frames that can be decoded, as they come out.
+
+    Only packets that these frames need are decoded: what lies between is jumped over, to a keyframe. Where that does
+    not give them all, the clip is decoded from its start once more for the rest. Packets that cannot be decoded are
+    left out. A frame may have another size than the header says. `wanted` may shrink meanwhile.
+    """
+    through = [range(len(index.packets))]
+    parts = through if index.numbers is None else stretches(index.packets, wanted)
+    yield from _read(data, index, wanted, parts)
+    if any(part.start for part in parts) and any(number in wanted for number, _ in index.packets):
+        yield from _read(data, index, wanted, through)
+
+
+def _read(
+    data: bytes, index: ClipIndex, wanted: Container[int], parts: Sequence[range]
+) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    from av.video.reformatter import VideoReformatter
+
+    reformatter = VideoReformatter()
+    for number, frame in _decoded(data, index, parts):
+        if number in wanted:
+            pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            yield number, np.rot90(pixels, index.turns)
+
+
+def stretches(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
+    """Positions of the packets that have to be decoded for the wanted frames, as ranges that start at keyframes.
+
+    Frames shown before the keyframe that they are stored behind may refer to the pictures before it.
+    """
+    result: list[range] = []
+    before = key = shown = 0
+    for position, (number, is_key) in enumerate(packets):
+        if is_key:
+            before, key, shown = key, position, number
+        if number < 0 or number not in wanted:
+            continue
+        start = before if number < shown else key
+        if result and start <= result[-1].stop:
+            result[-1] = range(result[-1].start, position + 1)
+        else:
+            result.append(range(start, position + 1))
+    return result
+
+
+def _decoded(data: bytes, index: ClipIndex, parts: Sequence[range]) -> Iterator[tuple[int, VideoFrame]]:
+    todo = list(parts)
+    with _opened(data) as (container, stream):
+        decoder = stream.codec_context
+        decoder.thread_count = 1
+        # a header that lies about the size must not make the decoder allocate much more than was admitted
+        decoder.options = {"max_pixels": str(4 * (index.height + 64) * (index.width + 64))}
+        count = 0
+        for position, packet in enumerate(_packets(container, stream)):
+            while todo and position >= todo[0].stop:
+                todo.pop(0)
+            if not todo:
+                return
+            if position < todo[0].start:
+                continue
+            frames = _decode(decoder, packet)
+            if position == todo[0].stop - 1:
+                frames += _decode(decoder, None)
+                decoder.flush_buffers()
+            for frame in frames:
+                number = count if index.numbers is None else index.numbers.get(frame.pts, -1)
+                count += 1
+                yield number, frame
+
+
+def _decode(decoder: VideoCodecContext, packet: Packet[VideoStream] | None) -> list[VideoFrame]:
+    from av.error import FFmpegError
+
+    try:
+        return decoder.decode(packet)
+    except FFmpegError:  # this packet is broken; the next may not be
+        return []
+
+
+def _stamps(packets: Sequence[tuple[int | None, bool, bool]]) -> dict[int, int]:
+    """Position -> presentation stamp of the packets that have one and give a frame."""
+    first = next((i for i, (_, key, _) in enumerate(packets) if key), 0)
+    start = packets[first][0] if packets else None
+    return {
+        i: pts
+        for i, (pts, _, dropped) in enumerate(packets)
+        if i >= first and not dropped and pts is not None and (start is None or pts >= start)
+    }
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
+    import av
+
+    try:
+        options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+        container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="ignore")
+    except av.error.FFmpegError:
+        raise InputError("it is not in a video format that can be read") from None
+    with container:
+        streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
+        if not streams:
+            raise InputError("it holds no moving pictures")
+        if streams[0].codec_context is None:
+            raise InputError("its codec is not one that can be read")
+        yield container, streams[0]
+
+
+def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
+    """Packets with content up to the end, or to where the file is cut off."""
+    from av.error import FFmpegError
+
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except FFmpegError:
+        return

@@ -1,0 +1,93 @@
+"""How far a container says its pictures are to be turned, read from its boxes. Knows no codec and decodes nothing.
+
+PyAV tells the rotation of decoded frames only. MP4 keeps it in the track header's matrix (ISO/IEC 14496-12, 8.3.2),
+Matroska in Projection/ProjectionPoseRoll (RFC 9559, 5.1.4.1.28.45); other containers have none.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+_SEGMENT, _TRACKS, _TRACK, _VIDEO, _PROJECTION, _ROLL, _CLUSTER = (
+    b"\x18\x53\x80\x67", b"\x16\x54\xae\x6b", b"\xae", b"\xe0", b"\x76\x70", b"\x76\x75", b"\x1f\x43\xb6\x75"
+)  # fmt: skip
+_MOST = 10_000  # boxes looked at on one level, so that a file of nothing but boxes costs no time
+_Walk = Callable[[bytes, int, int, bytes], Iterator[tuple[int, int]]]
+
+
+def quarter_turns(data: bytes, container: str, track: int, place: int) -> int:
+    """Quarter turns counterclockwise (0-3) that put the pictures of a track upright; angles between are cut to none.
+
+    Args:
+        data: the file. container: FFmpeg's name of its format.
+        track: the number that the container gives the track. place: of the track among those of moving pictures.
+    """
+    if "mp4" in container:
+        degrees = _mp4(data, track)
+    elif "matroska" in container:
+        degrees = _matroska(data, place)
+    else:
+        return 0
+    turns = degrees / 90
+    return round(turns) % 4 if math.isfinite(turns) and abs(turns - round(turns)) < 0.01 else 0
+
+
+def _mp4(data: bytes, track: int) -> float:
+    for header, end in _inside(_boxes, data, (b"moov", b"trak", b"tkhd")):
+        wide = data[header : header + 1] == b"\x01"  # version 1 has 64-bit times
+        matrix = header + (52 if wide else 40)
+        if matrix + 36 <= end and struct.unpack_from(">I", data, header + (20 if wide else 12))[0] == track:
+            a, b = struct.unpack_from(">2i", data, matrix)
+            return -math.degrees(math.atan2(b, a))
+    return 0.0
+
+
+def _matroska(data: bytes, place: int) -> float:
+    films = _inside(_elements, data, (_SEGMENT, _TRACKS, _TRACK, _VIDEO))
+    for start, stop in _inside(_elements, data, (_PROJECTION, _ROLL), films[place]) if place < len(films) else ():
+        if stop - start in (4, 8):
+            return float(struct.unpack(">f" if stop - start == 4 else ">d", data[start:stop])[0])
+    return 0.0
+
+
+def _inside(walk: _Walk, data: bytes, path: Sequence[bytes], span: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+    spans = [span or (0, len(data))]
+    for kind in path:
+        spans = [inner for outer in spans for inner in walk(data, *outer, kind)]
+    return spans
+
+
+def _boxes(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
+    """`(start, stop)` of the contents of the MP4 boxes of one kind."""
+    for _ in range(_MOST):
+        if start + 8 > stop:
+            return
+        size, head = int.from_bytes(data[start : start + 4], "big"), 8
+        if size == 1:
+            size, head = int.from_bytes(data[start + 8 : start + 16], "big"), 16
+        if 0 < size < head:
+            return
+        end = min(stop, start + size) if size else stop
+        if data[start + 4 : start + 8] == kind:
+            yield start + head, end
+        start = end
+
+
+def _elements(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
+    """`(start, stop)` of the contents of the EBML elements of one kind, up to the first cluster of pictures."""
+    for _ in range(_MOST):
+        if start >= stop:
+            return
+        width = 9 - data[start].bit_length()
+        name, start = data[start : start + width], start + width
+        if width > 4 or start >= stop or name == _CLUSTER or not data[start]:
+            return
+        width = 9 - data[start].bit_length()
+        unknown = (1 << 7 * width) - 1
+        size, start = int.from_bytes(data[start : start + width], "big") & unknown, start + width
+        end = stop if size == unknown else min(stop, start + size)
+        if name == kind:
+            yield start, end
+        start = end
