@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -120,8 +121,9 @@ class KimiK25ProcessingInfo:
         """Fewer patches a frame and, where less than LEAST_ROWS a chunk would be left, fewer frames."""
         chunks = -(-grid[0] // self.decode_spec.frames_per_chunk)
         kept = max(1, min(chunks, rows // LEAST_ROWS))
-        patches = max(1, rows // kept) * self.frame.cut.merge**2
-        while patches > 1 and self._most_rows(grid, patches) * kept > rows:
+        spec = self.frame if grid[0] > 1 else self.image
+        patches = min(max(1, rows // kept) * spec.cut.merge**2, spec.max_patches)
+        while patches > 1 and _most_rows(grid, patches, spec) * kept > rows:
             patches = patches * 15 // 16
         frames = {"num_frames": kept * self.decode_spec.frames_per_chunk, "fps": None} if kept < chunks else {}
         return {"max_patches": patches, **frames}
@@ -129,13 +131,6 @@ class KimiK25ProcessingInfo:
     def options_key(self, modality: str) -> str:
         """The resolved specs, and which frames of a video are used."""
         return json.dumps([asdict(self.image), asdict(self.frame), asdict(self.decode_spec.sampling)], sort_keys=True)
-
-    def _most_rows(self, grid: tuple[int, int, int], patches: int) -> int:
-        """Rows of the largest of the pictures that may have come to this grid; they fill its last row and column in part."""
-        cut, budget = self.frame.cut, replace(self.frame.budget, max_patches=patches)
-        sizes = [(grid[1] * cut.patch - less, grid[2] * cut.patch - more) for less in (0, cut.patch) for more in (0, cut.patch)]
-        counts = [_padded(fit_patches(*size, budget), self.frame) for size in sizes]
-        return max(tall * wide for tall, wide in counts) // (cut.patch * cut.merge) ** 2
 
 
 @dataclass(frozen=True)
@@ -175,6 +170,23 @@ def timestamp(seconds: float) -> str:
 def _padded(size: tuple[int, int], spec: ChunkSpec) -> tuple[int, int]:
     factor = spec.cut.patch * spec.cut.merge
     return -(-size[0] // factor) * factor, -(-size[1] // factor) * factor
+
+
+def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int:
+    """Rows, with at most `patches` patches, of the largest picture that may have come to this grid, some of it filling.
+
+    How many patches count is floored, so the largest are the fullest and those short of one more patch; what the limit
+    of `spec` has made smaller before shrinks by the ratio of the two limits.
+    """
+    cut, budget = spec.cut, replace(spec.budget, max_patches=patches)
+    missing = (0, 1, cut.patch * (cut.merge - 1) + 1, cut.patch * cut.merge - 1)
+    most, ratio = 1, math.sqrt(patches / spec.max_patches)
+    for size in ((grid[1] * cut.patch - less, grid[2] * cut.patch - more) for less in missing for more in missing):
+        fitted = fit_patches(*size, budget)
+        tall, wide = (min(max(new, math.ceil(old * ratio)), old) for new, old in zip(fitted, size, strict=True))
+        tall, wide = _padded((tall, wide), spec)
+        most = max(most, tall * wide // (cut.patch * cut.merge) ** 2)
+    return most
 
 
 def _fitted(frames: Tensor, grid: ItemGeometry, spec: ChunkSpec) -> Tensor:
