@@ -1,0 +1,248 @@
+"""Mutated pictures, clips and sounds through gate and processors, beside what the bare codec makes of them.
+
+`python tests/fuzz.py audio --seed 7 --first 12 --count 1` repeats one case; a failing test prints its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import json
+import os
+import resource
+import signal
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import soundfile
+import soxr
+import torch
+from mutants import FILES, RATE, mutated
+from PIL import Image
+from sensorium.mm.errors import InputError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
+from sensorium.mm.parse import MediaSource
+from sensorium.mm.types import AudioItem, ImageItem, MediaHeader, MediaItem, VideoItem
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
+
+POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
+SPEC = DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
+SECONDS = 30  # for one case, after which it counts as hung
+
+
+# What the bare codec makes of it: an array, or None for what it refuses or what is over the limits.
+
+
+def bare_image(data: bytes) -> np.ndarray[Any, Any] | None:
+    """Pillow alone: uint8 `[height, width, 3]`."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > POLICY.max_pixels:
+                return None
+            image.load()
+            picture = image
+    except Exception:  # whatever Pillow raises, it refuses
+        return None
+    pixels = _rgb(picture)
+    turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(_orientation(picture))
+    if turned:
+        pixels = np.rot90(pixels, turned[0])
+        pixels = pixels[:, ::-1] if turned[1] else pixels
+    return pixels
+
+
+def _orientation(picture: Image.Image) -> object:
+    try:
+        return picture.getexif().get(0x0112)
+    except Exception:  # damaged EXIF turns nothing
+        return None
+
+
+def _rgb(picture: Image.Image) -> np.ndarray[Any, Any]:
+    if picture.mode.startswith("I;16"):
+        return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
+    if picture.has_transparency_data:
+        white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+        picture = Image.alpha_composite(white, picture.convert("RGBA"))
+    return np.asarray(picture.convert("RGB"))
+
+
+def bare_video(data: bytes) -> np.ndarray[Any, Any] | None:
+    """PyAV alone, every frame without an error: uint8 `[frames, height, width, 3]`."""
+    frames: list[np.ndarray[Any, Any]] = []
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            stream = container.streams.video[0]
+            size, rest = (stream.codec_context.height, stream.codec_context.width), POLICY.max_video_bytes
+            stream.codec_context.options = {"max_pixels": str(POLICY.max_pixels)}
+            stream.codec_context.thread_count = 1
+            for frame in container.decode(stream):
+                rest -= frame.height * frame.width * 3
+                if rest < 0 or (frame.height, frame.width) != size or frame.height * frame.width > POLICY.max_pixels:
+                    return None
+                frames.append(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90)))
+    except (av.error.FFmpegError, IndexError, ValueError, AttributeError):
+        return None
+    return np.stack(frames) if frames else None
+
+
+def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
+    """soundfile alone, or PyAV alone for what it does not know: float32 `[samples]`."""
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate:
+                return None
+            samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
+    except (soundfile.LibsndfileError, RuntimeError):
+        heard = _bare_container(data)
+        if heard is None:
+            return None
+        samples, rate = heard
+    if not len(samples):
+        return None
+    mono = samples.mean(1, dtype=np.float32)
+    return mono if rate == RATE else soxr.resample(mono, rate, RATE, quality="HQ")
+
+
+def _bare_container(data: bytes) -> tuple[np.ndarray[Any, Any], int] | None:
+    pieces, heard = [], 0
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            stream = container.streams.audio[0]
+            stream.codec_context.thread_count = 1
+            for frame in container.decode(stream):
+                heard += frame.samples
+                if (frame.sample_rate, frame.format.name) != (
+                    stream.rate,
+                    "fltp",
+                ) or heard > POLICY.max_audio_seconds * stream.rate:
+                    return None
+                pieces.append(frame.to_ndarray().T)
+    except (av.error.FFmpegError, IndexError, ValueError, AttributeError):
+        return None
+    return (np.concatenate(pieces), stream.rate) if pieces and len({p.shape[1] for p in pieces}) == 1 else None
+
+
+BARE = {"image": bare_image, "video": bare_video, "audio": bare_audio}
+
+
+# What must hold of every case.
+
+
+class Wrong(AssertionError):
+    """What must not happen."""
+
+
+def check(modality: str, data: bytes, info: Any) -> tuple[bool, bool | None]:
+    """`(whether the gate takes it, whether it agrees with the bare codec, None where that refuses it)`."""
+    bare = BARE[modality](data)
+    header, item = _through(data, modality, info)
+    if item is None or header is None:
+        return False, None if bare is None else False
+    got = _array(item)
+    if bare is not None and header.exact and not _same_size(header, item.header):
+        raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
+    return True, None if bare is None else got.shape == bare.shape and np.allclose(got, bare, rtol=0, atol=1e-6)
+
+
+def _through(data: bytes, modality: str, info: Any) -> tuple[MediaHeader | None, MediaItem | None]:
+    """Header and item, None where they are refused."""
+    header = None
+    try:
+        source = gate.load(MediaSource(modality, 0, data), POLICY)
+        gate.content_hash(source, POLICY)
+        (header,) = gate.probe(source, SPEC, POLICY)
+        (item,) = gate.decode(source, SPEC, POLICY)
+        _bounded(header, item)
+        if info:
+            planned = info.geometry(header)
+            _, grid = info.process(item, torch.float32)
+            if grid.num_embeds > planned.num_embeds:
+                raise Wrong(f"{grid} is more than the plan {planned}")
+        return header, item
+    except InputError as error:
+        if "\n" in str(error) or not 10 < len(str(error)) < 400:
+            raise Wrong(f"the message {str(error)!r} is not one line") from None
+        return header, None
+
+
+def _bounded(header: MediaHeader, item: MediaItem) -> None:
+    """What is decoded is never more than what was planned for."""
+    got = item.header
+    if isinstance(item, ImageItem) and got != header:
+        raise Wrong(f"planned {header}, decoded {got}")
+    if isinstance(item, AudioItem) and not 0 < got.samples <= header.samples:
+        raise Wrong(f"planned {header.samples} samples, decoded {got.samples}")
+    if isinstance(item, VideoItem):
+        plan, planned = item.plan, header.frames
+        if planned is None or got.size != header.size or len(plan.indices) > len(planned.indices):
+            raise Wrong(f"planned {header}, decoded {got}")
+        if not len(item.frames) == len(plan.indices) == len(plan.timestamps) > 0:
+            raise Wrong(f"{len(item.frames)} frames, {plan}")
+
+
+def _same_size(header: MediaHeader, got: MediaHeader) -> bool:
+    frames = [len(h.frames.indices) if h.frames else 0 for h in (header, got)]
+    return header.samples == got.samples and frames[0] == frames[1]
+
+
+def _array(item: MediaItem) -> np.ndarray[Any, Any]:
+    if isinstance(item, ImageItem):
+        return item.pixels.numpy()
+    return item.samples.numpy() if isinstance(item, AudioItem) else item.frames.numpy()
+
+
+# The loop, in a process of its own: it may crash, and its memory is watched.
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("modality", choices=sorted(FILES))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--progress", type=Path, help="file that says which case is running")
+    options = parser.parse_args()
+    modality, files = options.modality, FILES[options.modality]()
+    info = Qwen2VLProcessingInfo(ProcessorFiles()) if modality != "audio" else None
+    tally: Counter[str] = Counter()
+    wrong, unlike, memory, before = [], [], [], _peak()
+    for case in range(options.first, options.first + options.count):
+        how, data = mutated(modality, options.seed, case, files)
+        if options.progress:
+            options.progress.write_text(f"{case} ({how})")
+        signal.alarm(SECONDS)
+        try:
+            taken, agrees = check(modality, data, info)
+        except Exception as error:  # the point of it all
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            wrong.append(f"case {case} ({how}): {type(error).__name__}: {error} [{Path(place.filename).name}:{place.lineno}]")
+            continue
+        tally.update(cases=1, taken=taken, bare=agrees is not None, agreed=agrees is True)
+        if agrees is False:
+            unlike.append(f"case {case} ({how}): {'other content' if taken else 'refused'}")
+        if case % 20 == 0:
+            gc.collect()
+            memory.append(_resident())
+    signal.alarm(0)
+    print(json.dumps({**tally, "wrong": wrong, "unlike": unlike, "memory": memory, "peak": _peak() - before}))
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main()
