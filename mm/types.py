@@ -157,6 +157,7 @@ class ItemGeometry:
         merge: patches merged to one embedding along h and along w.
         time_step: positions per temporal grid step; the product with the step index is cut to an integer.
         times: seconds of the source at each temporal grid step, for families that write them as text.
+        merge_t: temporal grid steps merged to one.
     """
 
     t: int
@@ -165,11 +166,12 @@ class ItemGeometry:
     merge: int = 1
     time_step: float = 1.0
     times: tuple[float, ...] = ()
+    merge_t: int = 1
 
     @property
     def merged(self) -> tuple[int, int, int]:
         """`(t, h, w)` of the embeddings."""
-        return self.t, self.h // self.merge, self.w // self.merge
+        return self.t // self.merge_t, self.h // self.merge, self.w // self.merge
 
     @property
     def num_patches(self) -> int:
@@ -178,7 +180,7 @@ class ItemGeometry:
     @property
     def num_embeds(self) -> int:
         """Rows the encoder returns for this item."""
-        return self.num_patches // self.merge**2
+        return self.num_patches // (self.merge**2 * self.merge_t)
 
 
 @dataclass(frozen=True)
