@@ -24,7 +24,7 @@ _KEYS = {
     "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
 }
 _TIME = re.compile(r"\s*(\d{1,3}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
-_FINE = 1000  # a piece's frame numbers count in this part of a frame, so that it may start between two
+_FINE = 1_000_000  # a piece's frame numbers count in this part of a frame, so that it may start between two
 
 
 def read_entry(entry: object) -> tuple[str, Media]:
@@ -141,23 +141,33 @@ def _nearest(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str
 
 def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
     """Frames with the number of each in the video, and the rate in which those numbers count."""
-    frames: object = data
-    metadata: Mapping[str, object] = {}
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], Mapping):
-        frames, metadata = data
+    frames, metadata = _with_metadata(data)
     if not isinstance(frames, list | tuple | np.ndarray | Tensor):
         raise InputError(f"a piece is frames, not a {type(frames).__name__}; give a file as type video")
     count = len(frames) if isinstance(frames, list | tuple) or frames.ndim else 0
+    if not count:
+        raise InputError("a piece holds no frames")
     start = 0.0 if prompt is None else _seconds(prompt)
-    if metadata.get("frames_indices") is not None:
-        return frames, {**metadata, "fps": metadata.get("fps") or PIECE_FPS}
     fps = metadata.get("fps") or PIECE_FPS
-    if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e6:
-        raise InputError(f"the fps of a piece is {fps!r}; give a positive number")
+    if metadata.get("frames_indices") is not None:
+        return frames, {**metadata, "fps": fps, "do_sample_frames": False}
+    if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e4:
+        raise InputError(f"the fps of a piece is {str(fps)[:100]}; give a positive number")
     fine = float(fps) * _FINE
     first = round(start * fine)
-    indices = [first + number * _FINE for number in range(count)]
-    return frames, {"fps": fine, "frames_indices": indices, "total_num_frames": first + count * _FINE}
+    numbers = {"frames_indices": [first + step * _FINE for step in range(count)], "total_num_frames": first + count * _FINE}
+    return frames, {**metadata, "fps": fine, **numbers, "do_sample_frames": False}
+
+
+def _with_metadata(data: object) -> tuple[object, Mapping[str, object]]:
+    if not isinstance(data, tuple) or len(data) != 2:
+        return data, {}
+    frames, metadata = data
+    if isinstance(metadata, Mapping):
+        return frames, metadata
+    if hasattr(metadata, "fps"):
+        return frames, {name: getattr(metadata, name, None) for name in ("fps", "frames_indices", "total_num_frames")}
+    return data, {}
 
 
 def _seconds(prompt: object) -> float:
