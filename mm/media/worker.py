@@ -32,6 +32,7 @@ def main() -> None:
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):  # the function that needs it says so
             import_module(name)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # codecs complain of hostile files there, line by line
     at_start = address_space()
     with contextlib.suppress(EOFError, ConnectionError):
         send(channel, None)

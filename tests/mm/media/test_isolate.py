@@ -78,6 +78,10 @@ def unknown(value: object, policy: MediaPolicy) -> object:
     return object()
 
 
+def complains(value: object, policy: MediaPolicy) -> int:
+    return os.write(2, value)
+
+
 def sleeps(value: object, policy: MediaPolicy) -> int:
     open(value.decode(), "w").write(str(os.getpid())) if value else None
     time.sleep(120)
@@ -203,6 +207,12 @@ def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: Module
     first = isolated(codecs.pid, b"", POLICY)
     assert isolated(codecs.pid, b"", POLICY) == first
     assert isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
+
+
+def test_what_a_codec_writes_to_the_terminal_stays_away_from_it(codecs: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    close()
+    assert isolated(codecs.complains, b"MissingRequired: TIFF directory is missing", POLICY)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("name", "how"), [("segfaults", "SIGSEGV"), ("aborts", "SIGABRT"), ("exits", "exit status 7")])
