@@ -51,7 +51,10 @@ class ChunkSpec:
 
 
 class KimiK25ProcessingInfo:
-    """ProcessingInfo of Kimi-K2.5: a frame's patches are averaged over the frames of its chunk after the encoder."""
+    """ProcessingInfo of Kimi-K2.5. The slot of a picture stands between its marks in the prompt, that of a video or piece alone.
+
+    The encoder averages each patch over the frames of its chunk, so a chunk has as many rows as one frame.
+    """
 
     modalities: tuple[str, ...] = ("vision_chunk",)
     prefill = "causal"
