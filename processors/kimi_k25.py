@@ -51,7 +51,7 @@ class ChunkSpec:
 
 
 class KimiK25ProcessingInfo:
-    """ProcessingInfo of Kimi-K2.5. The slot of a picture stands between its marks in the prompt, that of a video or piece alone.
+    """ProcessingInfo of Kimi-K2.5. A picture's slot stands between its marks in the prompt, that of a video or piece alone.
 
     The encoder averages each patch over the frames of its chunk, so a chunk has as many rows as one frame.
     """
