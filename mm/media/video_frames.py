@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -23,6 +22,7 @@ from .policy import MediaPolicy
 
 DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
+_MOST = 1e9
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class GivenFrames:
 
     def pixels(self, positions: Sequence[int], policy: MediaPolicy) -> Tensor:
         """uint8 `[n, height, width, 3]` of some of the frames, by their position among those given."""
-        if isinstance(self.frames, Tensor):
-            return self.frames if len(positions) == len(self.frames) else self.frames[list(positions)]
-        return torch.stack([decode_image(self.frames[i], policy) for i in positions])
+        frames = self.frames
+        if isinstance(frames, Tensor):
+            return frames if len(positions) == len(frames) else frames[list(positions)]
+        return torch.stack([decode_image(frames[i], policy) for i in positions])
 
 
 def given_frames(value: object, policy: MediaPolicy) -> GivenFrames:
@@ -75,9 +76,9 @@ def given_frames(value: object, policy: MediaPolicy) -> GivenFrames:
         value, metadata = value[0], _fields(value[1])
     if isinstance(value, np.ndarray | Tensor):
         frames = _array(value)
-        return GivenFrames(frames, frames.shape[1], frames.shape[2], *_source(metadata, len(frames)))
+        return _given(frames, (frames.shape[1], frames.shape[2]), metadata)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
-        return GivenFrames(value, *_common_size(value, policy), *_source(metadata, len(value)))
+        return _given(value, _common_size(value, policy), metadata)
     raise InputError(f"a {type(value).__name__} is not a known form; give a file, an array or a list of frames")
 
 
@@ -112,12 +113,11 @@ def _fields(metadata: object) -> Mapping[str, object]:
             close = get_close_matches(str(name), _FIELDS, 1)
             hint = f"did you mean {close[0]}?" if close else f"the known ones are {', '.join(_FIELDS)}"
             raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint}")
-    return metadata
+    return {name: metadata[name] for name in metadata}
 
 
-def _source(metadata: Mapping[str, object], count: int) -> tuple[float | None, int, tuple[int, ...], bool]:
-    """`(frames per second, frames of the source, numbers of those given, already sampled)`."""
-    known, again = metadata.get("frames_indices"), metadata.get("do_sample_frames")
+def _given(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: Mapping[str, object]) -> GivenFrames:
+    count, known, again = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
     numbers = tuple(range(count)) if known is None else _numbers(known, count)
     total = _number(metadata, "total_num_frames")
     if total is None:
@@ -129,7 +129,8 @@ def _source(metadata: Mapping[str, object], count: int) -> tuple[float | None, i
     fps, seconds = _number(metadata, "fps"), _number(metadata, "duration")
     if not fps and seconds:
         fps = total / seconds
-    return fps or None, int(total), numbers, not again if again is not None else known is not None
+    sampled = known is not None if again is None else not again
+    return GivenFrames(frames, *size, fps or None, int(total), numbers, sampled)
 
 
 def _numbers(known: object, count: int) -> tuple[int, ...]:
@@ -148,6 +149,6 @@ def _number(metadata: Mapping[str, object], name: str) -> float | None:
     value = metadata.get(name)
     if value is None:
         return None
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise InputError(f"{name} of the metadata is {str(value)[:100]}; give a number that is not negative")
-    return float(value)
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise InputError(f"{name} of the metadata is {str(value)[:100]!r}; give a number from 0 to {_MOST:g}")
+    return float(value) if value * _MOST >= 1 else 0.0  # so that neither it nor its inverse is infinite

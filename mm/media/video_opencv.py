@@ -16,8 +16,7 @@ from .video_pyav import ClipIndex
 def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """`(number, uint8 [height, width, 3] RGB, upright)` of the wanted frames that can be decoded, as they come out.
 
-    Decodes from the start, as OpenCV cannot seek by presentation stamp, and converts only what is wanted. It stops at
-    the first packet that is broken.
+    Decodes from the start, as OpenCV cannot seek by presentation stamp, and converts only what is wanted.
     """
     import cv2
 
@@ -27,10 +26,13 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
         if not capture.isOpened():
             raise InputError("it is not in a video format that OpenCV can read; choose the backend pyav")
         last = max((number for number in range(index.total) if number in wanted), default=-1)
-        for count in range(len(index.packets)):
+        number = -1
+        for _ in index.packets:
             if not capture.grab():
-                return
-            number = count if index.numbers is None else _nearest(index, capture.get(cv2.CAP_PROP_POS_MSEC) / 1000)
+                number += index.numbers is None
+                continue  # this packet is broken; the next may not be
+            clock = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # 0 for the last frames of some containers
+            number = number + 1 if index.numbers is None or (number >= 0 and clock <= 0) else _nearest(index, clock)
             if number > last:
                 return
             if number in wanted:

@@ -28,6 +28,9 @@ _FORMATS = (
     "dv,mxf,nut,rm,yuv4mpegpipe"
 )
 
+# Decoders of formats whose pictures say for certain that no other refers to them: unwanted ones are not decoded.
+_MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
+
 
 @dataclass(frozen=True)
 class ClipIndex:
@@ -120,7 +123,7 @@ def _read(
     from av.video.reformatter import VideoReformatter
 
     reformatter = VideoReformatter()
-    for number, frame in _decoded(data, index, parts):
+    for number, frame in _decoded(data, index, wanted, parts):
         if number in wanted:
             pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
             yield number, np.rot90(pixels, index.turns)
@@ -146,13 +149,15 @@ def stretches(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> li
     return result
 
 
-def _decoded(data: bytes, index: ClipIndex, parts: Sequence[range]) -> Iterator[tuple[int, VideoFrame]]:
+def _decoded(data: bytes, index: ClipIndex, wanted: Container[int], parts: Sequence[range]) -> Iterator[tuple[int, VideoFrame]]:
     todo = list(parts)
     with _opened(data) as (container, stream):
         decoder = stream.codec_context
         decoder.thread_count = 1
-        # a header that lies about the size must not make the decoder allocate much more than was admitted
-        decoder.options = {"max_pixels": str(4 * (index.height + 64) * (index.width + 64))}
+        # a header that lies about the size must not make the decoder allocate much more than was admitted;
+        # small pictures need room as well: H.263 and its kin (MPEG-4) refuse fewer than 89,600 pixels
+        decoder.options = {"max_pixels": str(max(1 << 17, 4 * (index.height + 64) * (index.width + 64)))}
+        lean = index.numbers is not None and decoder.name in _MARKED
         count = 0
         for position, packet in enumerate(_packets(container, stream)):
             while todo and position >= todo[0].stop:
@@ -161,6 +166,9 @@ def _decoded(data: bytes, index: ClipIndex, parts: Sequence[range]) -> Iterator[
                 return
             if position < todo[0].start:
                 continue
+            if lean:
+                number = index.packets[position][0]  # -1: it may be the second field of a wanted frame
+                decoder.skip_frame = "DEFAULT" if number < 0 or number in wanted else "NONREF"
             frames = _decode(decoder, packet)
             if position == todo[0].stop - 1:
                 frames += _decode(decoder, None)
