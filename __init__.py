@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from .engine.sampling_params import SamplingParams
     from .engine.types import CompletionOutput, RequestOutput
     from .mm.errors import SensoriumError
+    from .mm.types import ItemPlan, Media
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SensoriumError", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "ItemPlan", "Media", "RequestOutput", "SamplingParams", "SensoriumError", "__version__"]
 
 _HOME = {
     "LLM": "engine.llm",
@@ -20,6 +21,8 @@ _HOME = {
     "CompletionOutput": "engine.types",
     "RequestOutput": "engine.types",
     "SensoriumError": "mm.errors",
+    "ItemPlan": "mm.types",
+    "Media": "mm.types",
 }
 
 

@@ -1,4 +1,4 @@
-"""`sensorium chat`: one question about pictures and clips, the answer printed as it comes. Knows no model."""
+"""`sensorium chat`: one question about pictures, clips and sounds, the answer printed as it comes. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     parser.add_argument("--model", metavar="DIR", required=True, help="folder of a checkpoint as the Hub ships it")
-    parser.add_argument("--image", metavar="FILE", type=_media, action="append", default=[], help="a picture; may be repeated")
+    parser.add_argument("--image", metavar="FILE", type=_media, action="append", default=[], help="a picture, file or URL; may be repeated")
     parser.add_argument("--video", metavar="FILE", type=_media, action="append", default=[], help="a clip; may be repeated")
+    parser.add_argument("--audio", metavar="FILE", type=_media, action="append", default=[], help="a sound; may be repeated")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default: the checkpoint's own)")
     parser.add_argument("--max-model-len", metavar="N", type=int, help="tokens of question and answer together")
@@ -40,16 +41,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _media(text: str) -> Path:
-    """A path; a URL is refused here, where it can still be told from one."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is a URL; nothing is fetched, give a local file")
-    return Path(text)
+def _media(text: str) -> str | Path:
+    """A path, which is the caller's own, or a URL, which obeys the media policy."""
+    return text if "://" in text[:16] else Path(text)
 
 
 def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One user message: pictures, then clips, then the question."""
-    media = [(kind, path) for kind in ("image", "video") for path in getattr(args, kind)]
+    """One user message: pictures, clips, sounds, then the question."""
+    media = [(kind, path) for kind in ("image", "video", "audio") for path in getattr(args, kind)]
     parts = [{"type": kind, kind: path} for kind, path in media]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": args.question}]}]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import MediaError
 from .types import EmbeddingItem
 
-ROWS = "rows"  # the one tensor of an item that needs no encoder, `[rows, width]`
+ROWS = "encoder_rows"  # the one tensor of an item that needs no encoder, `[rows, width]`
 
 
 @dataclass(frozen=True)

@@ -102,33 +102,28 @@ class Transformers:
     def __init__(self, model_dir: Path) -> None:
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
         from oracle import ensure_torchvision
+        from sensorium.engine.media import MediaProcessor, MediaSettings
+        from sensorium.processors.files import read_preprocessors
         from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
 
         ensure_torchvision()
         from transformers import Qwen2_5_VLForConditionalGeneration
 
-        def read(name: str) -> Any:
-            return json.loads((model_dir / name).read_text())
-
         self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()
-        self.info = Qwen25VLProcessingInfo(
-            read("config.json"), read("preprocessor_config.json"), read("video_preprocessor_config.json"), {}
-        )
-        self.end = set(read("generation_config.json")["eos_token_id"])
+        self.media = MediaProcessor(Qwen25VLProcessingInfo(read_preprocessors(model_dir)), MediaSettings())
+        self.end = set(json.loads((model_dir / "generation_config.json").read_text())["eos_token_id"])
 
     @torch.inference_mode()
     def __call__(self, sample: Sample) -> str:
         from sensorium.mm.fields import merge
-        from sensorium.mm.parse import parse_media
         from sensorium.mm.positions import mrope_positions
         from sensorium.mm.types import PlaceholderRange
 
         from .tokens import encode, token, tokenizer
 
         modality = "video" if sample.kind == "clip" else "image"
-        media = request(sample)["multi_modal_data"]
-        item = parse_media(media, {modality: 1}, (modality,), self.info.sampling())[modality][0]
-        kwargs, geometry = self.info.process(item)
+        (item,) = self.media.open(request(sample)["multi_modal_data"], {}, {}, None)
+        ((kwargs, geometry),) = self.media.process(item, None, {}).pieces
         pad = token(f"<|{modality}_pad|>")
         ids = encode(prompt(sample.kind))
         at = ids.index(pad)

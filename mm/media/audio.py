@@ -10,25 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import MediaError
-from .image import read_bytes
+from ..errors import InputError, MediaError
+from ..hashing import digest
+from ..types import MediaHeader
+from .policy import MediaPolicy
 
 RATE_TOLERANCE = 1e-6  # hertz; closer rates are the same
 
 
-def load_audio(value: object, index: int, rate: float = 16000) -> Tensor:
-    """Mono float32 `[samples]` at `rate` hertz from encoded bytes, a data: URL, a path, or `(samples, its rate)`.
+def probe_audio(value: object, rate: int, policy: MediaPolicy) -> MediaHeader:
+    return MediaHeader("audio", samples=len(decode_audio(value, rate, policy)))
 
-    Channels become their mean, `n` samples at `s` hertz become `ceil(n * rate / s)`; equal rates leave them untouched.
 
-    Raises:
-        MediaError: anything else, a file that cannot be decoded, an empty sound, or samples of three axes.
-    """
-    try:
-        samples, source = _decode(value)
-        return torch.from_numpy(resample(to_mono(samples), source, rate))
-    except MediaError as error:
-        raise MediaError("audio", index, error.reason) from None
+def decode_audio(value: object, rate: int, policy: MediaPolicy) -> Tensor:
+    samples, source = _decode(value)
+    return torch.from_numpy(resample(to_mono(samples), source, rate))
+
+
+def hash_audio(value: object) -> str:
+    return digest("sound", value)
 
 
 def to_mono(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -36,7 +36,7 @@ def to_mono(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if samples.ndim == 1:
         return samples.astype(np.float32, copy=False)
     if samples.ndim != 2:
-        raise MediaError("audio", 0, f"samples have 1 or 2 axes (channels and time), not {samples.ndim}")
+        raise InputError(f"samples have 1 or 2 axes (channels and time), not {samples.ndim}")
     axis = 1 if samples.shape[0] > samples.shape[1] else 0
     mean: np.ndarray[Any, Any] = samples.mean(axis=axis, dtype=np.float32)
     return mean
@@ -57,14 +57,14 @@ def _decode(value: object) -> tuple[np.ndarray[Any, Any], float]:
     if isinstance(value, tuple) and len(value) == 2:
         samples = np.asarray(value[0].detach().cpu() if isinstance(value[0], Tensor) else value[0])
         if samples.dtype.kind != "f":
-            raise MediaError("audio", 0, f"samples are floating point in -1..1, not {samples.dtype}")
+            raise InputError(f"samples are floating point in -1..1, not {samples.dtype}")
         source = float(value[1])
         if not source > 0:
-            raise MediaError("audio", 0, f"a sample rate is a positive number of hertz, not {value[1]}")
+            raise InputError(f"a sample rate is a positive number of hertz, not {value[1]}")
     else:
-        samples, source = _decode_file(read_bytes(value, "audio"))
+        samples, source = _decode_file(value)
     if not samples.size:
-        raise MediaError("audio", 0, "it holds no samples")
+        raise InputError("it holds no samples")
     return samples, source
 
 
@@ -74,5 +74,5 @@ def _decode_file(data: bytes) -> tuple[np.ndarray[Any, Any], float]:
     try:
         samples, source = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise MediaError("audio", 0, f"it cannot be decoded ({getattr(error, 'error_string', error)})") from None
+        raise InputError(f"it cannot be decoded ({getattr(error, 'error_string', error)})") from None
     return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1), float(source)

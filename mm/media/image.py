@@ -1,131 +1,191 @@
-"""One picture in any form a caller may give, as RGB pixels. Knows no family, no limits on counts and no network."""
+"""One picture in any form a caller may give, as RGB pixels. Knows no family, no counts and no network."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import os
-import stat
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from ..errors import MediaError
+from ..errors import InputError
 from ..hashing import digest
-from ..types import ImageItem
+from ..types import MediaHeader
+from .policy import MediaPolicy
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit: a quarter GiB of 24-bit pixels, doubled
-_WHITE = (255, 255, 255, 255)
+_EXIF_ORIENTATION = 0x0112
+_TURNS = {  # EXIF's orientation -> what undoes it
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_PNG_START = 8
+_LOADING = threading.Lock()  # a caller's picture may be lazy and in several prompts; Pillow loads it without a lock
+# What Pillow's readers are known to raise on broken files, besides their own UnidentifiedImageError (an OSError).
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    AssertionError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
 
 
-def load_image(value: object, index: int, max_pixels: int = MAX_PIXELS) -> ImageItem:
-    """An ImageItem from a PIL image, a uint8 array or tensor (HWC, CHW or HW), encoded bytes, a data: URL or a local path.
-
-    EXIF orientation is applied, transparency laid on white, every mode becomes RGB (16-bit grey keeps its upper
-    byte), animations give their first frame. The size is checked before pixels are decoded.
+def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
+    """Size after EXIF orientation, from the header alone; always that of `decode_image`.
 
     Raises:
-        MediaError: anything else, a broken or cut-off file, more than `max_pixels` pixels, or an http(s) URL.
+        InputError: as `decode_image`, as far as the header tells.
     """
-    try:
-        mode, pixels = decode_image(value, max_pixels)
-    except MediaError as error:
-        raise MediaError("image", index, error.reason) from None
-    return ImageItem(pixels, digest("image", mode, pixels))
-
-
-def decode_image(value: object, max_pixels: int = MAX_PIXELS) -> tuple[str, Tensor]:
-    """`(source mode, uint8 [height, width, 3])`; errors carry index 0, callers that count items name their own."""
     if isinstance(value, np.ndarray | Tensor):
-        return _from_array(value, max_pixels)
-    data = b"" if isinstance(value, Image.Image) else read_bytes(value, "image")
-    if not data and not isinstance(value, Image.Image):
-        raise MediaError("image", 0, "it is empty")
+        height, width = _channels_last(value, policy).shape[:2]
+        return MediaHeader("image", int(height), int(width))
+    with _opened(value, policy) as (image, orientation):
+        width, height = image.size if orientation < 5 else image.size[::-1]
+        return MediaHeader("image", height, width)
+
+
+def decode_image(value: object, policy: MediaPolicy) -> Tensor:
+    """uint8 `[height, width, 3]` of encoded bytes, a PIL image, or a uint8 array or tensor (HWC, CHW or HW).
+
+    EXIF orientation is applied, transparency laid on the policy's background, every mode becomes RGB (16-bit grey keeps
+    its upper byte), colour profiles are ignored, animations give their first frame.
+
+    Raises:
+        InputError: anything else, a broken or cut-off file, or more than `policy.max_pixels` pixels.
+    """
+    return _decode(value, policy)[1]
+
+
+def hash_image(value: object, policy: MediaPolicy) -> str:
+    """Identity of what was given: of encoded bytes as they are, otherwise of mode and pixels; the background counts."""
+    if isinstance(value, bytes):
+        return digest("encoded", value, policy.background)
+    return digest("pixels", *_decode(value, policy))
+
+
+def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
+    """`(mode of the source, pixels)`."""
+    if isinstance(value, np.ndarray | Tensor):
+        pixels = _channels_last(value, policy)
+        if pixels.shape[2] == 4:
+            return "RGBA", _flat(Image.fromarray(pixels.contiguous().numpy(), "RGBA"), policy)
+        return ("RGB", pixels) if pixels.shape[2] == 3 else ("L", pixels.expand(-1, -1, 3))
+    with _opened(value, policy) as (image, orientation):
+        mode = image.mode
+        if orientation in _TURNS:
+            image = image.transpose(_TURNS[orientation])
+        return mode, _to_rgb(image, policy)
+
+
+@contextmanager
+def _opened(value: object, policy: MediaPolicy) -> Iterator[tuple[Image.Image, int]]:
+    """A PIL image within the budget, and its EXIF orientation; what goes wrong inside is said of the picture."""
+    if not isinstance(value, bytes | Image.Image):
+        raise InputError(f"a {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels")
+    if isinstance(value, bytes) and not value:
+        raise InputError("it is empty")
     try:
         if isinstance(value, Image.Image):
-            return _from_pil(value, max_pixels)
-        with Image.open(io.BytesIO(data)) as image:
-            return _from_pil(image, max_pixels)
-    except MediaError:
+            _check_budget(*value.size, policy)
+            with _LOADING:
+                value.load()
+            yield value, _orientation(value.getexif())
+        else:
+            with Image.open(io.BytesIO(value)) as image:
+                _check_budget(*image.size, policy)
+                # Pillow turns a TIFF upright itself, and its size with it
+                yield image, 1 if image.format == "TIFF" else _orientation(_header_exif(image, value))
+    except InputError:
         raise
     except UnidentifiedImageError:
-        raise MediaError("image", 0, "it is not in a picture format that can be read") from None
-    except Exception as error:  # a codec may raise anything on a hostile file
-        raise MediaError("image", 0, f"it is broken or cut off ({error})") from None
+        raise InputError("it is not in a picture format that can be read") from None
+    except _BROKEN as error:
+        raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 
 
-def read_bytes(value: object, modality: str) -> bytes:
-    """Encoded bytes of a bytes-like, a data: URL or a local path; MediaError names what else was given."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, str) and value.startswith("data:"):
-        return _from_data_url(value, modality)
-    if isinstance(value, str) and "://" in value[:16]:
-        raise MediaError(modality, 0, f"fetching {value.split('://')[0]} URLs is off; give bytes, a data: URL or a path")
-    if not isinstance(value, str | os.PathLike):
-        raise MediaError(
-            modality, 0, f"a {type(value).__name__} is not a known form; give bytes, a data: URL, a path or pixels"
-        )
-    try:
-        if not stat.S_ISREG(os.stat(value).st_mode):  # a pipe or device would never end
-            raise MediaError(modality, 0, f"{str(value)[:200]!r} is not a regular file")
-        with open(value, "rb") as file:
-            return file.read()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise MediaError(modality, 0, f"the file {str(value)[:200]!r} cannot be read ({reason})") from None
+def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
+    """EXIF without decoding pixels, which Pillow would do for a PNG that says nothing before them."""
+    if image.format != "PNG" or "exif" in image.info:
+        return image.getexif()
+    exif, position = Image.Exif(), _PNG_START
+    while position + 8 <= len(data):
+        length, kind = struct.unpack(">I4s", data[position : position + 8])
+        if kind == b"eXIf":
+            exif.load(data[position + 8 : position + 8 + length])
+        position += length + 12
+    return exif
+
+
+def _orientation(exif: Image.Exif) -> int:
+    """1 to 8; 1 where nothing sensible is said."""
+    value = exif.get(_EXIF_ORIENTATION, 1)
+    return value if value in _TURNS else 1
 
 
 def to_hwc(array: np.ndarray[Any, Any] | Tensor, modality: str) -> Tensor:
     """A uint8 array with 1, 3 or 4 channels last or, failing that, third from last, as `[..., h, w, c]`, not copied."""
     if isinstance(array, np.ndarray):
         if array.dtype != np.uint8:
-            raise MediaError(modality, 0, f"pixels are uint8 (0-255), not {array.dtype}")
+            raise InputError(f"pixels are uint8 (0-255), not {array.dtype}")
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     else:
         if array.dtype != torch.uint8:
-            raise MediaError(modality, 0, f"pixels are uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
+            raise InputError(f"pixels are uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
         tensor = array.detach().cpu()
     if tensor.shape[-1] not in (1, 3, 4):
         if tensor.shape[-3] not in (1, 3, 4):
-            raise MediaError(modality, 0, f"shape {tuple(tensor.shape)} has no axis of 1, 3 or 4 channels, last or first")
+            raise InputError(f"shape {tuple(tensor.shape)} has no axis of 1, 3 or 4 channels, last or first")
         tensor = tensor.movedim(-3, -1)
     if 0 in tensor.shape:
-        raise MediaError(modality, 0, f"shape {tuple(tensor.shape)} has no pixels")
+        raise InputError(f"shape {tuple(tensor.shape)} has no pixels")
     return tensor
 
 
-def _from_array(value: np.ndarray[Any, Any] | Tensor, max_pixels: int) -> tuple[str, Tensor]:
+def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) -> Tensor:
     if value.ndim == 2:
         value = value[..., None]
     if value.ndim != 3:
-        raise MediaError("image", 0, f"a picture has 2 or 3 axes, not {value.ndim}; give several pictures as a list")
+        raise InputError(f"a picture has 2 or 3 axes, not {value.ndim}; give several pictures as a list")
     pixels = to_hwc(value, "image")
-    _check_budget(pixels.shape[1], pixels.shape[0], max_pixels)
-    channels = pixels.shape[2]
-    if channels == 4:
-        return "RGBA", _on_white(Image.fromarray(pixels.contiguous().numpy(), "RGBA"))
-    return ("RGB", pixels) if channels == 3 else ("L", pixels.expand(-1, -1, 3))
+    _check_budget(pixels.shape[1], pixels.shape[0], policy)
+    return pixels
 
 
-def _from_pil(image: Image.Image, max_pixels: int) -> tuple[str, Tensor]:
-    _check_budget(*image.size, max_pixels)
-    mode = image.mode
-    image = ImageOps.exif_transpose(image)
+def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return mode, _on_white(image)
+        return _flat(image, policy)
     if image.mode.startswith("I") or image.mode == "F":
-        return mode, _from_deep(np.asarray(image))
-    return mode, torch.from_numpy(np.array(image.convert("RGB")))
+        return _from_deep(np.asarray(image))
+    return torch.from_numpy(np.array(image.convert("RGB")))
 
 
-def _on_white(image: Image.Image) -> Tensor:
+def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
+    """Transparency laid on the background."""
     image = image.convert("RGBA")
-    return torch.from_numpy(np.array(Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")))
+    ground = Image.new("RGBA", image.size, (*policy.background, 255))
+    return torch.from_numpy(np.array(Image.alpha_composite(ground, image).convert("RGB")))
 
 
 def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
@@ -137,16 +197,6 @@ def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(np.repeat(byte[..., None], 3, 2))
 
 
-def _check_budget(width: int, height: int, max_pixels: int) -> None:
-    if width * height > max_pixels:
-        raise MediaError("image", 0, f"{width}x{height} is over the limit of {max_pixels:,} pixels; scale it down")
-
-
-def _from_data_url(url: str, modality: str) -> bytes:
-    header, comma, body = url.partition(",")
-    if not comma or not header.endswith(";base64"):
-        raise MediaError(modality, 0, "a data: URL looks like data:<type>;base64,<data>")
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError):
-        raise MediaError(modality, 0, "the data: URL does not hold valid base64") from None
+def _check_budget(width: int, height: int, policy: MediaPolicy) -> None:
+    if width * height > policy.max_pixels:
+        raise InputError(f"{width}x{height} is over the limit of {policy.max_pixels:,} pixels; scale it down")

@@ -66,7 +66,7 @@ def test_files_are_read_once_and_missing_ones_are_empty(tmp_path):
 def test_nested_processor_config(tmp_path):
     nested = {"image_processor": {"patch_size": 14}, "video_processor": {"patch_size": 16}}
     files = load_model_files(write(tmp_path, config={"model_type": "x"}, processor_config=nested))
-    assert (files.preprocessor, files.video_preprocessor) == ({"patch_size": 14}, {"patch_size": 16})
+    assert (files.processors.image, files.processors.video) == ({"patch_size": 14}, {"patch_size": 16})
 
 
 def test_the_fingerprint_follows_config_and_weights(tmp_path):

@@ -8,11 +8,14 @@ import pytest
 import torch
 from PIL import Image
 from sensorium.engine.driver import Driver, Job, bad_word_ids
-from sensorium.engine.input import InputProcessor, Once, read_prompt
+from sensorium.engine.input import InputProcessor
+from sensorium.engine.media import MediaSettings
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.fields import BatchedField, FieldElem
-from sensorium.mm.types import ImageItem, ItemGeometry
+from sensorium.mm.media.policy import DecodeSpec
+from sensorium.mm.parse import MultiModalDataParser
+from sensorium.mm.types import ItemGeometry
 from sensorium.processors.interface import Span
 
 
@@ -22,6 +25,9 @@ class Letters:
     def encode(self, text, add_special_tokens=True):
         return [3 if letter == "@" else ord(letter) - 27 for letter in text]
 
+    def least_tokens(self, text):
+        return 0
+
     def decode(self, ids, skip_special_tokens=True):
         return "".join(chr(i + 27) for i in ids if i > 4)
 
@@ -29,25 +35,28 @@ class Letters:
 class Info:
     """A picture becomes as many rows as it is wide; a black one cannot be processed."""
 
-    modalities, slot_ids, prefill = ("image",), {"image": 3}, "causal"
+    modalities, slot_ids, prefill, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
 
     def __init__(self):
         self.processed = []
 
-    def sampling(self):
-        return {}
+    def parser(self):
+        return MultiModalDataParser(self.modalities)
 
-    def process(self, item):
+    def geometry(self, header):
+        return ItemGeometry(1, 1, header.width)
+
+    def process(self, item, dtype):
         value = int(item.pixels[0, 0, 0])
         self.processed.append(value)
         if value == 0:
-            raise MediaError("image", 0, "it is black; give one with light in it")
-        rows = item.size[1]
+            raise InputError("it is black; give one with light in it")
+        rows = item.header.width
         tensors = {
             "seed": FieldElem(torch.tensor(value), BatchedField()),
             "rows": FieldElem(torch.tensor(rows), BatchedField()),
         }
-        return tensors, ItemGeometry(1, 1, rows)
+        return tensors, self.geometry(item.header)
 
     def span(self, modality, geometry):
         return Span((3,) * geometry.num_embeds)
@@ -69,7 +78,7 @@ class World:
     def __init__(self, toy, **options):
         self.toy, self.info = toy, Info()
         self.core = toy.make_core(**options)
-        self.inputs = InputProcessor(self.info, Letters(), {"image": 3}, "fingerprint")
+        self.inputs = InputProcessor(self.info, Letters(), MediaSettings(limits={"image": 3}), 200)
         self.driver = Driver(self.core, Letters(), (toy.EOS,), seed=5)
 
     def jobs(self, prompts, params=None):
@@ -99,7 +108,7 @@ def test_order_is_that_of_the_prompts(world, toy):
     assert len(outputs[1].prompt_token_ids) == len("see  there") + 4
     alone = [World(toy).answers([prompt])[0].outputs for prompt in PROMPTS]
     assert [output.outputs for output in outputs] == alone
-    stages = {"decode", "process", "queue", "encode", "prefill", "decode_steps"}
+    stages = {"plan", "decode", "process", "queue", "encode", "prefill", "decode_steps"}
     assert all(stages <= output.timings.keys() for output in outputs)
     assert all(seconds >= 0 for output in outputs for seconds in output.timings.values())
 
@@ -108,7 +117,7 @@ BAD = {
     "no item": ({"prompt": "a @"}, "image 0: the prompt has a slot"),
     "no slot": ({"prompt": "a", "multi_modal_data": {"image": picture(1)}}, "image 0: the prompt has only 0 slot"),
     "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [picture(1)] * 4}}, "At most 3 image"),
-    "too long": ("x" * 300, "prompt has 300 tokens, max_model_len is 200"),
+    "too long": ("x" * 300, "300 tokens, max_model_len is 200"),
     "black": ({"prompt": "@", "multi_modal_data": {"image": picture(0)}}, "image 0: it is black"),
     "broken": ({"prompt": "@", "multi_modal_data": {"image": b"nonsense"}}, "image 0:"),
     "poisoned": ({"prompt": "@", "multi_modal_data": {"image": picture(154)}}, "encoding failed"),
@@ -146,43 +155,6 @@ def test_the_same_picture_is_processed_once(world):
     prompts = [{"prompt": "@ a" + "b" * i, "multi_modal_data": {"image": picture(9)}} for i in range(6)]
     world.answers(prompts)
     assert world.info.processed == [9]
-
-
-def test_concurrent_askers_wait_for_the_one_that_makes(world):
-    once, made, barrier = Once(), [], threading.Barrier(4)
-
-    def ask():
-        barrier.wait()
-        return once.get("key", lambda: made.append(1) or ({}, ItemGeometry(1, 1, 1)))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [1]
-    info, item = Info(), ImageItem(torch.ones(1, 4, 3, dtype=torch.uint8), "hash")
-    none, some = Once(limit=0), Once(limit=16)  # an item weighs two int64
-    for once, expected in ((none, 3), (some, 3)):
-        info.processed.clear()
-        for key in "aba":
-            once.get(key, partial(info.process, item))
-        assert len(info.processed) == expected
-    some.get("a", partial(info.process, item))
-    assert len(info.processed) == 3, "the newest result is kept"
-
-
-def test_a_failure_is_not_kept():
-    once, tries = Once(), []
-
-    def fail():
-        tries.append(1)
-        raise MediaError("image", 0, "broken")
-
-    for _ in range(2):
-        with pytest.raises(MediaError):
-            once.get("key", fail)
-    assert len(tries) == 2
 
 
 def test_seeds_decide_whatever_else_runs(world, toy):
@@ -292,13 +264,3 @@ def test_more_prompts_than_sequences_at_once(toy):
     prompts = [f"prompt {i}" for i in range(30)]
     world = World(toy, seqs=3)
     assert world.texts(prompts) == [World(toy).texts([prompt])[0] for prompt in prompts]
-
-
-def test_prompt_forms():
-    assert read_prompt("x") == ("x", None, {})
-    assert read_prompt({"prompt_token_ids": torch.tensor([5, 6])}) == (None, [5, 6], {})
-    assert read_prompt({"prompt": "x", "multi_modal_data": None}) == ("x", None, {})
-    with pytest.raises(InputError, match="maps modality"):
-        read_prompt({"prompt": "x", "multi_modal_data": [1]})
-    with pytest.raises(InputError, match="list of integers"):
-        read_prompt({"prompt_token_ids": "123"})

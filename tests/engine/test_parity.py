@@ -17,7 +17,6 @@ import torch
 from oracle import build_checkpoint, load_oracle
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.engine.input import Once
 from sensorium.mm.positions import mrope_positions
 
 TOKENS = 64
@@ -57,7 +56,7 @@ def oracle_logits(model: Any, processor: Any, llm: LLM, prompt: dict[str, Any], 
     """Logits that the oracle has for each token of the answer, `[tokens, vocab]`; the prompts' tokens must be equal."""
     data = prompt["multi_modal_data"]
     made = dict(processor(text=[prompt["prompt"]], images=data.get("image"), videos=data.get("video"), return_tensors="pt"))
-    prepared = llm._inputs.prepare(prompt, Once())
+    prepared = llm._inputs.prepare(prompt)
     assert made["input_ids"][0].tolist() == list(prepared.token_ids)
     placed = [(feature.range, feature.geometry) for feature in prepared.features]
     start = len(prepared.token_ids)

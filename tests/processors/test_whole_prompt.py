@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import CHAT_TEMPLATE, load_processor
-from sensorium.mm.parse import parse_media
+from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.processors.chat import encode_segments, render_chat
-from sensorium.processors.files import find_template, read_json, read_preprocessors
+from sensorium.processors.files import find_template, read_preprocessors
 from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
 from sensorium.processors.spans import expand
 from sensorium.processors.text import Tokenizer
@@ -53,13 +53,15 @@ def test_ids_equal_the_published_processor(checkpoint: Path, name: str):
 
     tokenizer, template = Tokenizer(checkpoint), find_template(checkpoint)
     assert template == CHAT_TEMPLATE
-    info = Qwen25VLProcessingInfo(read_json(checkpoint / "config.json"), *read_preprocessors(checkpoint), {})
+    media = MediaProcessor(Qwen25VLProcessingInfo(read_preprocessors(checkpoint)), MediaSettings())
+    slot_ids = {name: tokenizer.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
     chat = render_chat([{"role": "user", "content": parts}], template, tokenizer)
     assert chat.text == rendered
-    items = parse_media(chat.multi_modal_data, {}, info.modalities, info.sampling())
-    spans = {kind: [info.span(kind, info.process(item)[1]) for item in values] for kind, values in items.items()}
+    slots = {}
+    for item in media.open(chat.multi_modal_data, {}, {}, None):
+        slots.setdefault(item.source.modality, []).append(item.spans)
     for ids in (encode_segments(chat.segments, tokenizer), want):  # with slots, and already expanded
-        got, ranges = expand(ids, spans, info.slot_ids)
+        got, ranges = expand(ids, slots, slot_ids)
         assert list(got) == list(want)
         for kind, placed in ranges.items():
-            assert all(got[i] == info.slot_ids[kind] for r in placed for i in range(r.offset, r.end))
+            assert all(got[i] == slot_ids[kind] for (r,) in placed for i in range(r.offset, r.end))

@@ -1,0 +1,102 @@
+"""From what a caller gave to bytes: paths, data: URLs, file: URLs, the network. Knows limits and roots, no codec."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from ..errors import InputError
+from .fetch import fetch
+from .policy import MediaPolicy, MediaUrl
+
+
+def read(value: object, modality: str, policy: MediaPolicy) -> object:
+    """Encoded bytes of a bytes-like, a path or a URL; anything else, such as pixels, is returned as it is.
+
+    A str or PathLike comes from the caller's own Python and may name any regular file. A MediaUrl stands in a message:
+    it may be a data: URL, an http(s) one, or a file under `policy.allowed_local_media_path`, links followed.
+
+    Raises:
+        InputError: a file or URL that is refused, too large or cannot be read.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        _check_size(memoryview(value).nbytes, policy)
+        return bytes(value)
+    text = value.url if isinstance(value, MediaUrl) else value
+    if isinstance(text, str):
+        scheme = text[:16].partition(":")[0].lower() if ":" in text[:16] else ""
+        if scheme == "data":
+            return _from_data_url(text, policy)
+        if scheme in ("http", "https"):
+            return fetch(text, policy)
+        if "://" in text[:16] and scheme != "file":
+            raise InputError(f"{scheme}: URLs are not known; give http, https, data or file URLs, bytes or a path")
+        if isinstance(value, MediaUrl):
+            return _under_root(_path_of(text), modality, policy)
+        if scheme == "file" and "://" in text[:16]:
+            return _read_file(_path_of(text), policy)
+    if isinstance(text, str | os.PathLike):
+        return _read_file(os.fspath(text), policy)
+    return value
+
+
+def _check_size(size: int, policy: MediaPolicy) -> None:
+    if size > policy.max_bytes:
+        raise InputError(f"it is {size:,} bytes, the limit is {policy.max_bytes:,} (media: max_bytes)")
+
+
+def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
+    comma = url.find(",", 0, 1024)
+    if comma < 0 or not url[:comma].endswith(";base64"):
+        raise InputError("a data: URL looks like data:<type>;base64,<data>")
+    _check_size((len(url) - comma - 1) * 3 // 4 - 2, policy)  # before a copy of it is made
+    try:
+        return base64.b64decode(memoryview(url.encode("ascii"))[comma + 1 :], validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError("the data: URL does not hold valid base64") from None
+
+
+def _path_of(text: str) -> str:
+    """The path of a file: URL, or the text itself."""
+    if text[:5].lower() != "file:":
+        return text
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise InputError(f"a file: URL names no host, not {parts.netloc[:80]!r}; write file:///path")
+    return os.fsdecode(unquote_to_bytes(parts.path))
+
+
+def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
+    root = policy.allowed_local_media_path
+    if root is None:
+        raise InputError(
+            f"files named in messages are refused; give the {modality} as bytes or a Path, "
+            "or allow a folder (media: allowed_local_media_path)"
+        )
+    try:
+        real, base = os.path.realpath(os.path.join(root, path)), os.path.realpath(root)
+    except ValueError as error:  # a null byte
+        raise InputError(f"the file {path[:200]!r} cannot be read ({error})") from None
+    if os.path.commonpath((real, base)) != base:
+        raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path")
+    return _read_file(real, policy, os.O_NOFOLLOW)
+
+
+def _read_file(path: str | bytes, policy: MediaPolicy, flags: int = 0) -> bytes:
+    """A regular file's content; a pipe or device would never end, and is opened without waiting."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"{str(path)[:200]!r} is not a regular file")
+            _check_size(status.st_size, policy)
+            return file.read(policy.max_bytes)
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"the file {str(path)[:200]!r} cannot be read ({reason})") from None

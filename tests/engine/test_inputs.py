@@ -1,0 +1,219 @@
+"""Inputs through `LLM`: header-only plans, names, options, ready-made rows, media made to fit, and one cache for all."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sensorium import LLM, SamplingParams
+from sensorium.mm.errors import InputError, MediaError
+from sensorium.mm.media import image as image_module
+from sensorium.mm.types import Media
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+CLIP_SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
+CLIP = np.random.default_rng(9).integers(0, 256, (8, 60, 80, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    return LLM(checkpoint, max_model_len=512, max_num_seqs=4)
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (90, 70)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def ask(llm: LLM, *images: object, params: SamplingParams = GREEDY, **more: object):
+    prompt = {"prompt": SLOT * len(images) + "what", "multi_modal_data": {"image": list(images)}, **more}
+    return llm.generate(prompt, params, use_tqdm=False)[0]
+
+
+def test_a_plan_says_what_the_answer_took(llm):
+    media = {"image": [png(picture(1)), picture(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
+    prompt = {"prompt": SLOT + CLIP_SLOT + SLOT, "multi_modal_data": media}
+    plans = llm.plan(prompt)
+    assert [(plan.modality, plan.index, plan.size, plan.exact) for plan in plans] == [
+        ("image", 0, (70, 90), True),
+        ("image", 1, (56, 200), True),
+        ("video", 0, (60, 80), True),
+    ]
+    assert plans[2].frames is not None
+    assert plans[2].frames.timestamps == (0.0, 0.5, 1.0, 1.5)
+    assert all(plan.bytes == plan.num_embeds * llm._inputs.media.settings.row_bytes > 0 for plan in plans)
+    assert llm.plan({"multi_modal_data": media}) == plans
+    output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    assert output.error is None
+    assert list(output.items) == plans
+    pads = {llm.get_tokenizer().token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    assert sum(token in pads for token in output.prompt_token_ids) == sum(plan.num_tokens for plan in plans)
+
+
+def test_a_plan_decodes_nothing(llm, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(image_module, "decode_image", refuse)
+    whole = png(picture(3))
+    (plan,) = llm.plan({"multi_modal_data": {"image": whole}})
+    assert llm.plan({"multi_modal_data": {"image": whole[:200]}}) == [plan]
+    (fewer,) = llm.plan({"multi_modal_data": {"image": whole}}, mm_processor_kwargs={"max_pixels": 56 * 56})
+    assert fewer.num_tokens < plan.num_tokens
+
+
+def test_options_of_a_request_and_of_an_item(llm):
+    image = picture(4, (200, 200))
+    default, small = ask(llm, image).items[0], ask(llm, image, mm_processor_kwargs={"max_pixels": 3136}).items[0]
+    assert small.num_tokens == 4 < default.num_tokens
+    mixed = ask(llm, Media(image, max_pixels=3136), image).items
+    assert [plan.num_tokens for plan in mixed] == [4, default.num_tokens]
+    both = ask(llm, Media(image, max_pixels=12544), image, mm_processor_kwargs={"max_pixels": 3136}).items
+    assert [plan.num_tokens for plan in both] == [16, 4]
+    frames = llm.plan({"multi_modal_data": {"video": [Media(CLIP, num_frames=4), CLIP]}})
+    assert [len(plan.frames.indices) for plan in frames] == [4, 8]
+    counted = llm.plan({"multi_modal_data": {"video": (CLIP, {"fps": 8.0})}}, mm_processor_kwargs={"num_frames": 6})
+    assert len(counted[0].frames.indices) == 6  # the checkpoint's fps gives way
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mm_processor_kwargs": {"max_pixel": 5}}, "unknown processing option 'max_pixel'; did you mean max_pixels?"),
+        ({"multi_modal_data": {"image": Media(picture(), fps=2.0)}}, "image 0: unknown processing option 'fps' for images"),
+        ({"multi_modal_data": {"image": Media(picture(), max_pixels=0)}}, "image 0: .*max_pixels is 0"),
+        ({"multi_modal_data": {"image": Media(picture(), detail="ultra")}}, "image 0: detail is 'ultra'"),
+        ({"multi_modal_data": {"images": picture()}}, "unknown modality 'images'; this model takes image"),
+        ({"multi_modal_uuids": {"image": ["a", "b"]}}, "must have same length as"),
+        ({"cache_slat": "x"}, "unknown key 'cache_slat'"),
+        ({"fit": "window"}, "fit"),
+    ],
+)
+def test_what_is_not_understood_is_said(llm, change, reason):
+    prompt = {"prompt": SLOT, "multi_modal_data": {"image": picture()}} | change
+    with pytest.raises(Exception, match=reason):
+        llm.plan(prompt)
+    output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
+    assert output.error is not None
+    assert output.outputs[0].finish_reason == "error"
+
+
+def test_a_name_stands_for_what_was_given(llm):
+    image = picture(5)
+    first = ask(llm, image, multi_modal_uuids={"image": ["cat"]})
+    again = ask(llm, None, multi_modal_uuids={"image": ["cat"]})
+    assert again.error is None
+    assert again.outputs == first.outputs
+    assert again.items == first.items
+    assert "stands for other content already" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error
+    assert ask(llm, image, multi_modal_uuids={"image": ["cat"]}).outputs == first.outputs
+    missed = ask(llm, None, multi_modal_uuids={"image": ["dog"]})
+    assert "Cache miss for image at index 0 but data is not provided" in missed.error
+    other = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, mm_processor_kwargs={"max_pixels": 3136})
+    assert "Cache miss for image at index 0" in other.error  # other options are another item
+    elsewhere = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant")
+    assert "Cache miss for image at index 0" in elsewhere.error
+    assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
+
+
+def test_a_name_is_not_bound_to_what_could_not_be_read(llm):
+    whole = png(picture(7))
+    assert ask(llm, whole[:-200], multi_modal_uuids={"image": ["late"]}).error is not None
+    assert ask(llm, whole, multi_modal_uuids={"image": ["late"]}).error is None
+
+
+def test_trusted_names_are_not_hashed(checkpoint, monkeypatch):
+    llm = LLM(checkpoint, max_model_len=512, trust_uuid=True)
+    first = ask(llm, picture(8), multi_modal_uuids={"image": ["a"]})
+    assert ask(llm, picture(9), multi_modal_uuids={"image": ["a"]}).outputs == first.outputs
+    assert ask(llm, picture(9), multi_modal_uuids={"image": ["b"]}).items == first.items
+    assert llm.mm_cache_stats.entries == 2
+
+
+def test_the_same_request_at_any_hit_rate(checkpoint):
+    images = [picture(seed, (60 + 20 * seed, 80)) for seed in range(3)]
+    cold = ask(LLM(checkpoint, max_model_len=512), *images)
+    for warm_up in ((), (0,), (2, 1), (0, 1, 2)):
+        llm = LLM(checkpoint, max_model_len=512)
+        for index in warm_up:
+            ask(llm, images[index])
+        hits = llm.mm_cache_stats.hits
+        got = ask(llm, *images)
+        assert llm.mm_cache_stats.hits - hits == len(warm_up)
+        assert (got.outputs, got.prompt_token_ids, got.items) == (cold.outputs, cold.prompt_token_ids, cold.items)
+
+
+def test_a_small_cache_changes_nothing_but_work(checkpoint):
+    llm = LLM(checkpoint, max_model_len=512, mm_processor_cache_bytes=1)
+    first, second = ask(llm, picture(1)), ask(llm, picture(1))
+    assert first.outputs == second.outputs
+    assert (llm.mm_cache_stats.hits, llm.mm_cache_stats.entries) == (0, 0)
+
+
+def test_ready_made_rows_answer_as_their_picture_does(llm):
+    image = picture(10)
+    want = ask(llm, image)
+    made = llm._inputs.prepare({"prompt": SLOT, "multi_modal_data": {"image": image}})
+    (feature,) = made.features
+    tensors = {name: elem.data[None] if name == "image_grid_thw" else elem.data for name, elem in feature.kwargs.items()}
+    with torch.inference_mode():
+        (rows,) = llm._driver.core.runner.model.embed_multimodal("image", tensors)
+    given = {"image_embeds": rows.clone(), "image_grid_thw": tensors["image_grid_thw"]}
+    got = ask(llm, given)
+    assert got.error is None
+    assert (got.outputs, got.prompt_token_ids) == (want.outputs, want.prompt_token_ids)
+    mixed = ask(llm, image, given)
+    assert mixed.outputs == ask(llm, given, image).outputs == ask(llm, image, image).outputs
+    assert "need their grids" in ask(llm, rows.clone()).error
+    assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error
+
+
+def test_media_are_made_to_fit(checkpoint):
+    llm = LLM(checkpoint, max_model_len=64)
+    big, small = picture(11, (400, 300)), picture(12, (60, 60))
+    refused = ask(llm, big, small)
+    assert "image 0: the prompt takes" in refused.error
+    assert "fit" in refused.error
+    with pytest.raises(MediaError, match="image 0: the prompt takes"):
+        llm.plan({"prompt": SLOT * 2, "multi_modal_data": {"image": [big, small]}})
+    fitted = ask(llm, big, small, fit="context")
+    assert fitted.error is None
+    assert len(fitted.prompt_token_ids) + GREEDY.max_tokens <= 64
+    before = [plan.num_tokens for plan in llm.plan({"multi_modal_data": {"image": [big, small]}})]
+    assert [plan.shrunk_from for plan in fitted.items] == before
+    assert all(plan.num_tokens <= was for plan, was in zip(fitted.items, before, strict=True))
+    roomy = ask(llm, small, fit="context")
+    assert roomy.items[0].shrunk_from is None
+    clip = {"prompt": CLIP_SLOT, "multi_modal_data": {"video": np.repeat(CLIP, 4, 0)}, "fit": "context"}
+    output = llm.generate(clip, GREEDY, use_tqdm=False)[0]
+    assert output.error is None
+    assert output.items[0].shrunk_from > output.items[0].num_tokens
+    crowd = ask(llm, *[small] * 20, fit="context")
+    assert "cannot be made to fit" in crowd.error
+
+
+def test_a_plan_refuses_what_the_answer_would(llm):
+    with pytest.raises(MediaError, match="image 1: .*differ by more than 200:1"):
+        llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
+    with pytest.raises(InputError, match=r"the prompt has only 0 slot\(s\) for 1 item"):
+        llm.plan({"prompt": "no slot", "multi_modal_data": {"image": picture()}})
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(llm, monkeypatch):
+    monkeypatch.setattr(llm.get_tokenizer(), "encode", lambda *_: pytest.fail("it was tokenised"))
+    (output,) = llm.generate("x" * 10_000_000, GREEDY, use_tqdm=False)
+    assert "max_model_len is 512" in output.error
+
+
+def test_encoder_prompts_need_an_encoder(llm):
+    (output,) = llm.generate([{"encoder_prompt": "a", "decoder_prompt": "b"}], GREEDY, use_tqdm=False)
+    assert "no text encoder" in output.error
