@@ -13,9 +13,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.hashing import MAX_DEPTH, digest
+from sensorium.mm.media.image import hash_image
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import hash_video
 from sensorium.mm.types import (
     AudioItem,
     EmbeddingItem,
@@ -169,3 +173,29 @@ def test_copies_of_what_travels_keep_their_identity(value):
     for other in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
         assert type(other) is type(value)
         assert digest("d", plain(other)) == digest("d", plain(value))
+
+
+def test_pictures_and_clips():
+    colour = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8))
+    grey = Image.new("L", (4, 4))  # black in every mode
+    index = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(8, 6), "L")
+    palettes = [index.copy() for _ in range(2)]
+    for coded, start in zip(palettes, (0, 1), strict=True):
+        coded.putpalette([(value + start) % 256 for value in range(256 * 3)])
+    pictures = [
+        colour,
+        *(colour.convert(mode) for mode in ("L", "1", "CMYK", "RGBA")),
+        colour.transpose(Image.Transpose.TRANSPOSE),
+    ]
+    pictures += [grey, grey.convert("1"), index, *palettes]
+    assert len({hash_image(picture, MediaPolicy()) for picture in pictures}) == len(pictures)
+    array = np.array(colour)
+    assert (
+        hash_image(array, MediaPolicy())
+        == hash_image(torch.from_numpy(array), MediaPolicy())
+        == hash_image(colour, MediaPolicy())
+    )
+    assert hash_image(array[:, ::2], MediaPolicy()) == hash_image(array[:, ::2].copy(), MediaPolicy())
+    frames = np.stack([array, array])
+    assert hash_video(frames) == hash_video(list(frames)) != hash_video(frames[:1])
+    assert hash_image(array, MediaPolicy()) != hash_video(array[None])

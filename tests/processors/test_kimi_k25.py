@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import ensure_torchvision, tokenizer
+from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
 from sensorium.mm.geometry import sample_indices
@@ -18,6 +19,7 @@ from sensorium.mm.media.chunks import image_chunk, split_header, split_video
 from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem, VisionChunk
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.kimi_k25 import KimiK25ProcessingInfo, timestamp
+from sensorium.processors.spans import expand
 from tokenizers import AddedToken, Tokenizer
 
 MARKS = ("<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|kimi_k25_video_placeholder|>")
@@ -178,6 +180,29 @@ def test_a_picture_and_a_piece_merge_and_a_frame_has_its_own_limit():
     assert merged["pixel_values"].shape == (80 + 72, 3, 14, 14)
     assert info.geometry(piece.header).num_embeds == 6  # the frames of a chunk share their rows
     assert info.geometry(piece.header).merged == (1, 3, 2)
+
+
+def test_the_stream_from_what_is_given_to_the_prompt():
+    info, pixels = info_of(), clip(20, 28, 56).frames.numpy()
+    stream = [
+        picture(28, 56),
+        {"type": "video", "video": (pixels, {"fps": 4.0}), "max_pixels": 14 * 28},
+        {"type": "video_chunk", "video_chunk": pixels[:3], "prompt": "00:00:09.000"},
+        {"type": "image", "image": pixels[0], "max_pixels": 14 * 28},
+    ]
+    media, slot = MediaProcessor(info, MediaSettings()), info.slot_ids["vision_chunk"]
+    items = media.open({"vision_chunk": stream}, {}, {}, None)
+    for item in items:
+        pieces = media.process(item, None, {}).pieces
+        assert [geometry for _, geometry in pieces] == [item.info.geometry(header) for header in item.headers]
+    stop = words().token_to_id("<|im_end|>")
+    tokens, ranges = expand([slot, stop, slot, slot, stop, slot], {"vision_chunk": [i.spans for i in items]}, info.slot_ids)
+    pad, frame = MARKS[3:]
+    chunk = "{}<|media_begin|>video<|media_content|>{}<|media_end|>"
+    video = "".join(chunk.format(f"00:00:0{seconds}.000", frame) for seconds in (0, 2, 4))  # 10 frames: 4, 4 and 2
+    expected = f"{pad * 2}<|im_end|>{video}{chunk.format('00:00:09.000', frame * 2)}<|im_end|>{pad}"
+    assert words().decode(tokens, skip_special_tokens=False) == expected
+    assert [len(pieces) for pieces in ranges["vision_chunk"]] == [1, 3, 1, 1]
 
 
 def test_what_is_filled_up_is_black():
