@@ -178,7 +178,7 @@ def test_ready_made_rows_answer_as_their_picture_does(llm):
 
 
 def test_media_are_made_to_fit(checkpoint):
-    llm = LLM(checkpoint, max_model_len=64)
+    llm = LLM(checkpoint, max_model_len=64, mm_processor_kwargs={"max_pixels": 400 * 300})
     big, small = picture(11, (400, 300)), picture(12, (60, 60))
     refused = ask(llm, big, small)
     assert "image 0: the prompt takes" in refused.error
