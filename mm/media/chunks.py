@@ -23,15 +23,15 @@ _KEYS = {
     "video": ("video", "uuid", *_PIXELS, "fps", "num_frames"),
     "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
 }
-_TIME = re.compile(r"\s*(\d{1,3}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
-_FINE = 1_000_000  # a piece's frame numbers count in this part of a frame, so that it may start between two
+_TIME = re.compile(r"\s*(\d{1,2}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
+_CLOCK = 2000  # numbers per second of the frames of a piece that starts at a time: half thousandths
 
 
 def read_entry(entry: object) -> tuple[str, Media]:
     """`(kind, media)` of one entry of the stream.
 
     The kinds: "image" is a picture; "video" a whole one, sampled and cut into pieces here; "video_chunk" one piece that the
-    caller cut, whose data is always `(frames, metadata)` with `fps` and `frames_indices`, so that nothing samples it again.
+    caller cut, whose data is `(frames, metadata)` with `fps` and `do_sample_frames=False`: nothing samples it again.
 
     An entry is a picture in any form, a `Media` around one, or a mapping with its `type`: `{"type": "image", "image": ...}`,
     `{"type": "video", "video": ...}`, `{"type": "video_chunk", "video_chunk": frames or (frames, metadata)}`, each with
@@ -147,16 +147,15 @@ def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
     count = len(frames) if isinstance(frames, list | tuple) or frames.ndim else 0
     if not count:
         raise InputError("a piece holds no frames")
-    start = 0.0 if prompt is None else _seconds(prompt)
+    first = None if prompt is None else _start(prompt)
     fps = metadata.get("fps") or PIECE_FPS
-    if metadata.get("frames_indices") is not None:
-        return frames, {**metadata, "fps": fps, "do_sample_frames": False}
-    if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e4:
+    if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e6:
         raise InputError(f"the fps of a piece is {str(fps)[:100]}; give a positive number")
-    fine = float(fps) * _FINE
-    first = round(start * fine)
-    numbers = {"frames_indices": [first + step * _FINE for step in range(count)], "total_num_frames": first + count * _FINE}
-    return frames, {**metadata, "fps": fine, **numbers, "do_sample_frames": False}
+    chosen: dict[str, object] = {**metadata, "fps": float(fps), "do_sample_frames": False}
+    if first is not None and metadata.get("frames_indices") is None:
+        numbers = [first + round(frame * _CLOCK / float(fps)) for frame in range(count + 1)]
+        chosen |= {"fps": float(_CLOCK), "frames_indices": numbers[:-1], "total_num_frames": numbers[-1]}
+    return frames, chosen
 
 
 def _with_metadata(data: object) -> tuple[object, Mapping[str, object]]:
@@ -170,10 +169,13 @@ def _with_metadata(data: object) -> tuple[object, Mapping[str, object]]:
     return data, {}
 
 
-def _seconds(prompt: object) -> float:
+def _start(prompt: object) -> int:
+    """The number, on the clock, of the time that a text names.
+
+    The text is cut to thousandths: the middle of the one it names is the best guess, and gives the same text again.
+    """
     match = _TIME.fullmatch(prompt) if isinstance(prompt, str) else None
     if match is None:
         raise InputError("the prompt of a piece is the time it starts at, 00:01:02.500, with the model's marks or without")
     hours, minutes, seconds, thousandths = (int(part) for part in match.groups())
-    # The text is cut to thousandths, so the middle of the one it names is the best guess, and gives the same text again.
-    return hours * 3600 + minutes * 60 + seconds + (thousandths + 0.5) / 1000
+    return ((hours * 60 + minutes) * 60 + seconds) * _CLOCK + thousandths * 2 + 1
