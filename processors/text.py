@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..mm.errors import CheckpointError, InputError
 from .files import read_json
+from .reach import Reach, reach_of
 
 _REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
 
@@ -24,6 +25,7 @@ class _Backend(Protocol):
     def plain(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def token_to_id(self, token: str) -> int | None: ...
+    def reach(self) -> Reach: ...
 
 
 class Tokenizer:
@@ -70,6 +72,13 @@ class Tokenizer:
                 pending += part
         return ids + self.encode_plain(pending)
 
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the length of any encoding of a text, in no time: its length over the longest token's.
+
+        0 where none can be stated: for vocabularies that drop or join characters, such as unknown ones or whitespace.
+        """
+        return self._reach.least_tokens(text)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no character become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens)
@@ -80,6 +89,10 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
+
+    @cached_property
+    def _reach(self) -> Reach:
+        return self._backend.reach()  # reads the whole vocabulary: not on load
 
     @cached_property
     def _split(self) -> re.Pattern[str]:
@@ -154,6 +167,9 @@ class _Fast:
         number = self._trusted.token_to_id(token)
         return None if number is None else int(number)
 
+    def reach(self) -> Reach:
+        return reach_of(self._trusted)
+
 
 class _Tekken:
     """A tekken.json, whose text encoder knows no special tokens: trusted text is cut at them first."""
@@ -189,6 +205,10 @@ class _Tekken:
             return self.specials[token]
         ids = self.plain(token)
         return ids[0] if len(ids) == 1 else None
+
+    def reach(self) -> Reach:
+        pieces = (self._tekken.id_to_byte_piece(number, self._policies.KEEP) for number in range(self.vocab_size))
+        return Reach(max(map(len, pieces)))  # a character is one byte at least
 
 
 def _utf8(text: str) -> str:

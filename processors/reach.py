@@ -1,0 +1,102 @@
+"""How many characters one token can stand for: what bounds a text's tokens from below. Knows vocabularies, no text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Characters that one may stand for after a normaliser, at most. Canonical decompositions have at most four (UAX #15);
+# what may drop characters (Strip, StripAccents, Nmt, BertNormalizer, Precompiled) is not here: it gives no bound.
+_SHRINK = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
+_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")  # pre-tokenizers that drop nothing
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Characters of a text that one token covers at most; None: no bound.
+
+    `greedy`: tokens that swallow the whitespace around them; a text that spells one has no bound.
+    """
+
+    characters: int | None
+    greedy: tuple[str, ...] = ()
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of a text, 0 where none can be stated; no copy of it is made."""
+        if self.characters is None or any(literal in text for literal in self.greedy):
+            return 0
+        return -(-len(text) // self.characters)
+
+
+def reach_of(tokenizer: Any) -> Reach:
+    """Of a `tokenizers.Tokenizer`.
+
+    A token of a byte-level vocabulary has one letter per byte, so that its length bounds its characters there too.
+    """
+    normalizer, splitter = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    added = tokenizer.get_added_tokens_decoder().values()
+    greedy = [token for token in added if token.lstrip or token.rstrip]
+    shrink = _shrink(normalizer)
+    level = any("ByteLevel" in _kinds(part) for part in (normalizer, splitter))
+    if shrink is None or not _keeps(splitter) or not _complete(tokenizer.model, vocab, level):
+        return Reach(None)
+    if any(token.normalized for token in greedy):
+        return Reach(None)
+    normalise = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
+    longest = [max(len(token.content), len(normalise(token.content))) for token in added]
+    return Reach(max([1, *map(len, vocab), *longest]) * shrink, tuple(token.content for token in greedy))
+
+
+def _state(component: Any) -> Mapping[str, Any]:
+    return {} if component is None else json.loads(component.__getstate__())
+
+
+def _kinds(part: Mapping[str, Any]) -> list[str]:
+    return [part.get("type", ""), *(kind for inner in _parts(part) for kind in _kinds(inner))]
+
+
+def _parts(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
+
+
+def _shrink(normalizer: Mapping[str, Any]) -> int | None:
+    """Characters before it per character after it, at most."""
+    if not normalizer:
+        return 1
+    if normalizer["type"] == "Sequence":
+        product = 1
+        for factor in map(_shrink, normalizer["normalizers"]):
+            if factor is None:
+                return None
+            product *= factor
+        return product
+    if normalizer["type"] == "Replace":
+        pattern, content = normalizer["pattern"].get("String"), normalizer["content"]
+        return -(-len(pattern) // len(content)) if pattern and content else None
+    return _SHRINK.get(normalizer["type"])
+
+
+def _keeps(splitter: Mapping[str, Any]) -> bool:
+    """Whether every character reaches the model."""
+    if not splitter or splitter["type"] in _KEEPING:
+        return True
+    if splitter["type"] == "Sequence":
+        return all(map(_keeps, splitter["pretokenizers"]))
+    return splitter["type"] in ("Split", "Punctuation") and splitter["behavior"] != "Removed"
+
+
+def _complete(model: Any, vocab: Mapping[str, int], byte_level: bool) -> bool:
+    """Whether the model drops no character, and joins none into one unknown."""
+    kind = type(model).__name__
+    if kind not in ("BPE", "Unigram") or (kind == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)):
+        return False
+    if byte_level:
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        return all(letter in vocab for letter in ByteLevel.alphabet())
+    if kind == "BPE" and model.unk_token in vocab and not model.fuse_unk:
+        return True
+    return bool(_state(model)["byte_fallback"]) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))

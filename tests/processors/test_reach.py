@@ -1,0 +1,132 @@
+"""The bound on a text's tokens holds for every kind of vocabulary, and is none where characters can be lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import mistral_common
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import SPECIALS, tokenizer
+from sensorium.processors.reach import reach_of
+from sensorium.processors.text import Tokenizer
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Fast
+
+TEXTS = st.lists(
+    st.one_of(
+        st.sampled_from([*SPECIALS, "<s>", "[INST]", " " * 40, "\n\n\n\t", "-" * 70, "e\u0301", "\u03b1\u0313\u0300\u0345"]),
+        st.text(max_size=20),
+    ),
+    max_size=8,
+).map("".join)
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["a", "b", "\u2581", "e", "\u00e9", "ab", "\u2581ab", "\u2581\u2581"]
+
+
+def bpe(vocab: list[str], merges: list[tuple[str, str]], **options: object) -> Fast:
+    return Fast(models.BPE({word: number for number, word in enumerate(vocab)}, merges, **options))
+
+
+def fallback() -> Fast:
+    """As sentencepiece BPE files are converted: Llama's and Gemma's shape."""
+    merges = [("a", "b"), ("\u2581", "ab"), ("\u2581", "\u2581")]
+    fast = bpe(["<unk>", *BYTES, *WORDS], merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    fast.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    return fast
+
+
+def composed() -> Fast:
+    """NFC, which joins characters, before bytes."""
+    fast = Fast.from_str(tokenizer().to_str())
+    fast.normalizer = normalizers.NFC()
+    fast.add_tokens([AddedToken("\u03b1\u0313\u0300\u0345" * 30, normalized=True)])
+    return fast
+
+
+def unknowns() -> Fast:
+    fast = bpe(["<unk>", *WORDS], [("a", "b")], unk_token="<unk>")
+    fast.add_special_tokens([AddedToken("<s>", special=True, normalized=False, lstrip=True, rstrip=True)])
+    return fast
+
+
+def unigram() -> Fast:
+    fast = Fast(models.Unigram([(word, -1.0) for word in ["<unk>", *BYTES, *WORDS]], 0, True))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace()
+    return fast
+
+
+BOUND = {"bytes": tokenizer, "fallback": fallback, "composed": composed, "unknowns": unknowns, "unigram": unigram}
+
+
+@pytest.fixture(scope="module")
+def tokenizers_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    made = {"tekken": Tokenizer(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")}
+    for name, make in BOUND.items():
+        folder = tmp_path_factory.mktemp(name)
+        make().save(str(folder / "tokenizer.json"))
+        made[name] = Tokenizer(folder)
+    return made
+
+
+@pytest.mark.parametrize("name", [*BOUND, "tekken"])
+@given(TEXTS)
+def test_no_encoding_is_shorter(name: str, tokenizers_by_name: dict[str, Tokenizer], text: str) -> None:
+    tok = tokenizers_by_name[name]
+    least = tok.least_tokens(text)
+    assert least <= len(tok.encode(text, add_special_tokens=False))
+    assert least <= len(tok.encode_plain(text))
+    assert least <= len(tok.encode_pieces([text[:7], text[7:]]))
+
+
+@pytest.mark.parametrize("name", [*BOUND, "tekken"])
+def test_long_texts_are_bounded_at_once(name: str, tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tok = tokenizers_by_name[name]
+    assert tok.least_tokens("") == 0
+    assert tok.least_tokens("a") == 1
+    for text in ("a b\n" * 25_000_000, "\u00e9" * 10_000_000):
+        start = time.perf_counter()
+        assert tok.least_tokens(text) > 10_000
+        assert time.perf_counter() - start < 0.5
+
+
+def test_whitespace_that_tokens_swallow_is_not_counted(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+    tok, text = tokenizers_by_name["unknowns"], " " * 1000 + "<s>" + " " * 1000
+    assert len(tok.encode(text)) == 1
+    assert tok.least_tokens(text) == 0
+    assert tok.least_tokens(" " * 1000) > 100
+
+
+def lossy(**parts: object) -> Fast:
+    fast = Fast.from_str(tokenizer().to_str())
+    for name, part in parts.items():
+        setattr(fast, name, part)
+    return fast
+
+
+@pytest.mark.parametrize(
+    "fast",
+    [
+        Fast(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")),
+        Fast(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False)),
+        bpe(["a", "b"], []),  # unknown characters vanish
+        bpe(["<unk>", "a"], [], unk_token="<unk>", fuse_unk=True),
+        bpe(["a</w>", "a"], [], end_of_word_suffix="</w>"),
+        bpe(["<unk>", "a", *BYTES[1:]], [], byte_fallback=True),
+        lossy(normalizer=normalizers.Strip()),
+        lossy(normalizer=normalizers.Replace("x", "")),
+        lossy(normalizer=normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(" +"), " ")])),
+        lossy(pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()])),
+        lossy(pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()])),
+    ],
+)
+def test_what_can_lose_characters_has_no_bound(fast: Fast) -> None:
+    assert reach_of(fast).least_tokens("a" * 10_000) == 0
+
+
+def test_longer_patterns_lower_the_bound() -> None:
+    fast = lossy(normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("aaa", "b")]))
+    assert reach_of(fast).characters == 4 * 3 * reach_of(tokenizer()).characters
