@@ -101,22 +101,16 @@ def split_video(item: VideoItem, frames_per_chunk: int) -> list[VisionChunk]:
 def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice, FramePlan]]:
     """Together the plans hold each frame, stand-in and gap of the whole plan once, with the times of the whole video."""
     firsts = plan.indices[::frames_per_chunk]
-
-    def owner(index: int) -> int:
-        return max(0, bisect_right(firsts, index) - 1)
-
-    for number in range(len(firsts)):
+    replaced: list[list[tuple[int, int]]] = [[] for _ in firsts]
+    missing: list[list[int]] = [[] for _ in firsts]
+    for pair in plan.replaced:
+        replaced[max(0, bisect_right(firsts, pair[1]) - 1)].append(pair)
+    for index in plan.missing:
+        missing[max(0, bisect_right(firsts, index) - 1)].append(index)
+    for number, (stand_ins, gaps) in enumerate(zip(replaced, missing, strict=True)):
         taken = slice(number * frames_per_chunk, (number + 1) * frames_per_chunk)
-        yield (
-            taken,
-            replace(
-                plan,
-                indices=plan.indices[taken],
-                timestamps=plan.timestamps[taken],
-                replaced=tuple(pair for pair in plan.replaced if owner(pair[1]) == number),
-                missing=tuple(index for index in plan.missing if owner(index) == number),
-            ),
-        )
+        part = FramePlan(plan.indices[taken], plan.timestamps[taken], plan.total, plan.fps, tuple(stand_ins), tuple(gaps))
+        yield taken, part
 
 
 def _check_piece(kind: str, frames: int, spec: DecodeSpec) -> None:
