@@ -11,7 +11,9 @@ from PIL import Image
 from sensorium.cli import demo
 from sensorium.cli.main import main
 from sensorium.engine.doctor import embedding_grid
-from sensorium.mm.media.video import load_video
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import decode_video
 
 
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +60,7 @@ def test_shipped_media_are_as_described() -> None:
     files = {path.name for path in folder.iterdir()} - {"answers.json"}
     assert files == set(answers)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
-    clip = load_video(str(folder / "clip.mp4"), 0, {"fps": 2.0})
+    clip = decode_video((folder / "clip.mp4").read_bytes(), SamplingPolicy(fps=2.0), MediaPolicy())
     assert tuple(clip.frames.shape) == (8, 64, 64, 3)
 
 

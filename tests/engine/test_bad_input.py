@@ -50,7 +50,10 @@ BAD = {
     "second broken": (lambda _: asked(SLOT * 2, image=[picture(), b""]), "image 1: it is empty"),
     "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a float"),
     "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
-    "url": (lambda _: asked(SLOT, image="http://example.org/a.png"), "image 0: fetching http"),
+    "url": (
+        lambda _: asked(SLOT, image="http://127.0.0.1:9/a.png"),
+        "image 0: 127.0.0.1 has the address 127.0.0.1, which is not public",
+    ),
     "pipe": (lambda folder: asked(SLOT, image=fifo(folder)), "not a regular file"),
     "metadata": (lambda _: asked(CLIP, video=(np.zeros((4, 60, 60, 3), np.uint8), {"fps": "x"})), "video 0"),
     "surrogate": (lambda _: asked("\ud800"), "half a character"),

@@ -8,7 +8,7 @@ from sensorium.engine import types
 from sensorium.engine.codec import decode, encode
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
-from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+from sensorium.mm.types import FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 
 
 def assert_same(left, right):
@@ -49,6 +49,8 @@ def messages():
     scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False)
     update = types.RequestUpdate("r", 2, (4,), (feature(),), True)
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
+    frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
+    plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
     return [
         params, request, scheduled, update, feature(),
@@ -56,7 +58,8 @@ def messages():
         types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",)),
         types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, {"queue": 0.5}),
         completion,
-        types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", {"decode": 1.0}),
+        types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}),
+        plan,
     ]  # fmt: skip
 
 

@@ -8,7 +8,16 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError, MediaError, SensoriumError
 from sensorium.mm.registry import ARCHITECTURES, find
-from sensorium.mm.types import ImageItem, ItemGeometry, PlaceholderRange, VideoItem
+from sensorium.mm.types import (
+    AudioItem,
+    FramePlan,
+    ImageItem,
+    ItemGeometry,
+    MediaHeader,
+    PlaceholderRange,
+    VideoItem,
+    VisionChunk,
+)
 
 MASKED = PlaceholderRange(2, 5, torch.tensor([False, True, False, True, True]))
 
@@ -46,9 +55,11 @@ def test_grids():
 
 
 def test_items_know_their_size_and_pickle():
-    image = ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8), "h")
-    clip = VideoItem(torch.zeros(2, 4, 6, 3, dtype=torch.uint8), (0.0, 0.5), 2.0, "h")
-    assert image.size == clip.size == (4, 6)
+    image = ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8))
+    clip = VideoItem(torch.zeros(2, 4, 6, 3, dtype=torch.uint8), FramePlan((0, 5), (0.0, 0.5), 10, 2.0))
+    assert image.header.size == clip.header.size == (4, 6)
+    assert AudioItem(torch.zeros(7), 16000).header == MediaHeader("audio", samples=7)
+    assert VisionChunk(clip.frames, clip.plan).header == MediaHeader("vision_chunk", 4, 6, clip.plan)
     assert torch.equal(pickle.loads(pickle.dumps(image)).pixels, image.pixels)
 
 
