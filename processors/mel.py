@@ -20,7 +20,7 @@ from ..mm.errors import ConfigError, InputError
 
 _FLOOR = 1e-10  # least energy of a band
 _RANGE = 8.0  # powers of ten kept below the loudest band of the sound
-_CHUNK = 256  # frames transformed at a time, so that they stay in the CPU's cache
+_CHUNK = 512  # frames transformed at a time, so that they stay in the CPU's cache
 _GROUP = 32  # filters multiplied at a time
 
 
