@@ -150,7 +150,7 @@ def check(modality: str, data: bytes, info: Any) -> tuple[bool, bool | None]:
     got = _array(item)
     if bare is not None and header.exact and not _as_planned(header, item):
         raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
-    return True, None if bare is None else got.shape == bare.shape and np.allclose(got, bare, rtol=0, atol=1e-6)
+    return True, None if bare is None else got.shape == bare.shape and np.allclose(got, bare, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
 def _through(data: bytes, modality: str, info: Any) -> tuple[MediaHeader | None, MediaItem | None]:

@@ -20,6 +20,7 @@ from ..errors import InputError
 from .isolate import Reply, Request, receive, send
 
 LIBRARIES = ("PIL.Image", "av", "cv2", "soundfile", "soxr")  # before the limit is set, so that no item pays for them
+LEAK = 512 << 20  # bytes of address space a worker may keep of the items it has served
 GRACE = 1.0  # seconds after which an item's process ends by itself: for those whose parent is gone
 
 
@@ -40,7 +41,7 @@ def main() -> None:
             message, buffers = receive(channel, None)
             request = msgspec.msgpack.decode(message, type=Request)
             reply, tensors = serve(request, bytes(buffers.pop().numpy().data))
-            reply.stale = address_space() > at_start + request.memory
+            reply.stale = address_space() > at_start + LEAK
             send(channel, reply, [t.reshape(-1).view(torch.uint8).numpy().data for t in tensors])
 
 

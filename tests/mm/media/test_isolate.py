@@ -13,11 +13,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from mutants import FILES, RATE, mutated
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media import gate
 from sensorium.mm.media.isolate import caller, close, isolated
-from sensorium.mm.media.policy import MediaPolicy
-from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
+from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
+from sensorium.mm.parse import MediaSource
+from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem
 
 POLICY = MediaPolicy(decode_isolation="process", worker_memory_bytes=256 << 20, worker_seconds=30)
 CODECS = """
@@ -258,7 +261,7 @@ def test_memory_is_the_items_own_and_bounded(codecs: ModuleType, name: str) -> N
 
 
 def test_a_worker_that_leaks_is_replaced(codecs: ModuleType) -> None:
-    pids = [isolated(codecs.leaks, b"", 120 << 20, POLICY) for _ in range(4)]
+    pids = [isolated(codecs.leaks, b"", 200 << 20, POLICY) for _ in range(4)]
     assert pids[0] == pids[1] == pids[2]
     assert pids[3] != pids[0]
 
@@ -325,7 +328,7 @@ def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_pat
         import codecs_of_the_test as codecs
         from sensorium.mm.media.isolate import isolated
         from sensorium.mm.media.policy import MediaPolicy
-        isolated(codecs.sleeps, {str(told).encode()!r}, MediaPolicy(worker_seconds=1.5))
+        isolated(codecs.sleeps, {str(told).encode()!r}, MediaPolicy(worker_seconds=0.5))
     """
     env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=env)
@@ -358,3 +361,25 @@ def test_a_worker_that_cannot_start_is_no_input_error(codecs: ModuleType, monkey
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match=r"the codec worker did not start \(exit status 1\)"):
         isolated(codecs.pid, b"", POLICY)
+
+
+def outcome(modality: str, data: bytes, policy: MediaPolicy) -> object:
+    """Header, plan, pixels or samples as plain data; or the words of the refusal."""
+    source, spec = MediaSource(modality, 3, data), DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
+    try:
+        (header,) = gate.probe(source, spec, policy)
+        (item,) = gate.decode(source, spec, policy)
+    except InputError as error:
+        return str(error)
+    tensor = item.pixels if isinstance(item, ImageItem) else item.samples if isinstance(item, AudioItem) else item.frames
+    return header, item.header, tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's own, of damaged files
+@pytest.mark.parametrize("modality", sorted(FILES))
+def test_the_gate_says_the_same_with_and_without_isolation(modality: str) -> None:
+    files = FILES[modality]()
+    cases = list(files.values()) + [mutated(modality, 0, case, files)[1] for case in range(60)]
+    tight = MediaPolicy(decode_isolation="process", worker_memory_bytes=64 << 20)
+    for data in cases:
+        assert outcome(modality, data, tight) == outcome(modality, data, MediaPolicy())
