@@ -1,7 +1,6 @@
 """Prompts to answers around the toy model: order, errors that stay alone, seeds, interruption, several callers at once."""
 
 import itertools
-import threading
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ from sensorium.engine.driver import Driver, Job, bad_word_ids
 from sensorium.engine.input import InputProcessor
 from sensorium.engine.media import MediaSettings
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.mm.errors import InputError, MediaError
+from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.policy import DecodeSpec
 from sensorium.mm.parse import MultiModalDataParser
