@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class GivenFrames:
         return torch.stack([decode_image(frames[i], policy) for i in positions])
 
 
-def given_frames(value: object, policy: MediaPolicy) -> GivenFrames:
+def given_frames(value: Any, policy: MediaPolicy) -> GivenFrames:
     """A 4-D uint8 array or tensor, a list of pictures of one size, or `(either, metadata)`.
 
     Raises:
@@ -149,6 +149,6 @@ def _number(metadata: Mapping[str, object], name: str) -> float | None:
     value = metadata.get(name)
     if value is None:
         return None
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= _MOST:
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= _MOST:
         raise InputError(f"{name} of the metadata is {str(value)[:100]!r}; give a number from 0 to {_MOST:g}")
     return float(value) if value * _MOST >= 1 else 0.0  # so that neither it nor its inverse is infinite

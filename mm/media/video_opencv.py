@@ -20,7 +20,7 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
     """
     import cv2
 
-    stream = io.BytesIO(data)  # OpenCV keeps no reference to it, so it has to live as long as the capture
+    stream = _Stream(data)  # OpenCV keeps no reference to it, so it has to live as long as the capture
     capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
     try:
         if not capture.isOpened():
@@ -41,6 +41,16 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
                     yield number, cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
     finally:
         capture.release()
+
+
+class _Stream(io.BytesIO):
+    """A broken file makes OpenCV seek to before the start; an exception from its stream would crash the process."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        try:
+            return super().seek(offset, whence)
+        except (ValueError, OverflowError):
+            return super().seek(0, 2)
 
 
 def _nearest(index: ClipIndex, seconds: float) -> int:

@@ -6,7 +6,8 @@ import io
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +67,13 @@ class ClipIndex:
         return len(self.times)
 
 
+class _Packet(NamedTuple):
+    pts: int | None
+    dts: int | None
+    key: bool
+    dropped: bool
+
+
 def index_clip(data: bytes) -> ClipIndex:
     """The index of an encoded clip. Sample aspect ratio is ignored.
 
@@ -75,32 +83,31 @@ def index_clip(data: bytes) -> ClipIndex:
     with _opened(data) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
-        packets = [(p.pts, p.is_keyframe, p.is_discard) for p in _packets(container, stream)]
+        packets = [_Packet(p.pts, p.dts, p.is_keyframe, p.is_discard) for p in _packets(container, stream)]
         # AVI keeps no presentation times: FFmpeg makes them up from the order of decoding
-        timeless = container.format.name == "avi"
-        guessed = timeless and stream.codec_context.has_b_frames
-        rate, unit, start = stream.average_rate, float(stream.time_base or 0), None if timeless else stream.start_time
-        if not guessed and all(pts is None for pts, _, _ in packets):
-            rate = stream.guessed_rate  # of a raw stream's own header; the average is made up
+        avi = container.format.name == "avi"
+        stamps = {} if avi and stream.codec_context.has_b_frames else _stamps(packets)
+        # the average of a raw stream is made up, too; its own header may tell
+        rate = stream.average_rate if avi or any(p.pts is not None for p in packets) else stream.guessed_rate
+        unit, start = float(stream.time_base or 0), None if avi else stream.start_time
     if height < 1 or width < 1:
         raise InputError("its header gives the pictures no size")
     if turns % 2:
         height, width = width, height
-    stamps = {} if guessed else _stamps(packets)
-    order = sorted(set(stamps.values()))
-    keys = [key for _, key, _ in packets]
     fps = float(rate) if rate and rate > 0 else DEFAULT_FPS
-    if unit <= 0 or 2 * len(order) < len(packets) - sum(dropped for _, _, dropped in packets):
+    if not stamps or unit <= 0:
         times = tuple(i / fps for i in range(len(packets)))
-        return ClipIndex(height, width, turns, times, fps, tuple(enumerate(keys)), None, 0.0, False)
+        plain = tuple((i, packet.key) for i, packet in enumerate(packets))
+        return ClipIndex(height, width, turns, times, fps, plain, None, 0.0, False)
+    order = sorted(set(stamps.values()))
     numbers: dict[int | None, int] = {pts: number for number, pts in enumerate(order)}
     times = tuple((pts - order[0]) * unit for pts in order)
-    if not rate and times and times[-1] > 0:
+    if not rate and times[-1] > 0:
         fps = (len(times) - 1) / times[-1]
-    marked = tuple((numbers[stamps[i]] if i in stamps else -1, key) for i, key in enumerate(keys))
-    late = (order[0] - start) * unit if order and start is not None else 0.0
-    whole = any(keys) and len(order) == len(stamps) and all(pts is not None for pts, _, _ in packets)
-    return ClipIndex(height, width, turns, times, fps, marked, numbers, late, whole)
+    marked = tuple((numbers[stamps[i]] if i in stamps else -1, packet.key) for i, packet in enumerate(packets))
+    late = 0.0 if start is None else (order[0] - start) * unit
+    exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
+    return ClipIndex(height, width, turns, times, fps, marked, numbers, late, exact)
 
 
 def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -132,16 +139,18 @@ def _read(
 def stretches(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
     """Positions of the packets that have to be decoded for the wanted frames, as ranges that start at keyframes.
 
-    Frames shown before the keyframe that they are stored behind may refer to the pictures before it.
+    Frames shown before the keyframe that they are stored behind may refer to the pictures before it. What comes before
+    the first keyframe may set the decoder up.
     """
     result: list[range] = []
-    before = key = shown = 0
+    before = key = 0
+    shown: int | None = None
     for position, (number, is_key) in enumerate(packets):
         if is_key:
-            before, key, shown = key, position, number
+            before, key, shown = key, 0 if shown is None else position, number
         if number < 0 or number not in wanted:
             continue
-        start = before if number < shown else key
+        start = before if shown is not None and number < shown else key
         if result and start <= result[-1].stop:
             result[-1] = range(result[-1].start, position + 1)
         else:
@@ -188,15 +197,23 @@ def _decode(decoder: VideoCodecContext, packet: Packet[VideoStream] | None) -> l
         return []
 
 
-def _stamps(packets: Sequence[tuple[int | None, bool, bool]]) -> dict[int, int]:
-    """Position -> presentation stamp of the packets that have one and give a frame."""
-    first = next((i for i, (_, key, _) in enumerate(packets) if key), 0)
-    start = packets[first][0] if packets else None
-    return {
-        i: pts
-        for i, (pts, _, dropped) in enumerate(packets)
-        if i >= first and not dropped and pts is not None and (start is None or pts >= start)
+def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
+    """Position -> presentation stamp of the packets that give a frame; empty where the stamps are of no use.
+
+    They are where most packets have none or share one, or where time goes back, as in files glued together.
+    """
+    if any(a.dts > b.dts for a, b in pairwise(packets) if a.dts is not None and b.dts is not None):
+        return {}
+    first = next((i for i, packet in enumerate(packets) if packet.key), 0)
+    start = packets[first].pts if packets else None
+    stamps = {
+        i: packet.pts
+        for i, packet in enumerate(packets)
+        if i >= first and not packet.dropped and packet.pts is not None and (start is None or packet.pts >= start)
     }
+    # two fields of one picture may be two packets, one with a stamp; more packets without are a broken container
+    sound = 2 * len(stamps) >= sum(not packet.dropped for packet in packets[first:])
+    return stamps if sound and 10 * len(set(stamps.values())) >= 9 * len(stamps) else {}
 
 
 @contextmanager
