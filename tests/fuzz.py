@@ -10,10 +10,10 @@ import gc
 import io
 import json
 import os
-import resource
 import signal
 import traceback
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
 POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
 SPEC = DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
+SOME = DecodeSpec(SamplingPolicy(fps=3.0, max_frames=4), RATE)
 SECONDS = 30  # for one case, after which it counts as hung
 
 
@@ -141,37 +142,63 @@ class Wrong(AssertionError):
     """What must not happen."""
 
 
-def check(modality: str, data: bytes, info: Any) -> tuple[bool, bool | None]:
-    """`(whether the gate takes it, whether it agrees with the bare codec, None where that refuses it)`."""
+def check(modality: str, data: bytes, info: Any) -> dict[str, bool]:
+    """Whether the gate takes it, the bare codec does, both agree; and whether frames jumped to are those played through."""
     bare = BARE[modality](data)
-    header, item = _through(data, modality, info)
+    header, item = through(data, modality, SPEC, POLICY)
     if item is None or header is None:
-        return False, None if bare is None else False
-    got = _array(item)
+        return {"bare": bare is not None}
     if bare is not None and header.exact and not _as_planned(header, item):
         raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
-    return True, None if bare is None else got.shape == bare.shape and np.allclose(got, bare, rtol=1e-6, atol=1e-6, equal_nan=True)
+    if info:
+        processed(header, item, info)
+    jumped = _same_when_sampled(data, item) if isinstance(item, VideoItem) else True
+    got = _array(item)
+    equal = bare is not None and got.shape == bare.shape and np.allclose(got, bare, rtol=1e-6, atol=1e-6, equal_nan=True)
+    return {"taken": True, "bare": bare is not None, "agreed": equal, "jumped": jumped}
 
 
-def _through(data: bytes, modality: str, info: Any) -> tuple[MediaHeader | None, MediaItem | None]:
+def through(data: bytes, modality: str, spec: DecodeSpec, policy: MediaPolicy) -> tuple[MediaHeader | None, MediaItem | None]:
     """Header and item, None where they are refused."""
     header = None
     try:
-        source = gate.load(MediaSource(modality, 0, data), POLICY)
-        gate.content_hash(source, POLICY)
-        (header,) = gate.probe(source, SPEC, POLICY)
-        (item,) = gate.decode(source, SPEC, POLICY)
-        _bounded(header, item)
-        if info:
-            planned = info.geometry(header)
-            _, grid = info.process(item, torch.float32)
-            if grid.num_embeds > planned.num_embeds:
-                raise Wrong(f"{grid} is more than the plan {planned}")
-        return header, item
+        source = gate.load(MediaSource(modality, 0, data), policy)
+        gate.content_hash(source, policy)
+        (header,) = gate.probe(source, spec, policy)
+        (item,) = gate.decode(source, spec, policy)
     except InputError as error:
-        if "\n" in str(error) or not 10 < len(str(error)) < 400:
-            raise Wrong(f"the message {str(error)!r} is not one line") from None
+        _one_line(error)
         return header, None
+    _bounded(header, item)
+    return header, item
+
+
+def processed(header: MediaHeader, item: MediaItem, info: Any) -> None:
+    """The processor takes it or says why not, and makes no more of it than was planned."""
+    try:
+        planned = info.geometry(header)
+        _, grid = info.process(item, torch.float32)
+    except InputError as error:
+        return _one_line(error)
+    if grid.num_embeds > planned.num_embeds or grid != info.geometry(item.header):
+        raise Wrong(f"{grid} is not what was planned, {planned}")
+
+
+def _one_line(error: InputError) -> None:
+    if "\n" in str(error) or not 10 < len(str(error)) < 400:
+        raise Wrong(f"the message {str(error)!r} is not one line") from None
+
+
+def _same_when_sampled(data: bytes, whole: VideoItem) -> bool:
+    """Frames that are jumped to are those of decoding it all; the other backend and stand-ins break nothing."""
+    through(data, "video", SOME, replace(POLICY, video_backend="opencv"))
+    through(data, "video", SOME, replace(POLICY, frame_recovery=True))
+    some = through(data, "video", SOME, POLICY)[1]
+    if not isinstance(some, VideoItem):
+        return False
+    frames = dict(zip(whole.plan.indices, whole.frames, strict=True))
+    pairs = zip(some.plan.indices, some.frames, strict=True)
+    return all(index in frames and torch.equal(frame, frames[index]) for index, frame in pairs)
 
 
 def _bounded(header: MediaHeader, item: MediaItem) -> None:
@@ -222,14 +249,14 @@ def main() -> None:
             options.progress.write_text(f"{case} ({how})")
         signal.alarm(SECONDS)
         try:
-            taken, agrees = check(modality, data, info)
+            found = check(modality, data, info)
         except Exception as error:  # the point of it all
             place = traceback.extract_tb(error.__traceback__)[-1]
             wrong.append(f"case {case} ({how}): {type(error).__name__}: {error} [{Path(place.filename).name}:{place.lineno}]")
             continue
-        tally.update(cases=1, taken=taken, bare=agrees is not None, agreed=agrees is True)
-        if agrees is False:
-            unlike.append(f"case {case} ({how}): {'other content' if taken else 'refused'}")
+        tally.update(cases=1, **found)
+        if found["bare"] and not found.get("agreed"):
+            unlike.append(f"case {case} ({how}): {'other content' if found.get('taken') else 'refused'}")
         if case % 20 == 0:
             gc.collect()
             memory.append(_resident())
@@ -238,7 +265,8 @@ def main() -> None:
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
 def _resident() -> int:

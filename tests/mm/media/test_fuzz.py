@@ -37,6 +37,7 @@ def assert_sound(report: dict[str, Any], seed: int, disagreements: float) -> Non
     assert missed <= disagreements * report["bare"], f"seed {seed}: {missed} of {report['bare']}:\n" + "\n".join(
         report["unlike"][:20]
     )
+    assert report["jumped"] >= 0.95 * report["taken"], "decoders hide damage by what they saw before, but not that often"
     assert report["taken"] >= 0.25 * report["cases"], "the mutants are too broken to say much"
     later = report["memory"][len(report["memory"]) // 2 :]
     slope = np.polyfit(np.arange(len(later)), later, 1)[0] * len(later)
