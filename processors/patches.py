@@ -78,7 +78,8 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
 def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     """The spec with the areas that `options` give, in any of the published forms; ConfigError when they contradict.
 
-    `detail="low"` caps the area at 512x512 pixels; "high" and "auto" leave the model's own limits.
+    A bound given alone takes the other one with it where they would cross. `detail="low"` caps the area at 512x512
+    pixels; "high" and "auto" leave the model's own limits.
     """
     detail = options.get("detail", "auto")
     if detail not in ("auto", "high", "low"):
@@ -88,10 +89,16 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
-    least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"), spec.min_pixels)
-    most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"), spec.max_pixels)
-    if not all(isinstance(area, int) for area in (least, most)) or not 0 < least <= most:
-        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be positive integers and in order")
+    least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"))
+    most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"))
+    if not all(area is None or (isinstance(area, int) and area > 0) for area in (least, most)):
+        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; areas are positive integers")
+    if least is None:
+        least = min(spec.min_pixels, most or spec.min_pixels)
+    if most is None:
+        most = max(spec.max_pixels, least)
+    if least > most:
+        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be in order")
     return replace(spec, min_pixels=least, max_pixels=most)
 
 
@@ -127,4 +134,4 @@ def _cut(group: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
 
 
 def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
+    return next((value for value in values if value is not None), None)

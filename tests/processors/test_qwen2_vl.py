@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,11 @@ import torch
 from oracle import build_processor, load_processor
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
-from sensorium.mm.media.image import load_image
-from sensorium.mm.media.video import load_video
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import decode_video
+from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
+from sensorium.processors.files import ProcessorFiles, read_preprocessors
 from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
 
 SIZES = [(28, 28), (56, 57), (100, 140), (63, 300), (300, 61), (112, 112), (480, 640), (333, 777), (5, 900), (1, 1), (2, 2)]
@@ -23,12 +25,22 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     return np.ascontiguousarray(coarse.repeat(7, 0).repeat(7, 1)[:height, :width])
 
 
-def info_of(path: Path, cls: type = Qwen25VLProcessingInfo, **options: object) -> Qwen2VLProcessingInfo:
-    files = [
-        json.loads((path / n).read_text())
-        for n in ("config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-    ]
-    return cls(*files, options)
+def info_of(path: Path, cls: type = Qwen25VLProcessingInfo, *options: dict) -> Qwen2VLProcessingInfo:
+    return cls(read_preprocessors(path), *options)
+
+
+def made(
+    image: dict | None = None, video: dict | None = None, *options: dict, config: dict | None = None
+) -> Qwen2VLProcessingInfo:
+    return Qwen2VLProcessingInfo(ProcessorFiles(config or {}, image or {}, video or {}), *options)
+
+
+def still(pixels: np.ndarray) -> ImageItem:
+    return ImageItem(torch.from_numpy(pixels))
+
+
+def clip_of(frames: object, **sampling: object) -> VideoItem:
+    return decode_video(frames, SamplingPolicy(**sampling), MediaPolicy())
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +57,7 @@ def data(elem: FieldElem) -> torch.Tensor:
 def test_picture_equals_transformers(checkpoint, oracle, size):
     image = picture(*size)
     want = oracle.image_processor(images=[image], input_data_format="channels_last", return_tensors="pt")
-    got, geometry = info_of(checkpoint).process(load_image(image, 0))
+    got, geometry = info_of(checkpoint).process(still(image), torch.float32)
     assert data(got["image_grid_thw"]).tolist() == want["image_grid_thw"][0].tolist()
     assert geometry.num_embeds == want["image_grid_thw"].prod().item() // 4
     torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=1e-6, rtol=0)
@@ -55,7 +67,7 @@ def test_several_pictures_merge_to_the_published_batch(checkpoint, oracle):
     images = [picture(h, w, seed=h) for h, w in SIZES[:5]]
     want = oracle.image_processor(images=images, return_tensors="pt")
     info = info_of(checkpoint)
-    got = merge([info.process(load_image(image, i))[0] for i, image in enumerate(images)])
+    got = merge([info.process(still(image), torch.float32)[0] for i, image in enumerate(images)])
     assert torch.equal(got["image_grid_thw"], want["image_grid_thw"])
     torch.testing.assert_close(got["pixel_values"], want["pixel_values"], atol=1e-6, rtol=0)
 
@@ -65,8 +77,8 @@ def test_several_pictures_merge_to_the_published_batch(checkpoint, oracle):
 def test_clip_equals_transformers(checkpoint, oracle, frames, size):
     clip = np.stack([picture(*size, seed=i) for i in range(frames)])
     want = oracle.video_processor(videos=[clip], return_tensors="pt")
-    item = load_video(clip, 0, info_of(checkpoint).sampling())
-    got, geometry = info_of(checkpoint).process(item)
+    item = decode_video(clip, info_of(checkpoint).decode_spec.sampling, MediaPolicy())
+    got, geometry = info_of(checkpoint).process(item, torch.float32)
     assert data(got["video_grid_thw"]).tolist() == want["video_grid_thw"][0].tolist()
     assert geometry.t == -(-frames // 2)
     torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=1e-6, rtol=0)
@@ -76,7 +88,7 @@ def test_clip_budget_over_all_frames_equals_transformers():
     options = {"cap_pixels_per_frame": True, "max_video_tokens": 64, "size": {"shortest_edge": 3136, "longest_edge": 200704}}
     clip = np.stack([picture(200, 300, seed=i) for i in range(8)])
     expected = type(build_processor().video_processor)(**options)(videos=[clip], return_tensors="pt")
-    got, _ = Qwen2VLProcessingInfo({}, {}, options, {}).process(load_video(clip, 0, {}))
+    got, _ = made({}, options).process(clip_of(clip), torch.float32)
     assert data(got["video_grid_thw"]).tolist() == expected["video_grid_thw"][0].tolist()
     torch.testing.assert_close(data(got["pixel_values_videos"]), expected["pixel_values_videos"], atol=1e-6, rtol=0)
 
@@ -96,15 +108,15 @@ VARIATIONS = [
 def test_every_field_of_the_json_counts(variation):
     processor = build_processor()
     image, clip = picture(90, 120), np.stack([picture(60, 90, seed=i) for i in range(5)])
-    info = Qwen2VLProcessingInfo({}, {"min_pixels": 3136, "max_pixels": 12544} | variation, {}, {})
+    info = made({"min_pixels": 3136, "max_pixels": 12544} | variation)
     json_files = {"size": {"shortest_edge": 3136, "longest_edge": 12544}, **variation}
     want = type(processor.image_processor)(**json_files)(images=[image], return_tensors="pt")
-    got, _ = info.process(load_image(image, 0))
+    got, _ = info.process(still(image), torch.float32)
     assert data(got["image_grid_thw"]).tolist() == want["image_grid_thw"][0].tolist()
     tolerance = 1e-6 * max(1.0, float(want["pixel_values"].abs().max()))
     torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=tolerance, rtol=0)
     want = type(processor.video_processor)(**json_files, cap_pixels_per_frame=False)(videos=[clip], return_tensors="pt")
-    got, _ = info.process(load_video(clip, 0, {}))
+    got, _ = info.process(clip_of(clip), torch.float32)
     assert data(got["video_grid_thw"]).tolist() == want["video_grid_thw"][0].tolist()
     torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=tolerance, rtol=0)
 
@@ -112,51 +124,103 @@ def test_every_field_of_the_json_counts(variation):
 @pytest.mark.parametrize("variation", [{"do_resize": False}, {"resample": 0}])
 def test_steps_that_are_not_offered(variation):
     with pytest.raises(ConfigError, match="preprocessor JSON asks for"):
-        Qwen2VLProcessingInfo({}, variation, {}, {})
+        made(variation)
 
 
 def test_tokens_of_the_published_sizes():
-    info = Qwen2VLProcessingInfo({}, {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}, {}, {})
+    info = made({"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280})
     for size, tokens in [((28, 28), 4), ((224, 224), 64), ((480, 640), 391), ((1080, 1920), 1222)]:
-        geometry = info.geometry("image", size)
+        geometry = info.geometry(MediaHeader("image", *size))
         assert geometry.num_embeds == tokens == len(info.span("image", geometry).token_ids)
 
 
 def test_seconds_per_grid_step(checkpoint):
     clip = (np.zeros((6, 56, 56, 3), np.uint8), {"fps": 2.0, "total_num_frames": 6, "frames_indices": list(range(6))})
-    item = load_video(clip, 0, {})
-    assert info_of(checkpoint).process(item)[1].time_step == 2.0  # 2 tokens a second, 1 s per grid step
-    assert info_of(checkpoint, Qwen2VLProcessingInfo).process(item)[1].time_step == 1.0
-    bare = load_video(clip[0], 0, {})
-    assert info_of(checkpoint).process(bare)[1].time_step == pytest.approx(2 * 2 / 24)
+    item = clip_of(clip)
+    assert info_of(checkpoint).process(item, torch.float32)[1].time_step == 2.0  # 2 tokens a second, 1 s per grid step
+    assert info_of(checkpoint, Qwen2VLProcessingInfo).process(item, torch.float32)[1].time_step == 1.0
+    bare = clip_of(clip[0])
+    assert info_of(checkpoint).process(bare, torch.float32)[1].time_step == pytest.approx(2 * 2 / 24)
 
 
 def test_both_forms_of_the_pixel_range_and_the_class_defaults():
     forms = [{"min_pixels": 3136, "max_pixels": 50176}, {"size": {"shortest_edge": 3136, "longest_edge": 50176}}]
     forms += [{"size": {"min_pixels": 3136, "max_pixels": 50176}, "min_pixels": None}]
-    keys = {Qwen2VLProcessingInfo({}, form, {}, {}).options_key("image") for form in forms}
+    keys = {made(form).options_key("image") for form in forms}
     assert len(keys) == 1
-    info = Qwen2VLProcessingInfo({}, forms[0], {}, {})
-    assert info.options_key("video") == info.options_key("image")  # one file serves both where the second is missing
-    bare = Qwen2VLProcessingInfo({}, {}, {}, {})
+    info = made(forms[0])
+    assert info.specs["video"] == info.specs["image"]  # one file serves both where the second is missing
+    bare = made()
     assert (bare.specs["image"].max_pixels, bare.specs["video"].min_pixels) == (1003520, 100352)
 
 
 def test_options_override_and_are_scoped():
-    info = Qwen2VLProcessingInfo({}, {}, {}, {"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}})
+    info = made({}, {}, {"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}})
     assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (64, 1024)
     assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (64, 28 * 28 * 768)
-    base = Qwen2VLProcessingInfo({}, {}, {}, {})
-    tuned = Qwen2VLProcessingInfo({}, {}, {}, {"videos_kwargs": {"max_pixels": 200704}})
+    base = made()
+    tuned = base.tuned({"videos_kwargs": {"max_pixels": 200704}})
     assert tuned.options_key("image") == base.options_key("image")
     assert tuned.options_key("video") != base.options_key("video")
+    frames = base.tuned({"fps": 1.0})
+    assert frames.options_key("image") == base.options_key("image")
+    assert frames.options_key("video") != base.options_key("video")
+    assert base.tuned({"fps": None, "images_kwargs": None}).options_key("video") == base.options_key("video")
+
+
+def test_later_options_lie_over_earlier_ones():
+    info = made({}, {}, {"max_pixels": 50176}, {"images_kwargs": {"max_pixels": 12544}}).tuned({"min_pixels": 784})
+    assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (784, 12544)
+    assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (784, 50176)
+    assert (made({}, {}, {"max_pixels": 784}).specs["video"].min_pixels) == 784  # takes the default with it
+    assert (made({}, {}, {"min_pixels": 1 << 21}).specs["image"].max_pixels) == 1 << 21
+    low = made().tuned({"images_kwargs": {"detail": "low"}})
+    assert low.specs["image"].max_pixels == 512 * 512
+    assert low.specs["video"] == made().specs["video"]
+    assert made().tuned({"detail": "high"}).options_key("image") == made().options_key("image")
 
 
 def test_fps_cancels_num_frames_and_the_reverse():
-    assert Qwen2VLProcessingInfo({}, {}, {"num_frames": 8}, {"fps": 1.0}).sampling()["num_frames"] is None
-    sampling = Qwen2VLProcessingInfo({}, {}, {"fps": 4.0}, {"num_frames": 8}).sampling()
-    assert (sampling["fps"], sampling["num_frames"], sampling["multiple"]) == (None, 8, 2)
-    assert Qwen2VLProcessingInfo({}, {}, {}, {}).sampling()["fps"] == 2.0
+    assert made({}, {"num_frames": 8}, {"fps": 1.0}).decode_spec.sampling.num_frames is None
+    sampling = made({}, {"fps": 4.0}, {"num_frames": 8}).decode_spec.sampling
+    assert (sampling.fps, sampling.num_frames, sampling.multiple) == (None, 8, 2)
+    assert made({}, {}, {"fps": 4.0}, {"num_frames": 8}, {"fps": 3.0}).decode_spec.sampling.fps == 3.0
+    assert made().decode_spec.sampling.fps == 2.0
+    assert made({}, {}, {"max_duration": 9}).decode_spec.sampling.max_duration == 9
+
+
+def test_a_header_tells_the_grid_of_every_size():
+    info = made({"min_pixels": 28 * 28, "max_pixels": 112 * 112}, {"min_pixels": 28 * 28, "max_pixels": 84 * 84})
+    sides = [1, 2, 13, 14, 27, 28, 29, 41, 42, 43, 55, 56, 70, 84, 97, 98, 111, 112, 113, 140, 199, 333]
+    for height in sides:
+        for width in sides:
+            if max(height, width) > 200 * min(height, width):
+                continue
+            item = ImageItem(torch.zeros(height, width, 3, dtype=torch.uint8))
+            kwargs, grid = info.process(item, torch.float32)
+            assert grid == info.geometry(MediaHeader("image", height, width))
+            assert data(kwargs["pixel_values"]).shape[0] == grid.num_patches
+    for count in (1, 2, 3, 7):
+        plan = FramePlan(tuple(range(count)), tuple(float(i) for i in range(count)), count, 1.0)
+        clip = VideoItem(torch.zeros(count, 50, 90, 3, dtype=torch.uint8), plan)
+        kwargs, grid = info.process(clip, torch.float32)
+        assert grid == info.geometry(MediaHeader("video", 50, 90, plan))
+        assert data(kwargs["pixel_values_videos"]).shape[0] == grid.num_patches
+
+
+def test_an_item_can_shrink_to_a_number_of_rows():
+    info = made()
+    header = MediaHeader("image", 1080, 1920)
+    grid = info.geometry(header)
+    for rows in (1000, 300, 17, 4, 1):
+        options = info.shrink_options("image", (grid.t, grid.h, grid.w), rows)
+        small = info.tuned({"images_kwargs": options}).geometry(header)
+        assert rows * 0.5 <= small.num_embeds <= rows
+    plan = FramePlan(tuple(range(40)), tuple(map(float, range(40))), 40, 1.0)
+    options = info.shrink_options("video", (20, 26, 46), 100)
+    assert options["num_frames"] == 12  # 6 temporal patches of at least 16 rows
+    fewer = MediaHeader("video", 1080, 1920, FramePlan(plan.indices[:12], plan.timestamps[:12], 12, 1.0))
+    assert 60 <= info.tuned({"videos_kwargs": options}).geometry(fewer).num_embeds <= 100
 
 
 @pytest.mark.parametrize(
@@ -167,18 +231,24 @@ def test_fps_cancels_num_frames_and_the_reverse():
         ({"min_pixels": 9, "max_pixels": 4}, "in order"),
         ({"fps": 1, "num_frames": 4}, "exclude"),
         ({"size": {"height": 3}}, "longest_edge"),
+        ({"images_kwargs": {"fps": 2.0}}, "unknown processing option 'fps' for images"),
+        ({"images_kwargs": 5}, "holds options by name"),
+        ({"detail": "medium"}, "auto, high and low"),
+        ({"max_duration": 0}, "max_duration is 0"),
+        ({"num_frames": 2.5}, "num_frames is 2.5"),
+        ({"fps": True}, "fps is True"),
     ],
 )
 def test_bad_options_are_named(options, text):
     with pytest.raises(ConfigError, match=text):
-        Qwen2VLProcessingInfo({}, {}, {}, options)
+        made().tuned(options)
 
 
 def test_a_tower_of_another_patch_size_is_refused():
     with pytest.raises(ConfigError, match="patch_size is 16"):
-        Qwen2VLProcessingInfo({"vision_config": {"patch_size": 16}}, {"patch_size": 14}, {}, {})
+        made({"patch_size": 14}, config={"vision_config": {"patch_size": 16}})
 
 
 def test_extreme_shape_is_refused():
     with pytest.raises(InputError, match="200:1"):
-        Qwen2VLProcessingInfo({}, {}, {}, {}).geometry("image", (4, 2000))
+        made().geometry(MediaHeader("image", 4, 2000))
