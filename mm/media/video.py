@@ -18,7 +18,7 @@ from ..types import FramePlan, MediaHeader, VideoItem
 from . import video_opencv, video_pyav
 from .policy import MediaPolicy
 from .video_frames import given_frames
-from .video_pyav import ClipIndex, index_clip
+from .video_pyav import ClipIndex, check_size, index_clip
 
 _log = logging.getLogger("sensorium")
 _Reader = Callable[[bytes, ClipIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
@@ -45,7 +45,7 @@ def probe_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) ->
         InputError: anything else, no frames, more frames wanted than there are, or a limit that is passed.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        index = index_clip(bytes(value))
+        index = index_clip(bytes(value), policy.max_pixels)
         return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
     clip = given_frames(value, policy)
     return _checked(clip.height, clip.width, clip.plan(sampling)[1], True, policy)
@@ -95,8 +95,7 @@ def _plan(index: ClipIndex, sampling: SamplingPolicy) -> FramePlan:
 
 
 def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: MediaPolicy) -> MediaHeader:
-    if height * width > policy.max_pixels:
-        raise InputError(f"frames of {width}x{height} are over the limit of {policy.max_pixels:,} pixels; scale them down")
+    check_size(height, width, policy.max_pixels)
     count = len(plan.indices)
     needed = count * height * width * 3
     if needed > policy.max_video_bytes:
@@ -107,7 +106,7 @@ def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: Medi
 
 
 def _decode_file(data: bytes, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
-    index = index_clip(data)
+    index = index_clip(data, policy.max_pixels)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
     rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]

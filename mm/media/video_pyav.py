@@ -29,6 +29,8 @@ _FORMATS = (
     "dv,mxf,nut,rm,yuv4mpegpipe"
 )
 
+_MOST_PACKETS = 1 << 20  # nearly ten hours at 30 a second
+
 # Decoders of formats whose pictures say for certain that no other refers to them: unwanted ones are not decoded.
 _MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 
@@ -74,15 +76,17 @@ class _Packet(NamedTuple):
     dropped: bool
 
 
-def index_clip(data: bytes) -> ClipIndex:
+def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
     """The index of an encoded clip. Sample aspect ratio is ignored.
 
     Raises:
-        InputError: no known container, no pictures in it, or pictures without a size.
+        InputError: no known container, no pictures in it, pictures without a size or of more than `max_pixels`, or
+            more packets than an index may have.
     """
     with _opened(data) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
+        check_size(height, width, max_pixels)
         packets = [_Packet(p.pts, p.dts, p.is_keyframe, p.is_discard) for p in _packets(container, stream)]
         # AVI keeps no presentation times: FFmpeg makes them up from the order of decoding
         avi = container.format.name == "avi"
@@ -90,8 +94,6 @@ def index_clip(data: bytes) -> ClipIndex:
         # the average of a raw stream is made up, too; its own header may tell
         rate = stream.average_rate if avi or any(p.pts is not None for p in packets) else stream.guessed_rate
         unit, start = float(stream.time_base or 0), None if avi else stream.start_time
-    if height < 1 or width < 1:
-        raise InputError("its header gives the pictures no size")
     if turns % 2:
         height, width = width, height
     fps = float(rate) if rate and rate > 0 else DEFAULT_FPS
@@ -108,6 +110,14 @@ def index_clip(data: bytes) -> ClipIndex:
     late = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
     return ClipIndex(height, width, turns, times, fps, marked, numbers, late, exact)
+
+
+def check_size(height: int, width: int, max_pixels: int) -> None:
+    """InputError for frames without pixels, or with more than may be."""
+    if height < 1 or width < 1:
+        raise InputError("its header gives the pictures no size")
+    if height * width > max_pixels:
+        raise InputError(f"frames of {width}x{height} are over the limit of {max_pixels:,} pixels; scale them down")
 
 
 def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -235,11 +245,13 @@ def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Packets with content up to the end, or to where the file is cut off."""
+    """Packets with content up to the end, or to where the file is cut off; InputError for too many."""
     from av.error import FFmpegError
 
     try:
-        for packet in container.demux(stream):
+        for count, packet in enumerate(container.demux(stream)):
+            if count > _MOST_PACKETS:
+                raise InputError(f"it has more than {_MOST_PACKETS:,} packets of pictures; cut it into shorter clips")
             if packet.size:
                 yield packet
     except FFmpegError:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import SamplingPolicy
-from sensorium.mm.media import video_pyav
+from sensorium.mm.media import video_opencv, video_pyav
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video, hash_video, probe_video
 
@@ -222,6 +222,16 @@ def test_a_stream_that_begins_between_keyframes():
     assert item.plan.timestamps[0] == 0.0  # from the first frame shown
 
 
+def test_a_stream_whose_clock_starts_anew_is_counted(clips):
+    data = clips("h264-ts") * 2
+    expected, _ = plainly(data)
+    header, item = probe_video(data, ALL, POLICY), decode_video(data, ALL, POLICY)
+    assert not header.exact
+    assert len(expected) == len(item.frames) == header.frames.total == 80
+    assert header.frames.timestamps == pytest.approx([i / 10 for i in range(80)])
+    assert np.array_equal(item.frames.numpy(), expected)
+
+
 def test_frames_that_an_edit_list_cuts_are_not_counted():
     data = bytearray(encode("libx264", "mp4", {"g": "12", "bf": "0"}))
     at = data.index(b"elst") + 16  # media time of the first edit, in 1/10240 s
@@ -343,6 +353,17 @@ def test_limits_hold_before_anything_is_decoded(clips, monkeypatch):
             call(FRAMES, ALL, MediaPolicy(max_video_bytes=2879))
         with pytest.raises(InputError, match=r"frames of 12x8 are over the limit of 95 pixels"):
             call(FRAMES, ALL, MediaPolicy(max_pixels=95))
+
+
+def test_too_long_a_clip_is_refused(clips, monkeypatch):
+    monkeypatch.setattr(video_pyav, "_MOST_PACKETS", 39)
+    with pytest.raises(InputError, match="more than 39 packets of pictures; cut it"):
+        probe_video(clips("h264-mp4"), ALL, POLICY)
+
+
+def test_a_seek_to_nowhere_does_not_crash_opencv():
+    stream = video_opencv._Stream(b"abc")
+    assert [stream.seek(-184_524_588), stream.seek(1), stream.seek(2**63 - 1, 1), stream.seek(1 << 80)] == [3, 1, 3, 3]
 
 
 def test_files_that_name_other_files_are_not_followed(tmp_path, clips):
