@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..mm.errors import InputError
 
@@ -71,7 +72,7 @@ def normalise(prompt: object) -> Prompt | EncoderDecoderPrompt:
 def _single(prompt: object) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)
-    if isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
+    if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
         return Prompt(token_ids=read_token_ids(prompt))
     if not isinstance(prompt, Mapping):
         raise InputError(f'a prompt is a string, token ids or {{"prompt": ...}}, not a {type(prompt).__name__}')
@@ -93,31 +94,27 @@ def _single(prompt: object) -> Prompt:
 
 
 def read_token_ids(ids: object) -> list[int]:
-    """A list of integers from any sequence of them; InputError otherwise."""
-    try:
-        if isinstance(ids, str | bytes):
-            raise TypeError
-        values = [token if isinstance(token, int) else _whole(token) for token in ids]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        raise InputError(f'"prompt_token_ids" is a list of integers, not {str(ids)[:40]!r}') from None
-    if any(isinstance(token, bool) for token in values):
-        raise InputError('"prompt_token_ids" is a list of integers, not of True and False')
-    return values
+    """A list of integers from any sequence, array or tensor `[n]` of them; InputError otherwise. The range is not checked."""
+    if isinstance(ids, np.ndarray | Tensor):
+        ids = ids.tolist()  # of an array of any other shape, entries are no integers
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise InputError(f'"prompt_token_ids" is a list of integers, not a {type(ids).__name__}')
+    return [token if type(token) is int else _whole(token, place) for place, token in enumerate(ids)]
 
 
-def _whole(token: Any) -> int:
-    """An integer of numpy or torch."""
-    value = token.item() if hasattr(token, "item") else token
-    if not isinstance(value, int):
-        raise TypeError
-    return value
+def _whole(token: object, place: int) -> int:
+    """An integer of Python, numpy or torch, as a plain one."""
+    value = token.item() if isinstance(token, np.generic) or (isinstance(token, Tensor) and token.ndim == 0) else token
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f'"prompt_token_ids" is a list of integers; number {place} is {str(token)[:40]!r}')
+    return int(value)
 
 
 def _check_keys(prompt: Mapping[Any, object], known: Sequence[str]) -> None:
     for key in prompt:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5) or [", ".join(known)]
-            raise InputError(f"unknown key {key!r} in a prompt; did you mean {near[0]}?")
+            raise InputError(f"unknown key {str(key)[:40]!r} in a prompt; did you mean {near[0]}?")
 
 
 def _mapping(prompt: Mapping[Any, object], key: str, form: str) -> Mapping[str, Any]:
@@ -132,12 +129,12 @@ def _mapping(prompt: Mapping[Any, object], key: str, form: str) -> Mapping[str, 
 def _text(prompt: Mapping[Any, object], key: str) -> str | None:
     value = prompt.get(key)
     if value is not None and not (isinstance(value, str) and value):
-        raise InputError(f'"{key}" is a text that is not empty, not {value!r}')
+        raise InputError(f'"{key}" is a text that is not empty, not {str(value)[:40]!r}')
     return value
 
 
 def _fit(prompt: Mapping[Any, object]) -> str | None:
     value = _text(prompt, "fit")
     if value not in (None, "context"):
-        raise InputError(f'"fit" is "context" or missing, not {value!r}')
+        raise InputError(f'"fit" is "context" or missing, not {str(value)[:40]!r}')
     return value

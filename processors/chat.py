@@ -1,22 +1,20 @@
-"""Chat messages to prompt segments: content parts, the checkpoint's template, user text that stays text. Knows no family."""
+"""Chat messages to prompt segments: the checkpoint's template, user text that stays text. Knows no family and no media."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from ..mm.errors import CheckpointError, InputError
+from ..mm.types import Media
+from .parts import split_media
 from .text import Tokenizer
-
-PART_TYPES = ("text", "image", "image_url", "video", "video_url")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
-_ROOTS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 
 
 @dataclass(frozen=True)
@@ -28,19 +26,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """Segments in order, and the media parts of the messages as `(modality, value)` in order."""
+    """Segments in order, and the media parts of the messages as `(modality, Media)` in order."""
 
     segments: tuple[Segment, ...]
-    media: tuple[tuple[str, Any], ...]
+    media: tuple[tuple[str, Media], ...]
 
     @property
     def text(self) -> str:
         return "".join(segment.text for segment in self.segments)
 
     @property
-    def multi_modal_data(self) -> dict[str, list[Any]]:
+    def multi_modal_data(self) -> dict[str, list[Media]]:
         """The media by modality, as `generate` takes it."""
-        data: dict[str, list[Any]] = {}
+        data: dict[str, list[Media]] = {}
         for modality, value in self.media:
             data.setdefault(modality, []).append(value)
         return data
@@ -52,24 +50,33 @@ def render_chat(
     tokenizer: Tokenizer,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    continue_final_message: bool = False,
     **variables: Any,
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
 
     Text without special tokens goes through the template untouched, so that the prompt equals transformers'. A
     special token spelled in a message, tool or variable is cut in two by a random mark, which the template cannot tell
-    from text, and the prompt becomes two segments there. `variables` are handed to the template.
+    from text, and the prompt becomes two segments there. `tools` and `variables` are handed to the template.
+
+    `continue_final_message` ends the prompt with the text of the last message, for the model to go on with it.
 
     Raises:
         InputError: messages or parts of a wrong form, or a template that refuses them.
     """
+    if continue_final_message and add_generation_prompt:
+        raise InputError("continue_final_message and add_generation_prompt exclude each other; turn one of them off")
     plain, media = split_media(messages)
     mark = secrets.token_hex(16)
     literals = tuple(tokenizer.specials)
     safe = [_cut(message, literals, mark) for message in plain]
+    end = secrets.token_hex(16) + " "
+    last = _leave_open(safe, end) if continue_final_message else ""
     given = _cut({**variables, "tools": tools}, literals, mark)
     context = {**tokenizer.special_tokens, **given, "add_generation_prompt": add_generation_prompt, "messages": safe}
     text = _render(template, context)
+    if continue_final_message:
+        text = _up_to(text, last, end)
     return RenderedChat(tuple(Segment(piece) for piece in text.split(mark)), tuple(media))
 
 
@@ -78,50 +85,24 @@ def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[i
     return tokenizer.encode_pieces([segment.text for segment in segments])
 
 
-def split_media(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[str, Any]]]:
-    """Messages as templates take them (`{"type": "image"}` for a picture), and the media values in order."""
-    media: list[tuple[str, Any]] = []
-    plain = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            raise InputError(f"message {number}: an object with content and a role is expected, one of {', '.join(ROLES)}")
-        content = message.get("content")
-        if isinstance(content, str) or content is None:
-            plain.append({**message, "content": content or ""})
-        elif isinstance(content, Sequence):
-            plain.append(
-                {**message, "content": [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]}
-            )
-        else:
-            raise InputError(f"message {number}: content is text or a list of parts, not a {type(content).__name__}")
-    return plain, media
+def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
+    """Put a mark behind the last text of the last message, which is returned."""
+    content = messages[-1].get("content") if messages else None
+    texts = [part for part in content if "text" in part] if isinstance(content, list) else []
+    holder, key = (messages[-1], "content") if isinstance(content, str) else (texts[-1] if texts else {}, "text")
+    if key not in holder:
+        raise InputError("continue_final_message: the last message has no text to continue")
+    text = str(holder[key])
+    holder[key] = text + end
+    return text
 
 
-def _part(part: object, where: str, media: list[tuple[str, Any]]) -> dict[str, Any]:
-    if not isinstance(part, Mapping) or part.get("type") not in PART_TYPES:
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; the known ones are {', '.join(PART_TYPES)}")
-    kind = str(part["type"])
-    if kind not in part:
-        raise InputError(f"{where}: a part of type {kind} has a field {kind!r}")
-    if kind == "text":
-        if not isinstance(part["text"], str):
-            raise InputError(f"{where}: text is a string, not a {type(part['text']).__name__}")
-        return {"type": "text", "text": part["text"]}
-    media.append((_ROOTS[kind], _url(part[kind], kind, where) if kind.endswith("_url") else _value(part[kind], kind, where)))
-    return {"type": _ROOTS[kind]}
-
-
-def _url(value: object, kind: str, where: str) -> str:
-    if not isinstance(value, Mapping) or not isinstance(value.get("url"), str):
-        raise InputError(f'{where}: {kind} is an object {{"url": "data:..."}}, not a {type(value).__name__}')
-    return str(_value(value["url"], kind, where))
-
-
-def _value(value: object, kind: str, where: str) -> object:
-    if isinstance(value, str) and not isinstance(value, os.PathLike) and not value.startswith("data:"):
-        raise InputError(f"{where}: {kind} takes data: URLs only (fetching and paths as text are off); give bytes or a Path")
-    return value
+def _up_to(rendered: str, last: str, end: str) -> str:
+    """What is rendered before the mark. The space behind the mark tells whether the template trims the text's end."""
+    if last.strip() not in rendered or end.strip() not in rendered:
+        raise InputError("continue_final_message: the chat template leaves out or changes the last message")
+    place = rendered.rindex(end.strip())
+    return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
 
 
 def _cut(value: Any, literals: tuple[str, ...], mark: str) -> Any:
@@ -132,24 +113,38 @@ def _cut(value: Any, literals: tuple[str, ...], mark: str) -> Any:
         return {_cut(key, literals, mark): _cut(entry, literals, mark) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_cut(entry, literals, mark) for entry in value]
-    return value
+    if value is None or isinstance(value, int | float):
+        return value
+    raise InputError(
+        f"messages, tools and template variables hold text, numbers, lists and objects, not a {type(value).__name__}"
+    )
 
 
 def _cut_text(text: str, literals: tuple[str, ...], mark: str) -> str:
+    heads, starts, ends = _edges(literals)
+    present = {head for head in heads if head in text}  # a long text is seldom searched for each of a thousand literals
     cuts = set()
     for literal in literals:
-        start = text.find(literal)
+        start = text.find(literal) if literal[0] in present else -1
         while start >= 0:
             cuts.add(start + 1 if len(literal) > 1 else start)
             cuts.add(start + len(literal))
             start = text.find(literal, start + 1)
-        if any(text.startswith(literal[i:]) for i in range(1, len(literal))):
-            cuts.add(0)
-        if any(text.endswith(literal[:i]) for i in range(1, len(literal))):
-            cuts.add(len(text))
-    for cut in sorted(cuts, reverse=True):
-        text = text[:cut] + mark + text[cut:]
-    return text
+    longest = max(map(len, ends), default=0)
+    if any(text[:length] in ends for length in range(1, min(len(text), longest) + 1)):
+        cuts.add(0)
+    if any(text[-length:] in starts for length in range(1, min(len(text), longest) + 1)):
+        cuts.add(len(text))
+    places = [0, *sorted(cuts), len(text)]
+    return mark.join(text[start:end] for start, end in pairwise(places))
+
+
+@functools.lru_cache(maxsize=8)
+def _edges(literals: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """First characters of the literals, and all their true beginnings and endings."""
+    heads = frozenset(literal[0] for literal in literals)
+    starts = frozenset(literal[:i] for literal in literals for i in range(1, len(literal)))
+    return heads, starts, frozenset(literal[i:] for literal in literals for i in range(1, len(literal)))
 
 
 def _render(template: str, context: dict[str, Any]) -> str:

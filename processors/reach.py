@@ -1,4 +1,4 @@
-"""How many characters one token can stand for: what bounds a text's tokens from below. Knows vocabularies, no text."""
+"""What a vocabulary says before any text: characters per token, which bound a text's tokens from below. Knows no model."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def reach_of(tokenizer: Any) -> Reach:
     normalise = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
     longest = [max(len(token.content), len(normalise(token.content))) for token in added]
     return Reach(max([1, *map(len, vocab), *longest]) * shrink, tuple(token.content for token in greedy))
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """The id that stands for characters outside the vocabulary, None where there is none."""
+    state = _state(tokenizer.model)
+    name = state.get("unk_token")
+    number = state.get("unk_id") if name is None else tokenizer.token_to_id(name)
+    return None if number is None else int(number)
 
 
 def _state(component: Any) -> Mapping[str, Any]:

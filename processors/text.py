@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..mm.errors import CheckpointError, InputError
 from .files import read_json
-from .reach import Reach, reach_of
+from .reach import Reach, reach_of, unknown_id
 
 _REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
 
@@ -56,7 +57,8 @@ class Tokenizer:
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """Ids of pieces laid end to end, where a special token is recognised within a piece but never across two.
 
-        Ordinary text is tokenised across the joints, so that one piece and many give the same ids.
+        Ordinary text is tokenised across the joints, so that one piece and many give the same ids. A piece of one
+        character among several is text: there was no other way to cut it.
         """
         if len(pieces) == 1:
             ids = self.encode(pieces[0], add_special_tokens=False)
@@ -64,8 +66,8 @@ class Tokenizer:
                 return ids  # otherwise a normaliser made a special token of text that does not spell one
         ids = []
         pending = ""
-        for part in (part for piece in pieces for part in self._split.split(piece)):
-            if part in self.specials:
+        for part, whole in ((part, part == piece) for piece in pieces for part in self._split.split(piece)):
+            if part in self.specials and not (whole and len(part) == 1 and len(pieces) > 1):
                 ids += [*self.encode_plain(pending), self.specials[part]]
                 pending = ""
             else:
@@ -152,13 +154,25 @@ class _Fast:
         self._plain.encode_special_tokens = True
         added = self._trusted.get_added_tokens_decoder()
         self.specials = {token.content: int(number) for number, token in added.items() if token.special}
+        self._control = frozenset(self.specials.values())
         self.vocab_size = int(self._trusted.get_vocab_size())
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._trusted.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def plain(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._control.isdisjoint(ids) or self._control.isdisjoint(set(ids) - {self._unknown}):
+            return ids
+        # Some vocabularies, Unigram ones above all, hold their special tokens as words too: cut within.
+        spelled = [
+            span for number, span in zip(ids, encoding.offsets, strict=True) if number in self._control - {self._unknown}
+        ]
+        if any(end - start < 2 for start, end in spelled):
+            raise InputError("the text holds a control token of one character, which this vocabulary cannot write as text")
+        cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
+        return [number for start, end in pairwise(cuts) for number in self.plain(text[start:end])]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._trusted.decode(list(ids), skip_special_tokens=skip_special_tokens))
@@ -169,6 +183,10 @@ class _Fast:
 
     def reach(self) -> Reach:
         return reach_of(self._trusted)
+
+    @cached_property
+    def _unknown(self) -> int | None:
+        return unknown_id(self._trusted)
 
 
 class _Tekken:

@@ -1,74 +1,127 @@
-"""Every form of a prompt becomes one, and what is no prompt is said in one line."""
+"""Every form of a prompt ends in one; every other form ends in one line that says what was expected."""
 
 from __future__ import annotations
+
+import enum
+import time
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sensorium.engine.prompts import EncoderDecoderPrompt, Prompt, normalise
+from sensorium.engine.prompts import EncoderDecoderPrompt, Prompt, normalise, read_token_ids
 from sensorium.mm.errors import InputError
 
+IDS = Prompt(token_ids=[1, 2])
 FULL = {
     "prompt": "x",
-    "multi_modal_data": {"image": 1},
-    "multi_modal_uuids": {"image": ["a"]},
-    "mm_processor_kwargs": {"max_pixels": 5},
-    "cache_salt": "s",
+    "multi_modal_data": {"image": [b"a", b"b"]},
+    "multi_modal_uuids": {"image": ["u", None]},
+    "mm_processor_kwargs": {"max_pixels": 9},
+    "cache_salt": "me",
     "fit": "context",
 }
 
 
-@pytest.mark.parametrize(
-    ("form", "prompt"),
-    [
-        ("x", Prompt("x")),
-        ({"prompt": "x"}, Prompt("x")),
-        ({"prompt": ""}, Prompt("")),
-        ([5, 6], Prompt(token_ids=[5, 6])),
-        ((5, np.int64(6)), Prompt(token_ids=[5, 6])),
-        ({"prompt_token_ids": torch.tensor([5, 6])}, Prompt(token_ids=[5, 6])),
-        ({"prompt_token_ids": np.array([5, 6])}, Prompt(token_ids=[5, 6])),
-        ({"prompt_token_ids": []}, Prompt(token_ids=[])),
-        ({"prompt": "x", "multi_modal_data": None, "fit": None}, Prompt("x")),
-        (FULL, Prompt("x", None, {"image": 1}, {"image": ["a"]}, {"max_pixels": 5}, "s", "context")),
-        ({"encoder_prompt": "x"}, EncoderDecoderPrompt(Prompt("x"))),
-        (
-            {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": 1}}, "decoder_prompt": [7]},
-            EncoderDecoderPrompt(Prompt("", None, {"audio": 1}), Prompt(token_ids=[7])),
-        ),
-    ],
-)
-def test_forms(form, prompt):
-    assert normalise(form) == prompt
+class Number(enum.IntEnum):
+    ONE = 1
 
 
-@pytest.mark.parametrize(
-    ("form", "reason"),
-    [
-        (7, "a prompt is a string, token ids or"),
-        (None, "a prompt is a string, token ids or"),
-        (b"x", "a prompt is a string, token ids or"),
-        ({}, "needs either"),
-        ({"prompt": "x", "prompt_token_ids": [5]}, "needs either"),
-        ({"prompt": 5}, '"prompt" is a string, not a int'),
-        ({"prompt": "x", "images": []}, "unknown key 'images'"),
-        ({"prompt": "x", "multi_modal_dta": {}}, "did you mean multi_modal_data?"),
-        ({"prompt": "x", "multi_modal_data": [1]}, "maps modality to items"),
-        ({"prompt": "x", "multi_modal_uuids": "a"}, "maps modality to names"),
-        ({"prompt": "x", "mm_processor_kwargs": 5}, "maps options to values"),
-        ({"prompt": "x", "cache_salt": ""}, '"cache_salt" is a text'),
-        ({"prompt": "x", "cache_salt": 5}, '"cache_salt" is a text'),
-        ({"prompt": "x", "fit": "window"}, '"fit" is "context" or missing'),
-        ({"prompt_token_ids": "123"}, "list of integers"),
-        ({"prompt_token_ids": [1.5]}, "list of integers"),
-        ({"prompt_token_ids": [True]}, "True and False"),
-        ({"prompt_token_ids": 5}, "list of integers"),
-        (["x", "y"], "list of integers"),
-        ({"encoder_prompt": "x", "prompt": "y"}, "unknown key 'prompt' in a prompt; did you mean"),
-        ({"decoder_prompt": "x"}, '"encoder_prompt" is missing'),
-        ({"encoder_prompt": {"encoder_prompt": "x"}}, "unknown key 'encoder_prompt'"),
-    ],
-)
-def test_what_is_no_prompt(form, reason):
-    with pytest.raises(InputError, match=reason):
-        normalise(form)
+FORMS = [
+    ("x", Prompt("x")),
+    ("", Prompt("")),
+    ([1, 2], IDS),
+    ((1, 2), IDS),
+    ([], Prompt(token_ids=[])),
+    (np.array([1, 2], np.int16), IDS),
+    (torch.tensor([1, 2]), IDS),
+    ({"prompt": "x"}, Prompt("x")),
+    ({"prompt": "x", "prompt_token_ids": None, "multi_modal_data": None, "fit": None}, Prompt("x")),
+    (MappingProxyType({"prompt": "x"}), Prompt("x")),
+    ({"prompt_token_ids": [np.int64(1), torch.tensor(2)]}, IDS),
+    ({"prompt_token_ids": [Number.ONE, 2]}, IDS),
+    ({"prompt_token_ids": range(1, 3)}, IDS),
+    ({"prompt_token_ids": [-5, 10**9]}, Prompt(token_ids=[-5, 10**9])),  # the engine knows the vocabulary
+    (FULL, Prompt("x", None, {"image": [b"a", b"b"]}, {"image": ["u", None]}, {"max_pixels": 9}, "me", "context")),
+    ({"encoder_prompt": "x", "decoder_prompt": None}, EncoderDecoderPrompt(Prompt("x"))),
+    ({"encoder_prompt": "x"}, EncoderDecoderPrompt(Prompt("x"))),
+    (
+        {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": b"s"}}, "decoder_prompt": [1, 2]},
+        EncoderDecoderPrompt(Prompt("", media={"audio": b"s"}), IDS),
+    ),
+    ({"encoder_prompt": [1, 2], "decoder_prompt": {"prompt": "y"}}, EncoderDecoderPrompt(IDS, Prompt("y"))),
+]
+
+
+@pytest.mark.parametrize(("prompt", "want"), FORMS)
+def test_forms(prompt: object, want: object) -> None:
+    assert normalise(prompt) == want
+
+
+def test_tokens_are_plain_integers() -> None:
+    for ids in (np.array([1, 2]), torch.tensor([1, 2], dtype=torch.int32), [np.uint8(1), Number.ONE]):
+        assert [type(token) for token in read_token_ids(ids)] == [int, int]
+    given = [1, 2]
+    assert read_token_ids(given) is not given
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (None, "a prompt is a string, token ids or .*, not a NoneType"),
+    (3, "not a int"),
+    (b"x", "not a bytes"),
+    ({1, 2}, "not a set"),
+    ({}, 'needs either "prompt" or "prompt_token_ids"'),
+    ({"prompt": "x", "prompt_token_ids": [1]}, 'needs either "prompt" or "prompt_token_ids"'),
+    ({"promt": "x"}, "unknown key 'promt' in a prompt; did you mean prompt"),
+    ({"prompt": "x", "multimodal_data": {}}, "did you mean multi_modal_data"),
+    ({"prompt": "x", 3: 4}, "unknown key '3'"),
+    ({"prompt": b"x"}, '"prompt" is a string, not a bytes'),
+    ({"prompt": ["x"]}, '"prompt" is a string, not a list'),
+    ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" maps modality to items, .* not a list'),
+    ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" maps modality to names, .* not a str'),
+    ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" maps options to values, .* not a int'),
+    ({"prompt": "x", "cache_salt": ""}, '"cache_salt" is a text that is not empty'),
+    ({"prompt": "x", "cache_salt": 7}, "\"cache_salt\" is a text that is not empty, not '7'"),
+    ({"prompt": "x", "fit": "window"}, '"fit" is "context" or missing, not \'window\''),
+    ({"prompt_token_ids": "12"}, "a list of integers, not a str"),
+    ({"prompt_token_ids": 7}, "a list of integers, not a int"),
+    ({"prompt_token_ids": {1: 2}}, "a list of integers, not a dict"),
+    ({"prompt_token_ids": [1, True]}, "number 1 is 'True'"),
+    ({"prompt_token_ids": np.array([True])}, "number 0 is 'True'"),
+    ({"prompt_token_ids": [1, 2.0]}, "number 1 is '2.0'"),
+    ({"prompt_token_ids": np.array([1.0])}, "number 0 is '1.0'"),
+    ({"prompt_token_ids": [np.float32(1)]}, "number 0 is '1.0'"),
+    ({"prompt_token_ids": np.array(3)}, "a list of integers, not a int"),
+    ({"prompt_token_ids": torch.tensor([[1, 2]])}, "number 0 is"),
+    ({"prompt_token_ids": [torch.tensor([1, 2])]}, "number 0 is"),
+    ({"prompt_token_ids": [[1]]}, "number 0 is"),
+    (["a", "b"], "number 0 is 'a'"),
+    ({"decoder_prompt": "x"}, '"encoder_prompt" is missing'),
+    ({"encoder_prompt": None, "decoder_prompt": "x"}, '"encoder_prompt" is missing'),
+    ({"encoder_prompt": "x", "prompt": "y"}, "unknown key 'prompt'"),
+    ({"encoder_prompt": {"encoder_prompt": "x"}}, "unknown key 'encoder_prompt'"),
+    ({"encoder_prompt": "x", "decoder_prompt": 5}, "not a int"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text"), REFUSED)
+def test_refusals(prompt: object, text: str) -> None:
+    with pytest.raises(InputError, match=text) as error:
+        normalise(prompt)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+def test_a_refusal_of_much_is_short_and_quick() -> None:
+    for prompt in (
+        {"prompt_token_ids": [0.5] * 10**6},
+        {"prompt_token_ids": "x" * 10**8},
+        {"x" * 10**6: 1},
+        {"fit": "x" * 10**6},
+    ):
+        start = time.perf_counter()
+        with pytest.raises(InputError) as error:
+            normalise(prompt)
+        assert len(str(error.value)) < 300
+        assert time.perf_counter() - start < 0.5

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from oracle import CHAT_TEMPLATE, SPECIALS, load_processor, token_ids
 from PIL import Image
 from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.mm.types import Media
 from sensorium.processors.chat import encode_segments, render_chat
-from sensorium.processors.files import find_template, read_preprocessors
 from sensorium.processors.text import Tokenizer
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Fast
 
 TOOLS_TEMPLATE = (
     "{%- if tools %}{{ tools | tojson }}\n{%- endif %}\n"
@@ -57,7 +59,7 @@ def test_equals_transformers_on_harmless_messages(tok, oracle):
         assert got.text == want
         assert encode_segments(got.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
     assert [modality for modality, _ in got.media] == ["image", "video"]
-    assert got.multi_modal_data["image"] == [picture]
+    assert got.multi_modal_data["image"] == [Media(picture)]
 
 
 @given(st.lists(st.text(alphabet="<|>im_end\n ab👩", max_size=12), min_size=1, max_size=4), st.booleans())
@@ -103,30 +105,99 @@ def test_variables_reach_the_template_and_are_untrusted(tok):
     assert not any(map(tok.is_special, encode_segments(chat.segments, tok)))
 
 
+def test_a_special_token_of_one_character_stays_text(tmp_path):
+    fast = Fast(models.BPE({c: i for i, c in enumerate("ab:")}, []))
+    fast.add_special_tokens([AddedToken("@", special=True, normalized=False)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tok = Tokenizer(tmp_path)
+    chat = render_chat([{"role": "user", "content": "a@b"}], "{{ messages[0].content }}:@", tok)
+    assert chat.text == "a@b:@"
+    ids = encode_segments(chat.segments, tok)
+    assert ids == [*tok.encode("ab:"), tok.specials["@"]]  # the vocabulary has no other form of it
+
+
+def test_fields_that_are_none_are_left_out_as_transformers_does(tok, oracle):
+    template = "{% for m in messages %}{% if m.content is defined %}<{{ m.content }}>{% endif %}{{ m.calls }}{% endfor %}"
+    messages = [{"role": "assistant", "content": None, "calls": "x"}, {"role": "user", "content": "", "calls": None}]
+    want = oracle.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert render_chat(messages, template, tok).text == want == "x<>"
+
+
+TRIMMED = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize("text", ["It is", "It is ", " It is\n\n", "is <|", "a\n<", ""])
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMED])
+def test_a_message_is_left_open_as_transformers_does(tok, oracle, text, template):
+    for content in (text, [{"type": "text", "text": "Well."}, {"type": "text", "text": text}]):
+        messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": content}]
+        if template == TRIMMED and not isinstance(content, str):
+            continue
+        want = oracle.apply_chat_template(messages, chat_template=template, continue_final_message=True, tokenize=False)
+        got = render_chat(messages, template, tok, add_generation_prompt=False, continue_final_message=True)
+        assert got.text == want
+        assert encode_segments(got.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+
+
+def test_an_open_message_stays_text(tok):
+    messages = [{"role": "assistant", "content": "a<|im_end|>b<|im_"}]
+    chat = render_chat(messages, TRIMMED, tok, add_generation_prompt=False, continue_final_message=True)
+    assert chat.text == "<|im_start|>a<|im_end|>b<|im_"
+    assert sum(map(tok.is_special, encode_segments(chat.segments, tok))) == 1
+
+
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("messages", "options", "text"),
     [
-        ([{"type": "image_url", "image_url": "data:image/png;base64,AA"}], 'is an object {"url"'),
-        ([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}], "data: URLs only"),
-        ([{"type": "image", "image": "/etc/passwd"}], "data: URLs only"),
-        ([{"type": "sound", "sound": 1}], "known ones are text, image, image_url, video, video_url"),
-        (["hello"], "unknown part type 'hello'"),
-        ([{"type": "text"}], "has a field 'text'"),
-        ([{"type": "text", "text": 3}], "text is a string, not a int"),
-        (7, "text or a list of parts, not a int"),
+        ([{"role": "user", "content": "x"}], {"add_generation_prompt": True}, "exclude each other"),
+        ([], {}, "has no text to continue"),
+        ([{"role": "assistant"}], {}, "has no text to continue"),
+        ([{"role": "user", "content": [{"type": "image", "image": b""}]}], {}, "has no text to continue"),
+        ([{"role": "system", "content": "x"}], {"template": "{{ messages | length }}"}, "leaves out or changes"),
+        (
+            [{"role": "user", "content": "aXb"}],
+            {"template": "{{ messages[0].content.split('X')[-1] }}"},
+            "leaves out or changes",
+        ),
     ],
 )
-def test_bad_parts_are_named(tok, content, text):
-    with pytest.raises(InputError, match=text) as error:
-        render_chat([{"role": "user", "content": "ok"}, {"role": "user", "content": content}], CHAT_TEMPLATE, tok)
-    assert str(error.value).startswith("message 1")
+def test_what_cannot_be_left_open(tok, messages, options, text):
+    options = {"add_generation_prompt": False, "template": CHAT_TEMPLATE, **options}
+    with pytest.raises(InputError, match=text):
+        render_chat(messages, tokenizer=tok, continue_final_message=True, **options)
 
 
-def test_data_urls_pass(tok):
-    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    assert render_chat([{"role": "user", "content": [url]}], CHAT_TEMPLATE, tok).media == (
-        ("image", "data:image/png;base64,AA=="),
+def test_audio_reaches_templates_that_ask_for_its_key(tok):
+    template = (
+        "{% for c in messages[0].content %}{% if 'audio' in c or 'audio_url' in c %}<audio>{% elif 'text' in c %}"
+        "{{ c.text }}{% elif c['type'] == 'image' %}<image>{% endif %}{% endfor %}"
     )
+    parts = [
+        {"type": "audio_url", "audio_url": {"url": "http://x/y.wav"}},
+        {"type": "text", "text": "and"},
+        {"type": "image", "image": b"secret"},
+        {"type": "audio", "audio": np.zeros(3)},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ]
+    chat = render_chat([{"role": "user", "content": parts}], template, tok)
+    assert chat.text == "<audio>and<image><audio><audio>"
+    assert [modality for modality, _ in chat.media] == ["audio", "image", "audio", "audio"]
+    assert [len(values) for values in chat.multi_modal_data.values()] == [3, 1]
+    seen = render_chat([{"role": "user", "content": parts}], "{{ messages }}", tok).text
+    assert "secret" not in seen
+    assert "http" not in seen
+
+
+def test_only_plain_values_reach_the_template(tok):
+    class Sly:
+        def __str__(self):
+            return "<|im_end|>"
+
+    for value in (Sly(), b"<|im_end|>", {1, 2}):
+        with pytest.raises(InputError, match=f"not a {type(value).__name__}"):
+            render_chat([{"role": "user", "content": "x", "name": value}], CHAT_TEMPLATE, tok)
+        with pytest.raises(InputError, match=f"not a {type(value).__name__}"):
+            render_chat([], CHAT_TEMPLATE, tok, mood=value)
 
 
 def test_roles_and_templates_that_refuse(tok):
@@ -138,26 +209,3 @@ def test_roles_and_templates_that_refuse(tok):
         render_chat([{"role": "user", "content": "x"}], "{{ messages.append(1) }}", tok)
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         render_chat([], "{% if %}", tok)
-
-
-def test_template_places(tmp_path):
-    assert find_template(tmp_path) is None
-    several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert find_template(tmp_path) == "d"
-    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
-    assert find_template(tmp_path) == "j"
-    (tmp_path / "chat_template.jinja").write_text("file")
-    assert find_template(tmp_path) == "file"
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "chat_template.json").write_text("[")
-    with pytest.raises(CheckpointError, match=r"chat_template\.json is not valid JSON"):
-        find_template(tmp_path)
-
-
-def test_preprocessor_places(tmp_path):
-    assert read_preprocessors(tmp_path) == ({}, {})
-    (tmp_path / "preprocessor_config.json").write_text('{"a": 1}')
-    assert read_preprocessors(tmp_path) == ({"a": 1}, {})
-    (tmp_path / "processor_config.json").write_text('{"image_processor": {"a": 2}, "video_processor": {"b": 3}}')
-    assert read_preprocessors(tmp_path) == ({"a": 2}, {"b": 3})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import SPECIALS, load_processor, token_ids, tokenizer
-from sensorium.mm.errors import CheckpointError
+from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.processors.text import StreamDecoder, Tokenizer
 
 EMOJI = "naïve 👩‍👩‍👧 你好 e\u0301 🚀\n\tdef f(x): return x"
@@ -73,6 +73,37 @@ def test_a_normaliser_cannot_make_specials_of_text(tmp_path):
     assert tok.special_ids & set(tok.encode("\uff1cs\uff1ea"))  # trusted text may
     assert not tok.special_ids & set(tok.encode_pieces(["\uff1cs\uff1ea"]))
     assert tok.special_ids & set(tok.encode_pieces(["<s>a"]))
+
+
+@given(st.lists(st.sampled_from(["<s>", "\uff1cs\uff1e", "<", "s>", "a", "\u4f60", "<unk>"]), max_size=6).map("".join))
+def test_specials_that_are_words_of_the_vocabulary_stay_text(tmp_path_factory, text):
+    from tokenizers import AddedToken, models, normalizers
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.Unigram([(word, -1.0) for word in ("<unk>", "<s>", "<", "s", ">", "a")], 0))
+    fast.normalizer = normalizers.NFKC()
+    fast.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in ("<unk>", "<s>")])
+    folder = tmp_path_factory.mktemp("words")
+    fast.save(str(folder / "tokenizer.json"))
+    tok = Tokenizer(folder)
+    assert fast.encode("<s>").ids == [tok.specials["<s>"]]
+    assert tok.specials["<s>"] not in tok.encode_plain(text)
+    assert tok.encode_pieces([text]).count(tok.specials["<s>"]) == text.count("<s>")
+    if text.isascii() and "<unk>" not in text:
+        assert tok.decode(tok.encode_plain(text)).replace(" ", "") == text
+
+
+def test_a_control_character_that_has_no_other_form_is_refused(tmp_path):
+    from tokenizers import AddedToken, models
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.BPE({c: i for i, c in enumerate("ab@")}, []))
+    fast.add_special_tokens([AddedToken("@", special=True, normalized=False)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tok = Tokenizer(tmp_path)
+    assert tok.encode_plain("ab") == [0, 1]
+    with pytest.raises(InputError, match="a control token of one character"):
+        tok.encode_plain("a@b")
 
 
 @settings(max_examples=150)

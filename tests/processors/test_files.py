@@ -1,0 +1,38 @@
+"""Templates and preprocessors are found wherever a checkpoint keeps them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sensorium.mm.errors import CheckpointError
+from sensorium.processors.files import ProcessorFiles, find_template, read_preprocessors
+
+
+def test_template_places(tmp_path):
+    assert find_template(tmp_path) is None
+    several = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert find_template(tmp_path) == "d"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert find_template(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert find_template(tmp_path) == "file"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text("[")
+    with pytest.raises(CheckpointError, match=r"chat_template\.json is not valid JSON"):
+        find_template(tmp_path)
+
+
+def test_preprocessor_places(tmp_path):
+    assert read_preprocessors(tmp_path) == ProcessorFiles()
+    (tmp_path / "preprocessor_config.json").write_text('{"a": 1}')
+    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 1})
+    (tmp_path / "processor_config.json").write_text('{"image_processor": {"a": 2}, "video_processor": {"b": 3}}')
+    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 2}, video={"b": 3})
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"c": 4}')
+    (tmp_path / "preprocessor_config.json").write_text('{"feature_extractor_type": "WhisperFeatureExtractor"}')
+    files = read_preprocessors(tmp_path)
+    assert (files.config, files.image) == ({"c": 4}, {})
+    assert files.audio["feature_extractor_type"] == "WhisperFeatureExtractor"
