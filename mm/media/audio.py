@@ -2,77 +2,210 @@
 
 from __future__ import annotations
 
-import io
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, MediaError
+from ..errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
+from .audio_files import read_blocks, read_header
 from .policy import MediaPolicy
 
+Array = np.ndarray[Any, Any]
 RATE_TOLERANCE = 1e-6  # hertz; closer rates are the same
+_SCALES = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # of PCM; uint8 has its zero at 128
+_RATES = (1.0, 1e7)
+_LOUDEST = 1e10  # far beyond any scale of samples; its square still is a float32
+_BLOCK = 1 << 18  # samples mixed and resampled at a time
 
 
-def probe_audio(value: object, rate: int, policy: MediaPolicy) -> MediaHeader:
-    return MediaHeader("audio", samples=len(decode_audio(value, rate, policy)))
+@dataclass(frozen=True)
+class _Sound:
+    """Where samples come from: `frames` at most (so many, where `exact`) at `rate` hertz, in blocks `[channels, n]`."""
+
+    rate: float
+    frames: int
+    exact: bool
+    blocks: Callable[[], Iterator[Array]]
 
 
-def decode_audio(value: object, rate: int, policy: MediaPolicy) -> Tensor:
-    samples, source = _decode(value)
-    return torch.from_numpy(resample(to_mono(samples), source, rate))
+def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
+    """How many samples `decode_audio` will give, from the header, or the index of packets where that tells no length.
+
+    Raises:
+        InputError: as `decode_audio`, as far as headers show it.
+    """
+    sound = _open(value, rate, policy)
+    return MediaHeader("audio", samples=_count(sound.frames, sound.rate, rate), exact=sound.exact)
+
+
+def decode_audio(value: object, rate: float, policy: MediaPolicy) -> Tensor:
+    """Mono float32 `[samples]` at `rate` hertz.
+
+    `value`: an encoded file, `(samples, their rate)`, or samples at `rate` already: floating ones as they are, lists of
+    numbers, or PCM (int16, int32, uint8), which is scaled to -1..1. Of two axes the longer is time, the second where they
+    are equal; channels become their mean. `n` samples at `s` hertz become `ceil(n * rate / s)` by soxr's high quality;
+    equal rates leave them untouched.
+
+    Raises:
+        InputError: another form, a file that cannot be decoded, no samples, values that are not finite, a sound longer
+            than the policy allows.
+    """
+    pieces = list(_resampled(_open(value, rate, policy), rate))
+    samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+    if not len(samples):
+        raise InputError("it holds no samples")
+    return torch.from_numpy(samples)
+
+
+def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:
+    """What `decode_audio` gives, exactly, in pieces of `seconds` (the last may be shorter), decoded as they are taken.
+
+    Memory stays that of a window and a block of the file, however long it is.
+
+    Raises:
+        InputError: as `decode_audio`, on the piece that shows it; a window of no samples.
+    """
+    size = round(seconds * rate)
+    if size < 1:
+        raise InputError(f"a window of {seconds} s holds no samples; give a longer one")
+    kept: list[Array] = []
+    filled = 0
+    for piece in _resampled(_open(value, rate, policy), rate):
+        while filled + len(piece) >= size:
+            head, piece = piece[: size - filled], piece[size - filled :]
+            yield torch.from_numpy(np.concatenate([*kept, head]))
+            kept, filled = [], 0
+        kept.append(piece)
+        filled += len(piece)
+    if filled:
+        yield torch.from_numpy(np.concatenate(kept))
 
 
 def hash_audio(value: object) -> str:
-    return digest("sound", value)
+    """64 hex digits of the encoded bytes, or of samples with their type, shape and rate."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return digest("sound", "encoded", value)
+    samples, rate = _pair(value)
+    return digest("sound", "samples", samples if isinstance(samples, Tensor) else _array(samples), rate)
 
 
-def to_mono(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Mean over channels, float32 `[n]`. Of two axes the longer is time; the first when they are equal is channels."""
-    if samples.ndim == 1:
-        return samples.astype(np.float32, copy=False)
-    if samples.ndim != 2:
+def to_mono(samples: Array) -> Array:
+    """`[channels, n]` -> float32 `[n]`, their mean; PCM integers are scaled to -1..1.
+
+    Raises:
+        InputError: another type, or values that are not finite.
+    """
+    scale = _SCALES.get(samples.dtype.name)
+    if scale is None and samples.dtype.kind != "f":
+        known = ", ".join(_SCALES)
+        raise InputError(f"samples are floating point in -1..1 or PCM ({known}), not {samples.dtype}; convert them")
+    with np.errstate(over="ignore", invalid="ignore"):  # what that makes is refused below
+        channels = samples.astype(np.float32, copy=False)
+        mono: Array = channels[0] if len(channels) == 1 else sum(channels[1:], start=channels[0]) / np.float32(len(channels))
+        if scale is not None:
+            mono = (mono - np.float32(128 if samples.dtype == np.uint8 else 0)) / np.float32(scale)
+        loudest = np.abs(mono).max(initial=0)
+    if not loudest <= _LOUDEST:
+        raise InputError("its samples hold NaN, infinite or absurdly large values; give numbers in about -1..1")
+    return mono
+
+
+def _open(value: object, rate: float, policy: MediaPolicy) -> _Sound:
+    """The header is read and held against the policy, samples are not looked at."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        if not data:
+            raise InputError("it is empty")
+        header = read_header(data)
+        sound = _Sound(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
+    else:
+        given, own = _pair(value)
+        samples = _channels_first(_array(given))
+        sound = _Sound(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
+    if not _RATES[0] <= sound.rate <= _RATES[1]:
+        raise InputError(f"its sample rate is {sound.rate:g}; a positive number of hertz, 1 to 10,000,000, is needed")
+    if not sound.frames:
+        raise InputError("it holds no samples")
+    seconds, most = sound.frames / sound.rate, policy.max_audio_seconds
+    if seconds > most:
+        raise InputError(f"it lasts {seconds:.1f} s, the limit max_audio_seconds is {most:g} s; cut it or raise the limit")
+    return sound
+
+
+def _pair(value: object) -> tuple[object, float | None]:
+    """Samples, and their rate where it is given."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number):
+        try:
+            return value[0], float(value[1])
+        except (OverflowError, TypeError):  # a number too large, or complex
+            raise InputError("its sample rate is no positive number of hertz") from None
+    return value, None
+
+
+def _array(samples: object) -> Array:
+    if isinstance(samples, Tensor):
+        if samples.layout is not torch.strided or samples.is_meta or samples.is_quantized:
+            raise InputError(f"samples are a dense tensor, not {samples.layout} on {samples.device}")
+        plain = samples.detach().cpu().resolve_neg()
+        return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
+    if not isinstance(samples, np.ndarray | list | tuple):
+        form = "give bytes, samples, or (samples, rate)"
+        raise InputError(f"a {type(samples).__name__} is not a known form of sound; {form}")
+    try:
+        array = np.asarray(samples)
+    except (ValueError, TypeError, RuntimeError):
+        raise InputError("its list of samples is not numbers in one or two even axes") from None
+    whole = not isinstance(samples, np.ndarray) and array.dtype.name == "int64"
+    return array.astype(np.float32) if whole else array  # a list of whole numbers is no PCM
+
+
+def _channels_first(samples: Array) -> Array:
+    if samples.ndim not in (1, 2):
         raise InputError(f"samples have 1 or 2 axes (channels and time), not {samples.ndim}")
-    axis = 1 if samples.shape[0] > samples.shape[1] else 0
-    mean: np.ndarray[Any, Any] = samples.mean(axis=axis, dtype=np.float32)
-    return mean
+    if samples.ndim == 1:
+        return samples[None]
+    return samples.T if samples.shape[0] > samples.shape[1] else samples
 
 
-def resample(samples: np.ndarray[Any, Any], source: float, target: float) -> np.ndarray[Any, Any]:
-    """Samples `[n]` at `source` hertz as float32 `[ceil(n * target / source)]` at `target`; soxr's high quality."""
+def _pieces(samples: Array) -> Iterator[Array]:
+    """Also of as many channels as samples, which is what an array of the wrong shape looks like."""
+    size = max(1, _BLOCK // max(1, len(samples)))
+    for start in range(0, samples.shape[1], size):
+        yield samples[:, start : start + size]
+
+
+def _resampled(sound: _Sound, rate: float) -> Iterator[Array]:
+    """Mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
+    stream, taken, made = _resampler(sound.rate, rate), 0, 0
+    for block in sound.blocks():
+        piece = to_mono(block)
+        taken += len(piece)
+        if taken > sound.frames:
+            raise InputError(f"it holds more samples than the {sound.frames} that its header or index tells; store it anew")
+        piece = piece if stream is None else stream.resample_chunk(np.ascontiguousarray(piece))
+        made += len(piece)
+        yield piece
+    if stream is not None:
+        rest, due = stream.resample_chunk(np.zeros(0, np.float32), last=True), _count(taken, sound.rate, rate) - made
+        yield np.pad(rest[:due], (0, max(0, due - len(rest))))
+
+
+def _resampler(source: float, target: float) -> Any:
+    """None for equal rates."""
     if abs(source - target) < RATE_TOLERANCE:
-        return samples
+        return None
     import soxr
 
-    length = math.ceil(len(samples) * target / source)
-    out: np.ndarray[Any, Any] = soxr.resample(samples, source, target, quality="HQ")[:length]
-    return np.pad(out, (0, length - len(out)))
+    return soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
 
 
-def _decode(value: object) -> tuple[np.ndarray[Any, Any], float]:
-    if isinstance(value, tuple) and len(value) == 2:
-        samples = np.asarray(value[0].detach().cpu() if isinstance(value[0], Tensor) else value[0])
-        if samples.dtype.kind != "f":
-            raise InputError(f"samples are floating point in -1..1, not {samples.dtype}")
-        source = float(value[1])
-        if not source > 0:
-            raise InputError(f"a sample rate is a positive number of hertz, not {value[1]}")
-    else:
-        samples, source = _decode_file(value)
-    if not samples.size:
-        raise InputError("it holds no samples")
-    return samples, source
-
-
-def _decode_file(data: bytes) -> tuple[np.ndarray[Any, Any], float]:
-    import soundfile
-
-    try:
-        samples, source = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise InputError(f"it cannot be decoded ({getattr(error, 'error_string', error)})") from None
-    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1), float(source)
+def _count(frames: int, source: float, target: float) -> int:
+    return frames if abs(source - target) < RATE_TOLERANCE else math.ceil(frames * target / source)

@@ -1,0 +1,182 @@
+"""Encoded sound: what its header or its packets tell, and its samples piece by piece. Knows no limits and no rate but its own.
+
+soundfile reads wav, flac, ogg, opus, aiff and mp3 whose first frame tells their length; PyAV reads the rest (m4a, mp4, webm,
+mp3 and flac of unknown length).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.packet import Packet
+
+Array = np.ndarray[Any, Any]
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,mp3,flac,ogg,wav,aiff,caf,asf,amr,avi,flv,mpegts"  # no playlists
+_BLOCK = 1 << 18  # samples of all channels read at a time
+_UNKNOWN = 1 << 60  # libsndfile gives a length beyond this where the file tells none
+_OPUS_FRAMES = (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4  # eighths of a millisecond, by kind
+_TAG_WITHIN = 1 << 16  # bytes searched for the frame that tells an mp3's length
+
+
+@dataclass(frozen=True)
+class SoundHeader:
+    """`rate` in hertz, `frames` samples of one channel; where not `exact`, decoding gives no more than that."""
+
+    rate: int
+    frames: int
+    exact: bool
+
+
+def read_header(data: bytes) -> SoundHeader:
+    """From the header or, where that tells no length, from the index of packets.
+
+    A file that is cut off may still claim its whole length: decoding then gives fewer samples, or an error.
+
+    Raises:
+        InputError: a format that cannot be read, or a file without sound.
+    """
+    sound = _soundfile(data)
+    if sound is not None:
+        with sound:
+            return SoundHeader(sound.samplerate, sound.frames, True)
+    with _container(data) as (container, stream):
+        rate, skipped, total, exact = stream.codec_context.sample_rate, 0, 0, True
+        for packet in _packets(container, stream):
+            frames, sure = _packet_frames(packet, stream)
+            total, skipped, exact = total + frames, skipped + _skipped(packet), exact and sure
+    return SoundHeader(rate, max(0, total - skipped), exact)
+
+
+def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
+    """Samples `[channels, n]`, float32 or the integers that the file stores, piece after piece.
+
+    Raises:
+        InputError: a file that is broken, or whose rate becomes another than `rate`.
+    """
+    sound = _soundfile(data)
+    if sound is None:
+        yield from _container_blocks(data, rate)
+        return
+    import soundfile
+
+    with sound:
+        size = max(1, _BLOCK // sound.channels)
+        while True:
+            try:
+                block = sound.read(size, dtype="float32", always_2d=True)
+            except (soundfile.LibsndfileError, RuntimeError) as error:
+                reason = getattr(error, "error_string", None) or "it is cut off or damaged"
+                raise InputError(f"it cannot be decoded ({reason})") from None
+            if not len(block):
+                return
+            yield block.T
+
+
+class _Bytes(io.BytesIO):
+    """Damaged headers make libsndfile seek before the start; an error in its callback would be printed, not raised."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return super().seek(max(0, offset) if whence == 0 else offset, whence)
+
+
+def _soundfile(data: bytes) -> Any:
+    """None where soundfile cannot open it or does not know how long it is."""
+    import soundfile
+
+    try:
+        sound = soundfile.SoundFile(_Bytes(data))
+    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last for headerless data
+        return None
+    head = data[:_TAG_WITHIN]
+    told = sound.format != "MP3" or b"Xing" in head or b"Info" in head
+    if told and 0 <= sound.frames < _UNKNOWN and sound.samplerate > 0:
+        return sound
+    sound.close()
+    return None
+
+
+@contextmanager
+def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
+    import av
+
+    options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}  # playlists would open files and URLs
+    try:
+        container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="ignore")
+    except av.error.FFmpegError:
+        raise InputError("it cannot be decoded: it is not in a sound format that can be read, or is broken") from None
+    with container:
+        stream = next(iter(container.streams.audio), None)
+        if stream is None:
+            raise InputError("it holds no sound")
+        if stream.codec_context is None or not stream.codec_context.sample_rate:
+            raise InputError("its codec is not one that can be read")
+        yield container, stream
+
+
+def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
+    """Those that hold data."""
+    import av
+
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+    except av.error.FFmpegError as error:
+        raise InputError(f"it cannot be decoded ({error.strerror})") from None
+
+
+def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
+    import av
+
+    with _container(data) as (container, stream):
+        try:
+            for frame in container.decode(stream):
+                if frame.sample_rate != rate:
+                    raise InputError(f"its sample rate changes from {rate} to {frame.sample_rate} hertz")
+                block = frame.to_ndarray()
+                yield block if frame.format.is_planar else block.reshape(-1, len(frame.layout.channels)).T
+        except av.error.FFmpegError as error:
+            raise InputError(f"it cannot be decoded ({error.strerror})") from None
+
+
+def _packet_frames(packet: Packet[AudioStream], stream: AudioStream) -> tuple[int, bool]:
+    """Samples that one packet decodes to and whether that is sure; else at most so many."""
+    codec = stream.codec_context
+    if codec.name in ("opus", "libopus"):
+        return _opus_frames(bytes(packet), codec.sample_rate), True
+    fixed, tick = codec.frame_size or 0, Fraction(packet.time_base or 0) * codec.sample_rate
+    lasts = (packet.duration or 0) * tick
+    if tick.denominator == 1 or (lasts and lasts.denominator == 1):
+        return max(fixed, int(lasts)), bool(fixed or lasts)
+    if fixed and lasts - tick <= fixed:
+        return fixed, True
+    return math.ceil(lasts + tick), False  # times are rounded to ticks
+
+
+def _opus_frames(packet: bytes, rate: int) -> int:
+    """From the table-of-contents byte (RFC 6716, section 3.1): 2.5 to 60 ms a frame, one, two or a given number of them."""
+    kind, code = packet[0] >> 3, packet[0] & 3
+    count = (1, 2, 2, packet[1] & 63 if len(packet) > 1 else 0)[code]
+    return count * _OPUS_FRAMES[kind] * rate // 8000
+
+
+def _skipped(packet: Packet[AudioStream]) -> int:
+    """Samples of a packet that are dropped after decoding: the encoder's delay at the start, its fill at the end."""
+    if not packet.has_sidedata("skip_samples"):
+        return 0
+    raw = bytes(packet.get_sidedata("skip_samples"))
+    return sum(struct.unpack_from("<II", raw)) if len(raw) >= 8 else 0
