@@ -6,26 +6,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
 from ..mm.types import ItemGeometry
+from .buffers import BufferPool
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+RESAMPLE = ("torch", "pillow")
+_BUFFERS = BufferPool(256 << 20)
 
 
 @dataclass(frozen=True)
 class PatchSpec:
     """How one modality is cut: sides in pixels, areas in pixels, `temporal` frames per patch.
 
-    `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
+    `resample`: whose pixels resizing gives, torch's (those of the processors that models are published with today) or
+    the installed Pillow's. `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per
+    temporal patch.
     """
 
     patch: int = 14
@@ -37,6 +45,7 @@ class PatchSpec:
     std: tuple[float, ...] = CLIP_STD
     rescale: float = 1 / 255
     filter: str = "bicubic"
+    resample: str = "torch"
     clip_pixels: int | None = None
 
     def policy(self, frames: int = 1) -> ResizePolicy:
@@ -60,7 +69,7 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
         raise ConfigError("the preprocessor JSON asks for do_resize=false or a filter other than bicubic and bilinear")
     normalise = json.get("do_normalize", True)
     spec = replace(
-        with_size(default, json),
+        with_size(default, {key: value for key, value in json.items() if key != "resample"}),  # there it is the filter
         patch=json.get("patch_size", default.patch),
         merge=json.get("merge_size", default.merge),
         temporal=json.get("temporal_patch_size", default.temporal),
@@ -86,6 +95,9 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
     if detail == "low":
         spec = replace(spec, min_pixels=min(spec.min_pixels, LOW_DETAIL), max_pixels=min(spec.max_pixels, LOW_DETAIL))
+    resample = options.get("resample", spec.resample)
+    if resample not in RESAMPLE:
+        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
@@ -99,38 +111,51 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         most = max(spec.max_pixels, least)
     if least > most:
         raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be in order")
-    return replace(spec, min_pixels=least, max_pixels=most)
+    return replace(spec, min_pixels=least, max_pixels=most, resample=resample)
 
 
-def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
-    """uint8 `[n, h, w, 3]` to float32 `[patches, 3 * temporal * patch * patch]`, merged neighbours side by side.
+def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 `[n, h, w, 3]` to `[patches, 3 * temporal * patch * patch]` in `dtype`, merged neighbours side by side.
 
-    Resizes by torch's antialiased uint8 filter on a view of the input, cuts while still uint8, then scales in one
-    multiply-add per temporal patch. A last group that lacks frames repeats its last one; a picture is one such group.
+    Resizes a temporal patch at a time by torch's antialiased uint8 filter, on a view of the input; then scales and cuts
+    one row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made. A
+    last group that lacks frames repeats its last one; a picture is one such group.
     """
-    per_step = geometry.h * geometry.w
-    out = torch.empty(geometry.t * per_step, 3, spec.temporal, spec.patch**2)
-    std = torch.tensor(spec.std)
-    scale = (spec.rescale / std).view(1, 3, 1, 1)
-    offset = (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
+    out = _BUFFERS.take((geometry.num_patches, 3, spec.temporal, spec.patch, spec.patch), dtype)
+    rows = out.view(-1, geometry.w // spec.merge, spec.merge, spec.merge, *out.shape[1:])
+    per_step = geometry.h // spec.merge
     for step in range(geometry.t):
         group = frames[step * spec.temporal : (step + 1) * spec.temporal]
         if 1 < len(group) < spec.temporal:
             group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
-        cut = _cut(group, geometry, spec)  # [per_step, 3, 1 or temporal, patch * patch]
-        rows = out[step * per_step : (step + 1) * per_step]
-        rows.copy_(torch.addcmul(offset, cut.to(torch.float32), scale))
+        pixels = _resized(group.permute(0, 3, 1, 2), (geometry.h * spec.patch, geometry.w * spec.patch), spec)
+        _fill(rows[step * per_step : (step + 1) * per_step], pixels, spec)
     return out.flatten(1)
 
 
-def _cut(group: Tensor, geometry: ItemGeometry, spec: PatchSpec) -> Tensor:
-    high, wide, m, p = geometry.h // spec.merge, geometry.w // spec.merge, spec.merge, spec.patch
-    pixels = group.permute(0, 3, 1, 2)  # [n, 3, h, w], a channels-last view
-    target = (geometry.h * p, geometry.w * p)
-    if tuple(pixels.shape[-2:]) != target:
-        pixels = F.interpolate(pixels, target, mode=spec.filter, antialias=True)
-    blocks = pixels.permute(0, 2, 3, 1).reshape(len(group), high, m, p, wide, m, p, 3)
-    return blocks.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(geometry.h * geometry.w, 3, len(group), p * p)
+def _resized(pixels: Tensor, target: tuple[int, int], spec: PatchSpec) -> Tensor:
+    """uint8 `[n, 3, h, w]` at the target size, in any memory layout."""
+    if tuple(pixels.shape[-2:]) == target:
+        return pixels
+    if spec.resample == "torch":
+        return F.interpolate(pixels, target, mode=spec.filter, antialias=True)
+    kind = _PILLOW[spec.filter]
+    size = (target[1], target[0])
+    resized = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
+    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
+def _fill(rows: Tensor, pixels: Tensor, spec: PatchSpec) -> None:
+    """`rows`: `[h, w, m, m, 3, temporal, p, p]` of merged patches, from uint8 `[n, 3, h * m * p, w * m * p]`."""
+    std = torch.tensor(spec.std)
+    scale = (spec.rescale / std).view(1, 3, 1, 1)
+    offset = (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
+    m, p = spec.merge, spec.patch
+    for index, row in enumerate(rows):
+        strip = pixels[:, :, index * m * p : (index + 1) * m * p].contiguous()
+        scaled = torch.addcmul(offset, strip.to(torch.float32), scale).to(row.dtype)
+        blocks = scaled.view(len(strip), 3, m, p, -1, m, p)
+        row.copy_(blocks.permute(4, 2, 5, 1, 0, 3, 6))  # a picture's one frame is broadcast over the temporal patch
 
 
 def _first(*values: Any) -> Any:

@@ -21,7 +21,7 @@ from .interface import Span
 from .options import for_modality, with_sampling
 from .patches import PatchSpec, patchify, read_spec, with_size
 
-PIXELS = ("detail", "max_pixels", "min_pixels", "size")
+PIXELS = ("detail", "max_pixels", "min_pixels", "resample", "size")
 OPTIONS = {"image": PIXELS, "video": (*PIXELS, "fps", "max_duration", "num_frames")}
 IMAGE = PatchSpec()  # the published processors' own defaults
 VIDEO = PatchSpec(min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768)
@@ -86,7 +86,7 @@ class Qwen2VLProcessingInfo:
         else:
             raise TypeError(f"a {type(item).__name__} is neither picture nor clip")
         grid = self.geometry(item.header)
-        patches = FieldElem(patchify(frames, grid, self.specs[modality]).to(dtype), FlatField())
+        patches = FieldElem(patchify(frames, grid, self.specs[modality], dtype), FlatField())
         shape = FieldElem(torch.tensor([grid.t, grid.h, grid.w]), BatchedField(keep_on_cpu=True))
         return {names[0]: patches, names[1]: shape}, grid
 
