@@ -151,15 +151,15 @@ class _Rows:
             height, width = self.other_size[:2]
             size = f"{self.index.width}x{self.index.height}"
             raise InputError(f"its header says {size} but its frames are {width}x{height}; the file is broken")
-        rows, wanted, used = zip(*pairs, strict=True)
+        rows, wanted, taken = zip(*pairs, strict=True)
         if len(rows) < len(self.wanted):
             _log.warning("video: %d of the %d frames wanted could be read", len(rows), len(self.wanted))
         plan = replace(
             plan,
-            indices=used,
-            timestamps=tuple(self.index.times[i] for i in used),
-            replaced=tuple((a, b) for a, b in zip(wanted, used, strict=True) if a != b),
-            missing=tuple(i for i in self.wanted if i not in wanted),
+            indices=taken,
+            timestamps=tuple(self.index.times[i] for i in taken),
+            replaced=tuple((a, b) for a, b in zip(wanted, taken, strict=True) if a != b),
+            missing=tuple(i for i, used in zip(self.wanted, self.used, strict=True) if used is None),
         )
         return VideoItem(self.pixels if len(rows) == len(self.wanted) else self.pixels[list(rows)], plan)
 

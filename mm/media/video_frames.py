@@ -19,8 +19,8 @@ from ..geometry import SamplingPolicy, looked_at, sample_indices
 from ..types import FramePlan
 from .image import decode_image, probe_image, to_hwc
 from .policy import MediaPolicy
+from .video_pyav import DEFAULT_FPS
 
-DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
 _MOST = 1e9
 

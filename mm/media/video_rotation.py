@@ -14,6 +14,7 @@ _SEGMENT, _TRACKS, _TRACK, _VIDEO, _PROJECTION, _ROLL, _CLUSTER = (
     b"\x18\x53\x80\x67", b"\x16\x54\xae\x6b", b"\xae", b"\xe0", b"\x76\x70", b"\x76\x75", b"\x1f\x43\xb6\x75"
 )  # fmt: skip
 _MOST = 10_000  # boxes looked at on one level, so that a file of nothing but boxes costs no time
+_MOST_ALIKE = 100
 _Walk = Callable[[bytes, int, int, bytes], Iterator[tuple[int, int]]]
 
 
@@ -55,7 +56,7 @@ def _matroska(data: bytes, place: int) -> float:
 def _inside(walk: _Walk, data: bytes, path: Sequence[bytes], span: tuple[int, int] | None = None) -> list[tuple[int, int]]:
     spans = [span or (0, len(data))]
     for kind in path:
-        spans = [inner for outer in spans for inner in walk(data, *outer, kind)]
+        spans = [inner for outer in spans for inner in walk(data, *outer, kind)][:_MOST_ALIKE]
     return spans
 
 

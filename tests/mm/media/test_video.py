@@ -252,6 +252,7 @@ def test_sampling_is_obeyed(clips):
     assert item.plan.fps == pytest.approx(2.0)
     assert len(decode_video(data, SamplingPolicy(num_frames=6, multiple=2), POLICY).frames) == 6
     assert decode_video(data, SamplingPolicy(num_frames=6), POLICY).plan.fps == pytest.approx(1.5)
+    assert probe_video(data, SamplingPolicy(fps=0.1), POLICY).frames.indices == (0,)  # a step longer than the clip
     half = probe_video(data, SamplingPolicy(num_frames=4, max_duration=2.0), POLICY).frames
     assert half.indices == (0, 5, 10, 15)
     assert half.total == 40
