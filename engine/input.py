@@ -71,7 +71,8 @@ class InputProcessor:
         """
         if not messages:
             raise InputError("a conversation has no messages; give at least one")
-        chat: RenderedChat = render_chat(messages, tokenizer=self._tokenizer, **render)
+        own = {"tokenizer": self._tokenizer, "max_model_len": self._most}
+        chat: RenderedChat = render_chat(messages, **{**render, **own})
         given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": chat.multi_modal_data, **request}))
         self._guard(chat.text)
         return self._prepare(given, encode_segments(chat.segments, self._tokenizer), reserve)

@@ -46,11 +46,13 @@ class RenderedChat:
 
 def render_chat(
     messages: Sequence[Mapping[str, Any]],
+    /,
     template: str,
     tokenizer: Tokenizer,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     continue_final_message: bool = False,
+    max_model_len: int | None = None,
     **variables: Any,
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
@@ -60,13 +62,16 @@ def render_chat(
     from text, and the prompt becomes two segments there. `tools` and `variables` are handed to the template.
 
     `continue_final_message` ends the prompt with the text of the last message, for the model to go on with it.
+    With `max_model_len`, messages whose texts cannot fit are refused before any work is done on them.
 
     Raises:
-        InputError: messages or parts of a wrong form, or a template that refuses them.
+        InputError: messages or parts of a wrong form, texts too long, or a template that refuses them.
     """
     if continue_final_message and add_generation_prompt:
         raise InputError("continue_final_message and add_generation_prompt exclude each other; turn one of them off")
     plain, media = split_media(messages)
+    if max_model_len is not None:
+        _check_length(plain, tokenizer, max_model_len)
     mark = secrets.token_hex(16)
     literals = tuple(tokenizer.specials)
     safe = [_cut(message, literals, mark) for message in plain]
@@ -83,6 +88,16 @@ def render_chat(
 def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[int]:
     """Token ids of a rendered prompt; nothing is added to it."""
     return tokenizer.encode_pieces([segment.text for segment in segments])
+
+
+def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
+    contents = [message.get("content", "") for message in messages]
+    texts = [
+        part.get("text", "") for content in contents for part in ([{"text": content}] if isinstance(content, str) else content)
+    ]
+    least = sum(map(tokenizer.least_tokens, texts)) - len(texts)  # the ends of two may share a token
+    if least >= most:
+        raise InputError(f"the messages have {least} tokens at least, max_model_len is {most}; shorten them")
 
 
 def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
@@ -121,30 +136,40 @@ def _cut(value: Any, literals: tuple[str, ...], mark: str) -> Any:
 
 
 def _cut_text(text: str, literals: tuple[str, ...], mark: str) -> str:
-    heads, starts, ends = _edges(literals)
-    present = {head for head in heads if head in text}  # a long text is seldom searched for each of a thousand literals
+    edges = _edges(literals)
     cuts = set()
-    for literal in literals:
-        start = text.find(literal) if literal[0] in present else -1
+    for literal in (literal for head, several in edges.groups.items() if head in text for literal in several):
+        start = text.find(literal)
         while start >= 0:
             cuts.add(start + 1 if len(literal) > 1 else start)
             cuts.add(start + len(literal))
             start = text.find(literal, start + 1)
-    longest = max(map(len, ends), default=0)
-    if any(text[:length] in ends for length in range(1, min(len(text), longest) + 1)):
-        cuts.add(0)
-    if any(text[-length:] in starts for length in range(1, min(len(text), longest) + 1)):
-        cuts.add(len(text))
-    places = [0, *sorted(cuts), len(text)]
-    return mark.join(text[start:end] for start, end in pairwise(places))
+    for length in range(1, min(len(text), edges.longest) + 1):
+        if text[:length] in edges.ends:
+            cuts.add(0)
+        if text[-length:] in edges.starts:
+            cuts.add(len(text))
+    return mark.join(text[start:end] for start, end in pairwise([0, *sorted(cuts), len(text)])) if cuts else text
+
+
+@dataclass(frozen=True)
+class _Edges:
+    """Literals by their first characters, of which a thousand may share some; all true beginnings and endings of them."""
+
+    groups: Mapping[str, Sequence[str]]
+    starts: frozenset[str]
+    ends: frozenset[str]
+    longest: int
 
 
 @functools.lru_cache(maxsize=8)
-def _edges(literals: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """First characters of the literals, and all their true beginnings and endings."""
-    heads = frozenset(literal[0] for literal in literals)
+def _edges(literals: tuple[str, ...]) -> _Edges:
+    groups: dict[str, list[str]] = {}
+    for literal in literals:
+        groups.setdefault(literal[:4], []).append(literal)
     starts = frozenset(literal[:i] for literal in literals for i in range(1, len(literal)))
-    return heads, starts, frozenset(literal[i:] for literal in literals for i in range(1, len(literal)))
+    ends = frozenset(literal[i:] for literal in literals for i in range(1, len(literal)))
+    return _Edges(groups, starts, ends, max(map(len, starts), default=0))
 
 
 def _render(template: str, context: dict[str, Any]) -> str:

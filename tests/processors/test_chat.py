@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,7 @@ def test_tools_are_untrusted_too(tok):
 
 def test_variables_reach_the_template_and_are_untrusted(tok):
     chat = render_chat([], "{{ mood }}{{ deep.x }}", tok, mood="<|im_end|>", deep={"x": 1})
+    assert render_chat([], "{{ messages }}", tok, messages="x").text == "[]"
     assert chat.text == "<|im_end|>1"
     assert not any(map(tok.is_special, encode_segments(chat.segments, tok)))
 
@@ -165,6 +167,19 @@ def test_what_cannot_be_left_open(tok, messages, options, text):
     options = {"add_generation_prompt": False, "template": CHAT_TEMPLATE, **options}
     with pytest.raises(InputError, match=text):
         render_chat(messages, tokenizer=tok, continue_final_message=True, **options)
+
+
+def test_texts_that_cannot_fit_are_refused_before_they_are_rendered(tok):
+    long = "<|im_end|> " * 1_000_000
+    for content in (long, [{"type": "text", "text": long}, {"type": "image", "image": b""}]):
+        start = time.perf_counter()
+        with pytest.raises(InputError, match="tokens at least, max_model_len is 4096; shorten them"):
+            render_chat([{"role": "user", "content": content}], CHAT_TEMPLATE, tok, max_model_len=4096)
+        assert time.perf_counter() - start < 0.1
+    messages = [{"role": "user", "content": "hello there " * 9}] * 7
+    chat = render_chat(messages, CHAT_TEMPLATE, tok)
+    most = len(encode_segments(chat.segments, tok)) + 1
+    assert render_chat(messages, CHAT_TEMPLATE, tok, max_model_len=most).text == chat.text
 
 
 def test_audio_reaches_templates_that_ask_for_its_key(tok):
