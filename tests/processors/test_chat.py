@@ -203,6 +203,29 @@ def test_audio_reaches_templates_that_ask_for_its_key(tok):
     assert "http" not in seen
 
 
+def test_the_published_template_of_qwen2_audio(tok, oracle):
+    from transformers import Qwen2AudioProcessor
+
+    template = Qwen2AudioProcessor.default_chat_template.fget(None)
+    texts = ["What is that?", "Both < bark.", " And this? "]
+    ours, theirs = [], []
+    for text in texts:
+        words = {"type": "text", "text": text}
+        ours.append(
+            {"role": "user", "content": [{"type": "audio", "audio": b"..."}, words, {"type": "audio", "audio": b"..."}]}
+        )
+        theirs.append(
+            {"role": "user", "content": [{"type": "audio", "audio_url": "a"}, words, {"type": "audio", "audio_url": "b"}]}
+        )
+        for several in (ours, theirs):
+            several.append({"role": "assistant", "content": "A dog."})
+    chat = render_chat(ours, template, tok)
+    want = oracle.apply_chat_template(theirs, chat_template=template, add_generation_prompt=True, tokenize=False)
+    assert chat.text == want
+    assert want.count("<|AUDIO|>") == len(chat.media) == 6
+    assert encode_segments(chat.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+
+
 def test_only_plain_values_reach_the_template(tok):
     class Sly:
         def __str__(self):
