@@ -21,9 +21,9 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 from .files import ProcessorFiles
 from .interface import Span
 from .options import for_modality, with_sampling
-from .patches import LOW_DETAIL, PatchSpec, patchify, read_spec
+from .patches import LOW_DETAIL, RESAMPLE, PatchSpec, patchify, read_spec, resized
 
-OPTIONS = {"vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "size")}
+OPTIONS = {"vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "resample", "size")}
 CUT = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # the published processors' own defaults
 IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512
 DEFAULT_FPS = 2.0  # frames used per second of a video
@@ -102,8 +102,8 @@ class KimiK25ProcessingInfo:
             raise TypeError(f"a {type(item).__name__} is no vision chunk")
         grid, spec = self.geometry(item.header), self.image if item.plan is None else self.frame
         single = replace(spec.cut, merge=1, temporal=1)  # patches lie row by row, each of one frame
-        flat = patchify(_fitted(item.frames, grid, spec), replace(grid, merge=1, merge_t=1), single)
-        pixels = flat.view(-1, 3, single.patch, single.patch).to(dtype)
+        flat = patchify(_fitted(item.frames, grid, spec), replace(grid, merge=1, merge_t=1), single, dtype)
+        pixels = flat.view(-1, 3, single.patch, single.patch)
         shape = torch.tensor([grid.t, grid.h, grid.w])
         return {
             "pixel_values": FieldElem(pixels, FlatField()),
@@ -194,12 +194,9 @@ def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int
 
 def _fitted(frames: Tensor, grid: ItemGeometry, spec: ChunkSpec) -> Tensor:
     """uint8 `[n, h, w, 3]` shrunk to its budget and filled up with black on the right and below, to the grid."""
-    size = int(frames.shape[1]), int(frames.shape[2])
-    target = fit_patches(*size, spec.budget)
-    if target != size:
-        small = F.interpolate(frames.permute(0, 3, 1, 2), target, mode=spec.cut.filter, antialias=True)
-        frames = small.permute(0, 2, 3, 1)
-    return F.pad(frames, (0, 0, 0, grid.w * spec.cut.patch - target[1], 0, grid.h * spec.cut.patch - target[0]))
+    target = fit_patches(int(frames.shape[1]), int(frames.shape[2]), spec.budget)
+    small = resized(frames.permute(0, 3, 1, 2), target, spec.cut).permute(0, 2, 3, 1)
+    return F.pad(small, (0, 0, 0, grid.w * spec.cut.patch - target[1], 0, grid.h * spec.cut.patch - target[0]))
 
 
 def _read_json(preprocessor: Mapping[str, Any], limit: str) -> Mapping[str, Any]:
@@ -225,13 +222,16 @@ def _limited(spec: ChunkSpec, options: Mapping[str, Any]) -> ChunkSpec:
     detail, side, area = options.get("detail", "auto"), _side(options.get("size"), spec.max_side), spec.cut.patch**2
     if detail not in ("auto", "high", "low"):
         raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
+    resample = options.get("resample", spec.cut.resample)
+    if resample not in RESAMPLE:
+        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
     most = min(spec.max_patches, LOW_DETAIL // area) if detail == "low" else spec.max_patches
     given = {key: options[key] for key in ("max_patches", "max_pixels") if key in options}
     for key, value in (*given.items(), ("size", side)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{key} is {value!r}; give a positive whole number")
     limits = [value if key == "max_patches" else max(1, value // area) for key, value in given.items()]
-    return replace(spec, max_patches=min(limits) if limits else most, max_side=side)
+    return ChunkSpec(replace(spec.cut, resample=resample), min(limits) if limits else most, side)
 
 
 def _side(size: object, default: int) -> Any:

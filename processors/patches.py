@@ -128,12 +128,12 @@ def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: tor
         group = frames[step * spec.temporal : (step + 1) * spec.temporal]
         if 1 < len(group) < spec.temporal:
             group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
-        pixels = _resized(group.permute(0, 3, 1, 2), (geometry.h * spec.patch, geometry.w * spec.patch), spec)
+        pixels = resized(group.permute(0, 3, 1, 2), (geometry.h * spec.patch, geometry.w * spec.patch), spec)
         _fill(rows[step * per_step : (step + 1) * per_step], pixels, spec)
     return out.flatten(1)
 
 
-def _resized(pixels: Tensor, target: tuple[int, int], spec: PatchSpec) -> Tensor:
+def resized(pixels: Tensor, target: tuple[int, int], spec: PatchSpec) -> Tensor:
     """uint8 `[n, 3, h, w]` at the target size, in any memory layout."""
     if tuple(pixels.shape[-2:]) == target:
         return pixels

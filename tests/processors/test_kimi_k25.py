@@ -11,6 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import ensure_torchvision, tokenizer
+from PIL import Image
 from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
@@ -307,6 +308,15 @@ def test_options():
     assert len(keys) == 4
 
 
+def test_pillow_pixels_where_asked():
+    image, info = picture(300, 200), info_of(SMALL).tuned({"resample": "pillow"})
+    pixels, grid = info.process(image_chunk(ImageItem(image)), torch.float32)
+    small = np.asarray(Image.fromarray(image.numpy()).resize((93, 139), Image.Resampling.BICUBIC))
+    shown = data(pixels["pixel_values"]).view(grid.h, grid.w, 3, 14, 14).permute(0, 3, 1, 4, 2).reshape(140, 112, 3)
+    assert torch.equal(((shown[:139, :93] + 1) * 127.5).round().to(torch.uint8), torch.from_numpy(small))
+    assert info.options_key("vision_chunk") != info_of(SMALL).options_key("vision_chunk")
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -317,6 +327,7 @@ def test_options():
         ({"size": {"max_height": 3}}, "max_height and max_width"),
         ({"size": {"max_height": 3, "max_width": 4}}, "the same number"),
         ({"size": {"max_height": -3, "max_width": -3}}, "size is -3"),
+        ({"resample": "nearest"}, "torch and pillow"),
         ({"detail": "lo"}, "auto, high and low"),
         ({"fps": 1.0, "num_frames": 3}, "exclude"),
     ],
