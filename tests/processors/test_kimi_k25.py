@@ -313,7 +313,7 @@ def test_pillow_pixels_where_asked():
     pixels, grid = info.process(image_chunk(ImageItem(image)), torch.float32)
     small = np.asarray(Image.fromarray(image.numpy()).resize((93, 139), Image.Resampling.BICUBIC))
     shown = data(pixels["pixel_values"]).view(grid.h, grid.w, 3, 14, 14).permute(0, 3, 1, 4, 2).reshape(140, 112, 3)
-    assert torch.equal(((shown[:139, :93] + 1) * 127.5).round().to(torch.uint8), torch.from_numpy(small))
+    assert torch.equal(((shown[:139, :93] + 1) * 127.5).round().to(torch.uint8), torch.tensor(small))
     assert info.options_key("vision_chunk") != info_of(SMALL).options_key("vision_chunk")
 
 
