@@ -87,7 +87,10 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
         check_size(height, width, max_pixels)
-        packets = [_Packet(p.pts, p.dts, p.is_keyframe, p.is_discard) for p in _packets(container, stream)]
+        vp8 = stream.codec_context.codec.canonical_name == "vp8"
+        packets = [
+            _Packet(p.pts, p.dts, p.is_keyframe, p.is_discard or (vp8 and _is_hidden(p))) for p in _packets(container, stream)
+        ]
         # AVI keeps no presentation times: FFmpeg makes them up from the order of decoding
         avi = container.format.name == "avi"
         stamps = {} if avi and stream.codec_context.has_b_frames else _stamps(packets)
@@ -110,6 +113,11 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
     late = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
     return ClipIndex(height, width, turns, times, fps, marked, numbers, late, exact)
+
+
+def _is_hidden(packet: Packet[VideoStream]) -> bool:
+    """Whether a VP8 picture is only there to be referred to (RFC 6386, 9.1)."""
+    return not memoryview(packet)[0] & 0x10
 
 
 def check_size(height: int, width: int, max_pixels: int) -> None:

@@ -222,6 +222,17 @@ def test_a_stream_that_begins_between_keyframes():
     assert item.plan.timestamps[0] == 0.0  # from the first frame shown
 
 
+def test_pictures_that_are_never_shown_are_not_counted(clips):
+    data = bytearray(clips("vp8-webm"))
+    with av.open(io.BytesIO(bytes(data))) as container:
+        packet = [bytes(p) for p in container.demux(video=0)][7]
+    data[data.index(packet)] &= ~0x10 & 0xFF  # its show_frame
+    expected, _ = plainly(bytes(data))
+    item = decode_video(bytes(data), ALL, POLICY)
+    assert len(expected) == len(item.frames) == probe_video(bytes(data), ALL, POLICY).frames.total == 39
+    assert np.array_equal(item.frames.numpy(), expected)
+
+
 def test_a_stream_whose_clock_starts_anew_is_counted(clips):
     data = clips("h264-ts") * 2
     expected, _ = plainly(data)
