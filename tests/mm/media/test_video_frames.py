@@ -1,0 +1,134 @@
+"""Clips that come as frames: the forms they have, and what the metadata beside them means."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sensorium.mm.errors import InputError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import decode_video, hash_video, probe_video
+
+POLICY, ALL = MediaPolicy(), SamplingPolicy()
+TWO = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, multiple=2)
+FRAMES = np.random.default_rng(0).integers(0, 256, (10, 8, 12, 3), dtype=np.uint8)
+
+
+def test_bare_frames_are_used_as_they_are():
+    forms = [FRAMES, torch.from_numpy(FRAMES), FRAMES.transpose(0, 3, 1, 2), list(FRAMES), [Image.fromarray(f) for f in FRAMES]]
+    assert len({hash_video(form) for form in forms}) == 1
+    for form in forms:
+        item = decode_video(form, TWO, POLICY)
+        assert item.header == probe_video(form, TWO, POLICY)
+        assert np.array_equal(item.frames.numpy(), FRAMES)
+        assert item.plan.fps == 24
+        assert item.plan.timestamps[3] == pytest.approx(3 / 24)
+    assert decode_video(FRAMES, SamplingPolicy(num_frames=4, multiple=2), POLICY).plan.indices == (0, 2, 5, 7)
+    assert len(decode_video(FRAMES, SamplingPolicy(num_frames=-1), POLICY).frames) == 10
+    assert len(decode_video(FRAMES, SamplingPolicy(fps=2.0, max_duration=0.1), POLICY).frames) == 10
+    grey = decode_video(FRAMES[..., :1], ALL, POLICY)
+    assert torch.equal(grey.frames[..., 2], torch.from_numpy(FRAMES[..., 0]))
+
+
+def test_metadata_of_frames():
+    whole = decode_video((FRAMES, {"fps": 5.0}), TWO, POLICY)  # 2 s of source at 2 a second
+    assert whole.plan.indices == (0, 2, 5, 7)
+    assert whole.plan.timestamps == pytest.approx([0.0, 0.4, 1.0, 1.4])
+    assert whole.plan.fps == pytest.approx(2.0)
+    assert np.array_equal(whole.frames.numpy(), FRAMES[[0, 2, 5, 7]])
+    assert decode_video((FRAMES, {"duration": 2.0}), TWO, POLICY).plan == whole.plan
+    given = {"fps": 30.0, "total_num_frames": 100, "frames_indices": list(range(0, 100, 10))}
+    for metadata in (given, SimpleNamespace(**given), {**given, "do_sample_frames": False}):
+        done = decode_video((FRAMES, metadata), TWO, POLICY)
+        assert done.header == probe_video((FRAMES, metadata), TWO, POLICY)
+        assert done.plan.indices == tuple(range(0, 100, 10))
+        assert done.plan.total == 100
+        assert done.plan.fps == pytest.approx(3.0)
+        assert done.plan.timestamps[-1] == pytest.approx(3.0)
+    again = decode_video((FRAMES, {**given, "do_sample_frames": True}), SamplingPolicy(num_frames=2), POLICY)
+    assert again.plan.indices == (0, 50)
+    assert np.array_equal(again.frames.numpy(), FRAMES[[0, 5]])
+    chosen = decode_video((FRAMES, {"fps": 5.0, "do_sample_frames": False}), TWO, POLICY)
+    assert len(chosen.frames) == 10
+    assert decode_video((FRAMES, {"fps": 0}), TWO, POLICY).plan.fps == 24
+    assert decode_video((FRAMES, None), TWO, POLICY).plan.fps == 24
+    assert decode_video((FRAMES[:1], {"fps": 30.0}), TWO, POLICY).plan.timestamps == (0.0,)
+
+
+def test_metadata_of_transformers():
+    from transformers.video_utils import VideoMetadata
+
+    metadata = VideoMetadata(
+        total_num_frames=20, fps=10.0, width=12, height=8, duration=2.0, frames_indices=list(range(0, 20, 2))
+    )
+    item = decode_video((FRAMES, metadata), TWO, POLICY)
+    assert item.plan.timestamps == pytest.approx(metadata.timestamps)
+    assert item.plan.fps == pytest.approx(metadata.sampled_fps)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        ({"fps": 30.0, "frames_indices": [0, 1]}, "frames_indices names 2 frames but 10"),
+        ({"total_frames": 10}, "no 'total_frames'; did you mean total_num_frames"),
+        ({"zzz": 10}, "no 'zzz'; the known ones are total_num_frames, fps"),
+        ({"total_num_frames": 9, "frames_indices": range(10)}, "frame 9 is not one of total_num_frames=9"),
+        ({"total_num_frames": 30}, "30 but 10 frames were given; give frames_indices"),
+        ({"frames_indices": list(range(10, 0, -1))}, "not in order of time"),
+        ({"frames_indices": [0.5] * 10}, "whole numbers"),
+        ({"frames_indices": "0123456789"}, "whole numbers"),
+        ({"fps": "ten"}, "fps of the metadata is 'ten'"),
+        ({"fps": float("nan")}, "fps of the metadata is 'nan'"),
+        ({"fps": 1e300}, "give a number from 0 to 1e"),
+        ({"duration": -1.0}, "duration of the metadata is '-1"),
+        (7, "not a int"),
+    ],
+)
+def test_metadata_that_is_refused(metadata, text):
+    for call in (probe_video, decode_video):
+        with pytest.raises(InputError, match=text):
+            call((FRAMES, metadata), TWO, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((8, 8, 3), np.uint8), "4 axes"),
+        (np.zeros((2, 8, 8, 3)), "uint8"),
+        (np.zeros((2, 8, 8, 4), np.uint8), "RGB, not of 4 channels"),
+        ([], "a list is not a known form"),
+        ([FRAMES[0], "x"], "pictures"),
+        ([FRAMES[0], FRAMES[1][:4]], "one size"),
+        (7, "a int is not a known form"),
+    ],
+)
+def test_what_is_refused_is_named(value, text):
+    for call in (probe_video, decode_video):
+        with pytest.raises(InputError, match=text) as error:
+            call(value, TWO, POLICY)
+        assert "\n" not in str(error.value)
+
+
+def test_the_hash_is_of_frames_and_what_is_said_of_them():
+    hashes = [
+        hash_video(value)
+        for value in (
+            FRAMES,
+            FRAMES[:5],
+            FRAMES.reshape(10, 12, 8, 3),
+            FRAMES[::-1],
+            (FRAMES, {"fps": 24.0}),
+            (FRAMES, {"fps": 30.0}),
+            (FRAMES, {"fps": 30.0, "do_sample_frames": False}),
+            (FRAMES, {"fps": 30.0, "frames_indices": range(0, 20, 2)}),
+            (FRAMES, {"fps": 30.0, "frames_indices": range(0, 20, 2), "total_num_frames": 30}),
+        )
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert hash_video((FRAMES, {"fps": 30.0, "width": 12})) == hash_video((FRAMES, {"fps": 30}))
+    with pytest.raises(InputError):
+        hash_video(7)

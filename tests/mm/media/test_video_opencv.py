@@ -1,0 +1,27 @@
+"""OpenCV gives the frames that PyAV gives, and survives files that send it nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from clips import CLIPS, UNTIMED, clip
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media import video_opencv
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import decode_video
+
+POLICY, ALL = MediaPolicy(), SamplingPolicy()
+EIGHT = SamplingPolicy(num_frames=8, spread="ends")
+
+
+@pytest.mark.parametrize("name", [n for n in (CLIPS | UNTIMED) if n != "av1-mp4"])  # OpenCV's wheel has no AV1 decoder
+def test_opencv_reads_the_same_frames(name):
+    pytest.importorskip("cv2")
+    for sampling in (ALL, EIGHT):
+        ours, theirs = (decode_video(clip(name), sampling, MediaPolicy(video_backend=b)) for b in ("pyav", "opencv"))
+        assert ours.plan == theirs.plan
+        assert (ours.frames.int() - theirs.frames.int()).abs().max() <= 1
+
+
+def test_a_seek_to_nowhere_does_not_crash_opencv():
+    stream = video_opencv._Stream(b"abc")
+    assert [stream.seek(-184_524_588), stream.seek(1), stream.seek(2**63 - 1, 1), stream.seek(1 << 80)] == [3, 1, 3, 3]
