@@ -17,6 +17,9 @@ class Architecture:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "Qwen2AudioForConditionalGeneration": Architecture(
+        "models.qwen2_audio:Qwen2Audio", "processors.qwen2_audio:Qwen2AudioProcessingInfo"
+    ),
     "Qwen2VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen2VL", "processors.qwen2_vl:Qwen2VLProcessingInfo"),
     "Qwen2_5_VLForConditionalGeneration": Architecture(
         "models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"

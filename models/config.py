@@ -27,8 +27,10 @@ class TextConfig:
     tied: bool
 
 
-def text_config(config: Mapping[str, Any]) -> TextConfig:
+def text_config(config: Mapping[str, Any], axes: int = 3) -> TextConfig:
     """From the whole config.json: `text_config` when it is there, else the top level.
+
+    `axes`: of rotary positions, 3 for grids (in sections of 16, 24 and 24 where none are given) or 1.
 
     Raises:
         ConfigError: a missing key, or a feature this stack does not have, by its key.
@@ -47,7 +49,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         raise ConfigError(f"hidden_act {text['hidden_act']!r} is not supported in the decoder; known is silu")
     hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
     head_dim = text.get("head_dim") or hidden // heads
-    sections = tuple(rope.get("mrope_section") or (16, 24, 24))
+    sections = (head_dim // 2,) if axes == 1 else tuple(rope.get("mrope_section") or (16, 24, 24))
     if sum(sections) * 2 != head_dim:
         raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {head_dim // 2}")
     kv_heads = text.get("num_key_value_heads") or heads

@@ -50,7 +50,9 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
     values["seconds"] = audio.get("chunk_length", default.longest // default.rate)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{names.get(name, 'chunk_length')} of the feature extractor is {value!r}; give a positive integer")
+            raise ConfigError(
+                f"{names.get(name, 'chunk_length')} of the feature extractor is {value!r}; give a positive integer"
+            )
     if audio.get("dither") or audio.get("do_normalize"):
         raise ConfigError("dither and do_normalize of the feature extractor are not supported; remove them")
     longest = values.pop("seconds") * values["rate"]

@@ -18,6 +18,7 @@ SPECIALS = (
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
+AUDIO_SPECIALS = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\n"
     "You are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ m['role'] }}\n"
@@ -60,6 +61,14 @@ def tokenizer(vocab: int = 640) -> Tokenizer:
     return tok
 
 
+@functools.cache
+def audio_tokenizer() -> Tokenizer:
+    """The same with Qwen2-Audio's tokens after all others."""
+    tok = Tokenizer.from_str(tokenizer().to_str())
+    tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in AUDIO_SPECIALS])
+    return tok
+
+
 def token_ids() -> dict[str, int]:
     """Special token -> id."""
     return {name: int(tokenizer().token_to_id(name)) for name in SPECIALS}
@@ -75,6 +84,13 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         else:
             value = torch.rand(p.shape, generator=gen) * 0.4 - 0.2 + (1.0 if _is_norm(name) else 0.0)
         p.data.copy_(value)
+
+
+def _sharpen(tower: torch.nn.Module) -> None:
+    """Attention over hundreds of rows is a mean, whose weights say nothing, unless scores are large."""
+    for name, p in tower.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            p.data.mul_(3)
 
 
 def _is_norm(name: str) -> bool:
@@ -120,8 +136,31 @@ VARIANT: dict[str, Any] = {
     "max_positions": 4096, "vision_hidden": 64, "vision_intermediate": 96, "vision_depth": 4, "vision_heads": 4,
     "patch": 14, "window": 56, "full_attention": (1, 3), "tokens_per_second": 2, "min_pixels": 56 * 56,
     "max_pixels": 112 * 112, "dtype": torch.float32, "shard_size": "5GB", "eos": None,
+    "audio_hidden": 64, "audio_intermediate": 96, "audio_layers": 3, "audio_heads": 4, "mels": 24, "seconds": 4,
 }  # fmt: skip
 """What `build_checkpoint` can vary, and its defaults."""
+
+
+def _build_audio_model(v: dict[str, Any]) -> Any:
+    import transformers as tf
+
+    text = _text_config(v) | {"vocab_size": audio_tokenizer().get_vocab_size()}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    audio = {
+        "d_model": v["audio_hidden"],
+        "encoder_ffn_dim": v["audio_intermediate"],
+        "encoder_layers": v["audio_layers"],
+        "encoder_attention_heads": v["audio_heads"],
+        "num_mel_bins": v["mels"],
+        "max_source_positions": 50 * v["seconds"],
+    }
+    config = tf.Qwen2AudioConfig(
+        audio_config=tf.Qwen2AudioEncoderConfig(**audio),
+        text_config=tf.Qwen2Config(**text),
+        audio_token_index=audio_tokenizer().token_to_id("<|AUDIO|>"),
+        tie_word_embeddings=v["tie"],
+    )
+    return tf.Qwen2AudioForConditionalGeneration(config).eval()
 
 
 def build_model(family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> Any:
@@ -132,21 +171,40 @@ def build_model(family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> An
     v = VARIANT | variant
     assert v.keys() == VARIANT.keys(), f"unknown variant: {v.keys() - VARIANT.keys()}"
     ids = token_ids()
-    stem = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}[family]
-    config = getattr(tf, stem + "Config")(
-        text_config=_text_config(v),
-        vision_config=_vision_config(family, v),
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=v["tie"],
-    )
-    model = getattr(tf, stem + "ForConditionalGeneration")(config).eval()
+    if family == "qwen2_audio":
+        model = _build_audio_model(v)
+    else:
+        stem = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}[family]
+        config = getattr(tf, stem + "Config")(
+            text_config=_text_config(v),
+            vision_config=_vision_config(family, v),
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids["<|video_pad|>"],
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
+            tie_word_embeddings=v["tie"],
+        )
+        model = getattr(tf, stem + "ForConditionalGeneration")(config).eval()
     randomise(model, seed)
+    if family == "qwen2_audio":
+        _sharpen(model.model.audio_tower)
     model.generation_config.eos_token_id = v["eos"] or [ids["<|im_end|>"], ids["<|endoftext|>"]]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     return model.to(v["dtype"])
+
+
+def _build_audio_processor(v: dict[str, Any]) -> Any:
+    import transformers as tf
+
+    fast = tf.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(audio_tokenizer().to_str()),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=[*SPECIALS[1:], *AUDIO_SPECIALS],
+    )
+    return tf.Qwen2AudioProcessor(
+        feature_extractor=tf.WhisperFeatureExtractor(feature_size=v["mels"], chunk_length=v["seconds"]), tokenizer=fast
+    )
 
 
 def build_processor(family: str = "qwen2_5_vl", **variant: Any) -> Any:
@@ -155,6 +213,8 @@ def build_processor(family: str = "qwen2_5_vl", **variant: Any) -> Any:
     import transformers as tf
 
     v = VARIANT | variant
+    if family == "qwen2_audio":
+        return _build_audio_processor(v)
     fast = tf.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer().to_str()),
         eos_token="<|im_end|>",
@@ -180,6 +240,10 @@ def build_checkpoint(path: str | os.PathLike[str], family: str = "qwen2_5_vl", s
     model.save_pretrained(target, max_shard_size=(VARIANT | variant)["shard_size"])
     processor = build_processor(family, **variant)
     processor.save_pretrained(target)
+    if family == "qwen2_audio":
+        processor.feature_extractor.save_pretrained(target)
+        (target / "processor_config.json").unlink()
+        return target
     processor.image_processor.save_pretrained(target)  # the Hub's checkpoints keep a file per part
     processor.video_processor.save_pretrained(target)
     image = json.loads((target / "preprocessor_config.json").read_text())

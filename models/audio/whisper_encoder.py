@@ -1,0 +1,146 @@
+"""The packed Whisper encoder: log-mel frames of items of many requests in one call. Knows no family's connector.
+
+Source: arXiv 2212.04356 (two convolutions, the second of stride 2, positions from a table, pre-norm layers). Its published
+form always computes the longest sound and masks what is silent; here only the rows of a sound are computed, which is the
+same: the convolutions see the first frames of the silence after it, attention sees none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...kernels.varlen import varlen_attention
+from ...mm.errors import ConfigError
+from ..config import count
+from ..layers.basic import ACTIVATIONS, Embedding, Norm
+from ..layers.linear import Linear
+
+_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames."""
+
+    mels: int
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    positions: int
+    act: str = "gelu"
+
+
+def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
+    """From the raw `audio_config`, or a Whisper's whole config.json, with Whisper's own key names.
+
+    Raises:
+        ConfigError: a missing key, an activation that is not known, heads that do not divide the width.
+    """
+    act, width, heads = (
+        audio.get("activation_function", "gelu"),
+        count(audio, "d_model"),
+        count(audio, "encoder_attention_heads"),
+    )
+    if act not in ACTIVATIONS:
+        raise ConfigError(f"activation_function {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
+    if width % heads:
+        raise ConfigError(f"d_model {width} is no multiple of encoder_attention_heads {heads}")
+    return EncoderConfig(
+        mels=count(audio, "num_mel_bins"),
+        width=width,
+        inner=count(audio, "encoder_ffn_dim"),
+        heads=heads,
+        layers=count(audio, "encoder_layers"),
+        positions=count(audio, "max_source_positions"),
+        act=act,
+    )
+
+
+class Attention(nn.Module):
+    """Keys have no bias."""
+
+    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.heads, self.dim = c.heads, c.width // c.heads
+        self.qv = Linear(c.width, {"q_proj": c.width, "v_proj": c.width}, True, dtype, device)
+        self.k = Linear(c.width, {"k_proj": c.width}, False, dtype, device)
+        self.out = Linear(c.width, {"out_proj": c.width}, True, dtype, device)
+
+    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
+        k = self.k(x).view(x.shape[0], self.heads, self.dim)
+        return self.out(varlen_attention(q, k, v, lengths, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[c.act]
+        self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device)
+        self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device)
+        self.self_attn = Attention(c, dtype, device)
+        self.first = Linear(c.width, {"fc1": c.inner}, True, dtype, device)
+        self.second = Linear(c.inner, {"fc2": c.width}, True, dtype, device)
+
+    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths)
+        return x + self.second(self.act(self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
+
+
+class Encoder(nn.Module):
+    """Log-mel frames of items, end to end -> `[rows, width]`, `rows(frames) // pool` of each item, normed.
+
+    `pool`: neighbouring rows averaged to one before the last norm; a row that is left over is dropped.
+    """
+
+    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device, pool: int = 1) -> None:
+        super().__init__()
+        self.config, self.pool, self.dtype = c, pool, dtype
+        self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
+        self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
+        self.embed_positions = Embedding(c.positions, c.width, dtype, device)
+        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
+        self.layer_norm = Norm(c.width, _EPS, True, dtype, device)
+
+    def rows(self, frames: int) -> int:
+        """Rows of so many frames of sound, before pooling."""
+        return (frames + 1) // 2
+
+    def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
+        """`features` `[frames, mels]`: of each item the frames of its sound, as many as `frames` says, then silence up to
+        `2 * rows + 1` frames, or to the longest sound the encoder takes where that is less.
+        """
+        lengths = [self.rows(n) for n in frames]
+        given = [min(2 * n + 1, 2 * self.config.positions) for n in lengths]
+        x = features.to(self.dtype)
+        x = F.gelu(self.conv1(_windows(x, given, [2 * n for n in lengths], 1)))
+        x = F.gelu(self.conv2(_windows(x, [2 * n for n in lengths], lengths, 2)))
+        x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
+        for layer in self.layers:
+            x = layer(x, lengths)
+        pooled = [_pooled(rows, self.pool) for rows in x.split(lengths)]
+        normed: Tensor = self.layer_norm(torch.cat(pooled))
+        return list(normed.split([len(rows) for rows in pooled]))
+
+
+def _windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:
+    """What a convolution of three taps sees, zeros around each item: `[sum(given), c]` -> `[sum(wanted), 3 * c]`."""
+    pieces = []
+    for piece, count_ in zip(x.split(list(given)), wanted, strict=True):
+        around = F.pad(piece, (0, 0, 1, 1)).unfold(0, 3, stride)  # [rows, c, 3], the order of the stored weights
+        pieces.append(around[:count_].flatten(1))
+    return torch.cat(pieces)
+
+
+def _pooled(rows: Tensor, pool: int) -> Tensor:
+    if pool == 1:
+        return rows
+    whole = len(rows) // pool * pool
+    return rows[:whole].view(-1, pool, rows.shape[1]).mean(1)
