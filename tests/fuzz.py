@@ -9,6 +9,7 @@ import argparse
 import gc
 import io
 import json
+import math
 import os
 import signal
 import traceback
@@ -36,6 +37,7 @@ from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
 SPEC = DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
 SOME = DecodeSpec(SamplingPolicy(fps=3.0, max_frames=4), RATE)
+LOUDEST = 1e10  # beyond it, and where it is not finite, the gate takes no sound
 SECONDS = 30  # for one case, after which it counts as hung
 
 
@@ -102,7 +104,7 @@ def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
             if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate:
                 return None
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
-    except (soundfile.LibsndfileError, RuntimeError):
+    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last for what it takes for raw samples
         heard = _bare_container(data)
         if heard is None:
             return None
@@ -110,7 +112,11 @@ def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
     if not len(samples):
         return None
     mono = samples.mean(1, dtype=np.float32)
-    return mono if rate == RATE else soxr.resample(mono, rate, RATE, quality="HQ")
+    if not np.abs(mono).max() < LOUDEST:
+        return None
+    due = math.ceil(len(mono) * RATE / rate)
+    out = mono if rate == RATE else soxr.resample(mono, rate, RATE, quality="HQ")[:due]
+    return np.pad(out, (0, due - len(out)))
 
 
 def _bare_container(data: bytes) -> tuple[np.ndarray[Any, Any], int] | None:
@@ -142,19 +148,22 @@ class Wrong(AssertionError):
     """What must not happen."""
 
 
-def check(modality: str, data: bytes, info: Any) -> dict[str, bool]:
-    """Whether the gate takes it, the bare codec does, both agree; and whether frames jumped to are those played through."""
+def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]:
+    """Whether the gate takes it, the bare codec does, both agree; and whether frames jumped to are those played through.
+
+    `whole`: an undamaged file, whose header has to be true.
+    """
     bare = BARE[modality](data)
     header, item = through(data, modality, SPEC, POLICY)
     if item is None or header is None:
         return {"bare": bare is not None}
-    if bare is not None and header.exact and not _as_planned(header, item):
+    if whole and header.exact and not _as_planned(header, item):
         raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
     if info:
         processed(header, item, info)
     jumped = _same_when_sampled(data, item) if isinstance(item, VideoItem) else True
     got = _array(item)
-    equal = bare is not None and got.shape == bare.shape and np.allclose(got, bare, rtol=1e-6, atol=1e-6, equal_nan=True)
+    equal = bare is not None and got.shape == bare.shape and np.allclose(got, bare, rtol=1e-5, atol=1e-5)
     return {"taken": True, "bare": bare is not None, "agreed": equal, "jumped": jumped}
 
 
@@ -249,7 +258,7 @@ def main() -> None:
             options.progress.write_text(f"{case} ({how})")
         signal.alarm(SECONDS)
         try:
-            found = check(modality, data, info)
+            found = check(modality, data, "+" not in how, info)
         except Exception as error:  # the point of it all
             place = traceback.extract_tb(error.__traceback__)[-1]
             wrong.append(f"case {case} ({how}): {type(error).__name__}: {error} [{Path(place.filename).name}:{place.lineno}]")
