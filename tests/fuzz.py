@@ -32,6 +32,7 @@ from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import AudioItem, ImageItem, MediaHeader, MediaItem, VideoItem
 from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.qwen2_audio import Qwen2AudioProcessingInfo
 from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
 POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
@@ -159,8 +160,7 @@ def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]
         return {"bare": bare is not None}
     if whole and header.exact and not _as_planned(header, item):
         raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
-    if info:
-        processed(header, item, info)
+    processed(header, item, info)
     jumped = _same_when_sampled(data, item) if isinstance(item, VideoItem) else True
     got = _array(item)
     equal = bare is not None and got.shape == bare.shape and np.allclose(got, bare, rtol=1e-5, atol=1e-5)
@@ -249,7 +249,7 @@ def main() -> None:
     parser.add_argument("--progress", type=Path, help="file that says which case is running")
     options = parser.parse_args()
     modality, files = options.modality, FILES[options.modality]()
-    info = Qwen2VLProcessingInfo(ProcessorFiles()) if modality != "audio" else None
+    info = (Qwen2AudioProcessingInfo if modality == "audio" else Qwen2VLProcessingInfo)(ProcessorFiles())
     tally: Counter[str] = Counter()
     wrong, unlike, memory, before = [], [], [], _peak()
     for case in range(options.first, options.first + options.count):
