@@ -1,0 +1,162 @@
+"""Sound through the whole engine: Qwen2-Audio's greedy tokens against transformers, and every form a sound may come in."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+from oracle import build_checkpoint, load_oracle
+from sensorium import LLM, RequestOutput, SamplingParams
+from sensorium.mm.media import audio as audio_module
+
+TOKENS = 48
+SLOT = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
+SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+CASES = {"text": [], "one": [(30_000, 16_000)], "two": [(7000, 8000), (100_000, 44_100)], "three": [(321, 16_000)] * 3}
+SEEDS = [pytest.param(seed, marks=[] if seed < 2 else pytest.mark.full) for seed in range(10)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_audio", "qwen2_audio")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, max_model_len=512)
+
+
+def sound(count: int = 20_000, seed: int = 0) -> np.ndarray:
+    time = np.arange(count)
+    pitch = 0.02 + 0.1 * np.random.default_rng(seed).random()
+    return (0.3 * np.sin(time * pitch) + np.random.default_rng(seed).normal(0, 0.05, count)).astype(np.float32)
+
+
+def asked(*sounds: object, text: str = "") -> dict[str, Any]:
+    prompt = f"def f(x):{text}" + " and ".join([SLOT] * len(sounds)) + " return it"
+    return {"prompt": prompt, "multi_modal_data": {"audio": list(sounds)} if sounds else {}}
+
+
+def answer(llm: LLM, prompt: dict[str, Any]) -> RequestOutput:
+    return llm.generate(prompt, SHORT, use_tqdm=False)[0]
+
+
+def oracle_logits(model: Any, processor: Any, prompt: dict[str, Any], output: RequestOutput) -> torch.Tensor:
+    """Logits of transformers for each token of the answer, read once behind its own tokens of the prompt."""
+    given = prompt["multi_modal_data"].get("audio", [])
+    sounds = [one if rate == 16_000 else soxr.resample(one, rate, 16_000, quality="HQ") for one, rate in given]
+    sounds = [
+        np.pad(one, (0, -(-len(raw) * 16_000 // rate) - len(one))) for one, (raw, rate) in zip(sounds, given, strict=True)
+    ]
+    made = dict(processor(text=[prompt["prompt"]], audio=sounds or None, sampling_rate=16_000, return_tensors="pt"))
+    assert made["input_ids"][0].tolist() == list(output.prompt_token_ids)
+    start, tail = made["input_ids"].shape[1], torch.tensor([output.outputs[0].token_ids[:-1]])
+    with torch.inference_mode():
+        first = model(**made, use_cache=True)
+        mask = torch.ones(1, start + tail.shape[1], dtype=torch.long)
+        rest = model(input_ids=tail, attention_mask=mask, past_key_values=first.past_key_values)
+    return torch.cat([first.logits[0, -1:], rest.logits[0]]).float()
+
+
+def check(output: RequestOutput, logits: torch.Tensor) -> None:
+    """Each token is the likeliest one, or as likely to 1e-4, and the log probabilities agree."""
+    (given,) = output.outputs
+    table = logits.log_softmax(-1)
+    ours = torch.tensor([entry[token].logprob for entry, token in zip(given.logprobs, given.token_ids, strict=True)])
+    theirs = table.gather(-1, torch.tensor(given.token_ids)[:, None])[:, 0]
+    assert len(given.token_ids) == TOKENS
+    assert (ours - theirs).abs().max() < 2e-4 * max(1.0, float(logits.std()))
+    assert (table.amax(-1) - theirs).max() < 1e-4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("chunk", [2048, 13])
+def test_greedy_tokens_are_the_oracles(seed: int, chunk: int, tmp_path: Path) -> None:
+    """All cases in one batch, at once or 13 rows a step."""
+    path = build_checkpoint(tmp_path, "qwen2_audio", seed)
+    model, processor = load_oracle(path)
+    prompts = [
+        asked(*[(sound(count, seed + i), rate) for i, (count, rate) in enumerate(case)], text=" x" * seed)
+        for case in CASES.values()
+    ]
+    llm = LLM(path, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=chunk)
+    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
+        assert output.error is None
+        check(output, oracle_logits(model, processor, prompt, output))
+
+
+def test_another_sound_changes_the_answer(llm: LLM) -> None:
+    one, other = (answer(llm, asked((sound(seed=seed), 16_000))).outputs[0].token_ids for seed in (0, 1))
+    assert one != other
+
+
+def test_every_form_of_one_sound(llm: LLM, tmp_path: Path) -> None:
+    samples = np.round(sound() * 32_768).clip(-32_768, 32_767).astype(np.int16)
+    flat = samples.astype(np.float32) / 32_768
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, format="FLAC")
+    (tmp_path / "a.flac").write_bytes(file.getvalue())
+    forms = [
+        (flat, 16_000), flat, flat.tolist(), torch.from_numpy(flat), (samples, 16_000), (np.stack([flat, flat]), 16_000),
+        file.getvalue(), tmp_path / "a.flac", str(tmp_path / "a.flac"),
+    ]  # fmt: skip
+    answers = [answer(llm, asked(form)) for form in forms]
+    assert [one.error for one in answers] == [None] * len(forms)
+    assert {one.outputs[0].token_ids for one in answers} == {answers[0].outputs[0].token_ids}
+    single = answer(llm, {**asked(flat), "multi_modal_data": {"audio": (flat, 16_000)}})
+    assert single.outputs[0].token_ids == answers[0].outputs[0].token_ids
+
+
+def test_a_plan_says_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = asked((sound(30_000), 16_000), (sound(100_000), 44_100))
+    took = answer(llm, prompt).items
+    monkeypatch.setattr(audio_module, "decode_audio", None)
+    plans = llm.plan(prompt)
+    assert plans == list(took)
+    assert [(plan.modality, plan.num_tokens, plan.grid, plan.exact) for plan in plans] == [
+        ("audio", 47, (47, 1, 1), True),
+        ("audio", 57, (57, 1, 1), True),
+    ]
+    assert [plan.bytes for plan in plans] == [47 * 64 * 4, 57 * 64 * 4]
+
+
+def test_ready_made_rows_answer_as_their_sound_does(llm: LLM) -> None:
+    prepared = llm._inputs.prepare(asked(sound()))
+    tensors = {
+        name: elem.data[None] if elem.data.ndim == 0 else elem.data for name, elem in prepared.features[0].kwargs.items()
+    }
+    with torch.inference_mode():
+        (rows,) = llm._driver.core.runner.model.embed_multimodal("audio", tensors)
+    given = {**asked(sound()), "multi_modal_data": {"audio": {"audio_embeds": rows.clone()}}}
+    assert answer(llm, given).outputs[0].token_ids == answer(llm, asked(sound())).outputs[0].token_ids
+
+
+def test_conversations_hold_sound(llm: LLM) -> None:
+    content = [{"type": "audio", "audio": (sound(), 16_000)}, {"type": "text", "text": "what is <|AUDIO|>?"}]
+    (output,) = llm.chat([{"role": "user", "content": content}], SHORT, use_tqdm=False)
+    assert output.error is None
+    assert output.prompt_token_ids.count(640) == 31
+    assert output.prompt_token_ids.count(641) == 1
+
+
+@pytest.mark.parametrize(
+    ("sounds", "text"),
+    [
+        ([(sound(64_001), 16_000)], r"audio 0: it lasts 4\.00 s, the model takes at most 4 s"),
+        ([(sound(), 16_000), (sound(100), 16_000)], "audio 1: its 100 samples make no token"),
+        ([b"no sound"], "audio 0: it cannot be decoded"),
+        ([(sound() * np.nan, 16_000)], "audio 0: its samples hold NaN"),
+    ],
+)
+def test_what_is_refused_is_named(llm: LLM, sounds: list[object], text: str) -> None:
+    bad, good = llm.generate([asked(*sounds), asked((sound(), 16_000))], SHORT, use_tqdm=False)
+    assert good.error is None
+    assert re.match(text, bad.error or "")
