@@ -1,0 +1,161 @@
+"""Downloads from a server on this machine, and all that is refused before a byte is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from sensorium.mm.errors import InputError
+from sensorium.mm.media import fetch as module
+from sensorium.mm.media.fetch import fetch
+from sensorium.mm.media.policy import MediaPolicy
+
+LOCAL = MediaPolicy(allow_private_hosts=True, max_bytes=1000, timeout=2, max_seconds=4, max_redirects=2)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    bodies = {  # noqa: RUF012
+        "/good": b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata",
+        "/chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ndata\r\n0\r\n\r\n",
+        "/endless": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 4000,
+        "/liar": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n" + b"x" * (4 << 20),
+        "/large": b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n",
+        "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ndata",
+        "/packed": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+        "/gone": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+        "/noise": b"\x00\x01\x02\r\n\r\n",
+        "/once": b"HTTP/1.1 302 x\r\nLocation: good\r\nContent-Length: 0\r\n\r\n",
+        "/loop": b"HTTP/1.1 302 x\r\nLocation: /loop\r\nContent-Length: 0\r\n\r\n",
+        "/file": b"HTTP/1.1 302 x\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n",
+        "/bad": b"HTTP/1.1 302 x\r\nLocation: http://[bad\r\nContent-Length: 0\r\n\r\n",
+    }
+
+    def do_GET(self) -> None:
+        self.server.seen.append((self.path, dict(self.headers)))
+        self.close_connection = True
+        with contextlib.suppress(OSError):  # the client hung up, as it should
+            if self.path == "/drip":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
+                for _ in range(100):
+                    self.wfile.write(b"x")
+                    time.sleep(0.1)
+            self.wfile.write(self.bodies.get(self.path, b""))
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.block_on_close, server.seen = True, False, []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("path", ["good", "chunked", "once"])
+def test_a_body_arrives(server, path):
+    assert fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL) == b"data"
+    assert server.seen[-1][1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("endless", "more than 1,000 bytes.*max_bytes"),
+        ("liar", "more than 1,000 bytes.*max_bytes"),
+        ("large", "more than 1,000 bytes.*max_bytes"),
+        ("short", "cannot be fetched"),
+        ("packed", "compressed"),
+        ("gone", "status 404"),
+        ("noise", "cannot be fetched"),
+        ("loop", "more than 2 times.*max_redirects"),
+        ("file", "not an http or https URL"),
+        ("bad", "is not a URL"),
+    ],
+)
+def test_answers_that_are_refused(server, path, text):
+    with pytest.raises(InputError, match=text) as error:
+        fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL)
+    assert "\n" not in str(error.value)
+
+
+def test_a_drip_is_cut_by_the_clock(server):
+    with pytest.raises(InputError, match=r"longer than 0.5 s \(media: max_seconds\)"):
+        fetch(f"http://127.0.0.1:{server.server_port}/drip", MediaPolicy(allow_private_hosts=True, max_seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    "host",
+    "127.0.0.1 2130706433 0x7f.1 0177.0.0.1 127.1 localhost localhost. LOCALHOST 0.0.0.0 10.0.0.1 169.254.169.254 192.168.1.1 "
+    "[::1] [::] [::ffff:127.0.0.1] [fe80::1] [fd00::1] [2002:7f00:1::] [64:ff9b::7f00:1] [::127.0.0.1]".split(),
+)
+def test_addresses_that_are_not_public(host):
+    with pytest.raises(InputError, match=r"not public \(media: allow_private_hosts\)|cannot be fetched from"):
+        fetch(f"http://{host}/", MediaPolicy())
+
+
+def test_what_is_public():
+    private = "fec0::1 64:ff9b:1::7f00:1 ::ffff:0:7f00:1 2001:0:1::1 ff02::1 2001:db8::1 224.0.0.1 100.64.0.1 240.0.0.1 5f00::1"
+    assert not any(module._is_public(ipaddress.ip_address(one)) for one in private.split())
+    public = "8.8.8.8 2606:4700::1111 64:ff9b::808:808 ::ffff:8.8.8.8"
+    assert all(module._is_public(ipaddress.ip_address(one)) for one in public.split())
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("ftp://a.example/x", "not an http or https URL"),
+        ("http:///x", "with a host"),
+        ("http://u:p@a.example/", "user name or password"),
+        ("http://a.example:99999/", "is not a URL"),
+        ("http://[bad/", "is not a URL"),
+        ("http://a.example/\r\nX: y", "not an http or https URL"),
+        ("http://a.example/\ud800", "is not a URL"),
+        ("http://" + "a" * 9000, "9007 characters"),
+        ("http://sub.good.example/", "allowed_media_domains"),
+        ("http://good.example.evil.example/", "allowed_media_domains"),
+    ],
+)
+def test_urls_that_are_refused(url, text, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", None)  # nothing is resolved
+    with pytest.raises(InputError, match=text):
+        fetch(url, MediaPolicy(allowed_media_domains=("good.example",)))
+
+
+def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch):
+    answers, connected = ["93.184.215.14", "127.0.0.1"], []
+
+    def resolve(host, port, **_):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
+
+    def connect(address, timeout):
+        connected.append(address)
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    policy = MediaPolicy(allowed_media_domains=("Rebind.Example.",))
+    with pytest.raises(InputError, match="cannot be fetched from"):
+        fetch("http://rebind.EXAMPLE./x", policy)
+    assert connected == [("93.184.215.14", 80)]
+    assert answers == ["127.0.0.1"]
+    with pytest.raises(InputError, match="not public"):
+        fetch("http://rebind.example/x", policy)
+
+
+def test_one_private_address_among_public_ones_is_enough(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in ("93.184.215.14", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found)
+    with pytest.raises(InputError, match="not public"):
+        fetch("http://a.example/", MediaPolicy())
