@@ -6,8 +6,9 @@ import io
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _TURNS = {  # EXIF's orientation -> what undoes it
     8: Image.Transpose.ROTATE_90,
 }
 _PNG_START = 8
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's picture may be lazy and in several prompts; Pillow loads it without a lock
 # What Pillow's readers are known to raise on broken files, besides their own UnidentifiedImageError (an OSError).
 _BROKEN = (
@@ -48,7 +50,7 @@ _BROKEN = (
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
+    Warning,  # where the caller made warnings errors
 )
 
 
@@ -94,6 +96,10 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
         return ("RGB", pixels) if pixels.shape[2] == 3 else ("L", pixels.expand(-1, -1, 3))
     with _opened(value, policy) as (image, orientation):
         mode = image.mode
+        size = image.size
+        image.load()
+        if image.size != size:
+            raise InputError(f"it is broken (its header says {size[0]}x{size[1]}, its pixels {image.width}x{image.height})")
         if orientation in _TURNS:
             image = image.transpose(_TURNS[orientation])
         return mode, _to_rgb(image, policy)
@@ -111,12 +117,13 @@ def _opened(value: object, policy: MediaPolicy) -> Iterator[tuple[Image.Image, i
             _check_budget(*value.size, policy)
             with _LOADING:
                 value.load()
-            yield value, _orientation(value.getexif())
+                orientation = _orientation(value.getexif)
+            yield value, orientation
         else:
-            with Image.open(io.BytesIO(value)) as image:
+            with _open(value) as image:
                 _check_budget(*image.size, policy)
                 # Pillow turns a TIFF upright itself, and its size with it
-                yield image, 1 if image.format == "TIFF" else _orientation(_header_exif(image, value))
+                yield image, 1 if image.format == "TIFF" else _orientation(partial(_header_exif, image, value))
     except InputError:
         raise
     except UnidentifiedImageError:
@@ -125,23 +132,39 @@ def _opened(value: object, policy: MediaPolicy) -> Iterator[tuple[Image.Image, i
         raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 
 
+def _open(data: bytes) -> Image.Image:
+    """As `Image.open`, of the formats that are pixels and start no program, without its global limit that only warns."""
+    Image.init()
+    for name in _FORMATS:
+        reader, accepts = Image.OPEN.get(name, (None, None))
+        if reader is not None and accepts is not None and accepts(data[:16]) is True:
+            try:
+                return reader(io.BytesIO(data), "")
+            except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
+                continue
+    raise UnidentifiedImageError
+
+
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
     """EXIF without decoding pixels, which Pillow would do for a PNG that says nothing before them."""
-    if image.format != "PNG" or "exif" in image.info:
+    if image.format != "PNG":
         return image.getexif()
-    exif, position = Image.Exif(), _PNG_START
+    position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
     while position + 8 <= len(data):
         length, kind = struct.unpack(">I4s", data[position : position + 8])
         if kind == b"eXIf":
-            exif.load(data[position + 8 : position + 8 + length])
+            image.info["exif"] = data[position + 8 : position + 8 + length]
         position += length + 12
-    return exif
+    return Image.Image.getexif(image)
 
 
-def _orientation(exif: Image.Exif) -> int:
-    """1 to 8; 1 where nothing sensible is said."""
-    value = exif.get(_EXIF_ORIENTATION, 1)
-    return value if value in _TURNS else 1
+def _orientation(exif: Callable[[], Image.Exif]) -> int:
+    """1 to 8; 1 where nothing sensible is said, as by EXIF that is broken in a picture that is not."""
+    try:
+        value = exif().get(_EXIF_ORIENTATION, 1)
+    except _BROKEN:
+        return 1
+    return value if isinstance(value, int) and value in _TURNS else 1
 
 
 def to_hwc(array: np.ndarray[Any, Any] | Tensor, modality: str) -> Tensor:
@@ -153,6 +176,8 @@ def to_hwc(array: np.ndarray[Any, Any] | Tensor, modality: str) -> Tensor:
     else:
         if array.dtype != torch.uint8:
             raise InputError(f"pixels are uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
+        if array.layout is not torch.strided or array.is_meta:
+            raise InputError(f"pixels are a dense tensor, not {array.layout} on {array.device}")
         tensor = array.detach().cpu()
     if tensor.shape[-1] not in (1, 3, 4):
         if tensor.shape[-3] not in (1, 3, 4):
@@ -174,10 +199,14 @@ def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) ->
 
 
 def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
+    if image.mode.startswith("I") or image.mode == "F":
+        grey = np.asarray(image)
+        pixels, clear = _from_deep(grey), image.info.get("transparency")
+        if isinstance(clear, int):
+            pixels[torch.from_numpy(grey == clear)] = torch.tensor(policy.background, dtype=torch.uint8)
+        return pixels
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         return _flat(image, policy)
-    if image.mode.startswith("I") or image.mode == "F":
-        return _from_deep(np.asarray(image))
     return torch.from_numpy(np.array(image.convert("RGB")))
 
 
@@ -191,12 +220,14 @@ def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
 def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
     """16-bit grey keeps its upper byte; 32-bit values that fit in 8 bits are taken as they are."""
     if grey.dtype.kind == "f" or (grey.max(initial=0) <= 255 and grey.dtype.itemsize > 2):
-        byte = grey.clip(0, 255).astype(np.uint8)
+        byte = np.nan_to_num(grey).clip(0, 255).astype(np.uint8)
     else:
-        byte = (grey.clip(0, 65535).astype(np.int64) >> 8).astype(np.uint8)
+        byte = (grey.clip(0, 65535) >> 8).astype(np.uint8)
     return torch.from_numpy(np.repeat(byte[..., None], 3, 2))
 
 
 def _check_budget(width: int, height: int, policy: MediaPolicy) -> None:
+    if width * height < 1:
+        raise InputError("it has no pixels")
     if width * height > policy.max_pixels:
         raise InputError(f"{width}x{height} is over the limit of {policy.max_pixels:,} pixels; scale it down")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import stat
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import InputError
 from .fetch import fetch
 from .policy import MediaPolicy, MediaUrl
+
+_LONGEST_PATH = 4096
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
 
 def read(value: object, modality: str, policy: MediaPolicy) -> object:
@@ -26,17 +30,21 @@ def read(value: object, modality: str, policy: MediaPolicy) -> object:
         _check_size(memoryview(value).nbytes, policy)
         return bytes(value)
     text = value.url if isinstance(value, MediaUrl) else value
+    if isinstance(value, MediaUrl) and not isinstance(text, str):
+        raise InputError(f"a URL in a message is a text, not a {type(text).__name__}")
     if isinstance(text, str):
-        scheme = text[:16].partition(":")[0].lower() if ":" in text[:16] else ""
+        match = _SCHEME.match(text)
+        scheme = match[1].lower() if match else ""
         if scheme == "data":
             return _from_data_url(text, policy)
         if scheme in ("http", "https"):
             return fetch(text, policy)
-        if "://" in text[:16] and scheme != "file":
+        written = text.startswith("://", len(scheme))
+        if scheme not in ("", "file") and (written or isinstance(value, MediaUrl)):
             raise InputError(f"{scheme}: URLs are not known; give http, https, data or file URLs, bytes or a path")
         if isinstance(value, MediaUrl):
             return _under_root(_path_of(text), modality, policy)
-        if scheme == "file" and "://" in text[:16]:
+        if scheme == "file" and written:
             return _read_file(_path_of(text), policy)
     if isinstance(text, str | os.PathLike):
         return _read_file(os.fspath(text), policy)
@@ -76,6 +84,8 @@ def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
             f"files named in messages are refused; give the {modality} as bytes or a Path, "
             "or allow a folder (media: allowed_local_media_path)"
         )
+    if len(path) > _LONGEST_PATH:
+        raise InputError(f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}")
     try:
         real, base = os.path.realpath(os.path.join(root, path)), os.path.realpath(root)
     except ValueError as error:  # a null byte
@@ -94,7 +104,7 @@ def _read_file(path: str | bytes, policy: MediaPolicy, flags: int = 0) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{str(path)[:200]!r} is not a regular file")
             _check_size(status.st_size, policy)
-            return file.read(policy.max_bytes)
+            return file.read(status.st_size)
     except InputError:
         raise
     except (OSError, ValueError) as error:

@@ -97,8 +97,28 @@ def test_a_drip_is_cut_by_the_clock(server):
 
 @pytest.mark.parametrize(
     "host",
-    "127.0.0.1 2130706433 0x7f.1 0177.0.0.1 127.1 localhost localhost. LOCALHOST 0.0.0.0 10.0.0.1 169.254.169.254 192.168.1.1 "
-    "[::1] [::] [::ffff:127.0.0.1] [fe80::1] [fd00::1] [2002:7f00:1::] [64:ff9b::7f00:1] [::127.0.0.1]".split(),
+    [
+        "127.0.0.1",
+        "2130706433",
+        "0x7f.1",
+        "0177.0.0.1",
+        "127.1",
+        "localhost",
+        "localhost.",
+        "LOCALHOST",
+        "0.0.0.0",
+        "10.0.0.1",
+        "169.254.169.254",
+        "192.168.1.1",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[fe80::1]",
+        "[fd00::1]",
+        "[2002:7f00:1::]",
+        "[64:ff9b::7f00:1]",
+        "[::127.0.0.1]",
+    ],
 )
 def test_addresses_that_are_not_public(host):
     with pytest.raises(InputError, match=r"not public \(media: allow_private_hosts\)|cannot be fetched from"):

@@ -1,0 +1,115 @@
+"""From bytes, paths and URLs to bytes; what a message may name and what only the caller's own Python may."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from sensorium.mm.errors import InputError
+from sensorium.mm.media import source
+from sensorium.mm.media.policy import MediaPolicy, MediaUrl
+from sensorium.mm.media.source import read
+
+POLICY = MediaPolicy(max_bytes=1000)
+DATA = "data:image/png;base64," + base64.b64encode(b"abcd").decode()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "root").mkdir()
+    for name in ("root/a.bin", "root/a b%20.bin", "out.bin"):
+        (tmp_path / name).write_bytes(b"abcd")
+    (tmp_path / "root/link").symlink_to(tmp_path / "out.bin")
+    (tmp_path / "root/inside").symlink_to(tmp_path / "root/a.bin")
+    (tmp_path / "root/up").symlink_to(tmp_path)
+    (tmp_path / "root2").mkdir()
+    (tmp_path / "root2/a.bin").write_bytes(b"abcd")
+    return tmp_path
+
+
+def test_every_form_gives_bytes(folder):
+    path = folder / "out.bin"
+    for value in (b"abcd", bytearray(b"abcd"), memoryview(b"abcd"), DATA, MediaUrl(DATA), path, str(path), f"file://{path}"):
+        assert read(value, "image", POLICY) == b"abcd"
+    for value in (np.zeros((2, 2, 3), np.uint8), [1], (1, 2), None):
+        assert read(value, "image", POLICY) is value
+
+
+def test_links_go_to_the_fetcher(monkeypatch):
+    monkeypatch.setattr(source, "fetch", lambda url, policy: url.encode())
+    assert read("http://a.example/x", "image", POLICY) == b"http://a.example/x"
+    assert read(MediaUrl("HTTPS://a.example/x"), "image", POLICY) == b"HTTPS://a.example/x"
+
+
+def test_messages_stay_under_the_root(folder):
+    policy = MediaPolicy(allowed_local_media_path=str(folder / "root"))
+    for text in ("a.bin", "inside", f"{folder}/root/a.bin", f"file://{folder}/root/a%20b%2520.bin", "x/../a.bin"):
+        assert read(MediaUrl(text), "image", policy) == b"abcd"
+    outside = (
+        "link",
+        "up/out.bin",
+        "../out.bin",
+        "../root2/a.bin",
+        f"{folder}/out.bin",
+        f"file://{folder}/root/%2e%2e/out.bin",
+    )
+    for text in outside:
+        with pytest.raises(InputError, match="outside allowed_local_media_path"):
+            read(MediaUrl(text), "image", policy)
+    for text in ("none.bin", "a\0b", "\ud800", "."):
+        with pytest.raises(InputError, match=r"cannot be read|not a regular file"):
+            read(MediaUrl(text), "image", policy)
+    with pytest.raises(InputError, match="1,000,000 characters is over the limit of 4,096"):
+        read(MediaUrl("a/" * 500_000), "image", policy)
+    with pytest.raises(InputError, match="names no host"):
+        read(MediaUrl("file://server/a.bin"), "image", policy)
+
+
+@pytest.mark.parametrize("text", ["/etc/passwd", "file:///etc/passwd", "a.png", "file:a.png"])
+def test_without_a_root_messages_name_no_files(text):
+    with pytest.raises(InputError, match=r"files named in messages are refused.*allowed_local_media_path"):
+        read(MediaUrl(text), "image", POLICY)
+
+
+@pytest.mark.parametrize("scheme", ["ftp", "s3", "gopher", "javascript", "a-long-name-of-a-scheme"])
+def test_other_schemes_are_refused_by_name(scheme):
+    with pytest.raises(InputError, match=f"{scheme}: URLs are not known"):
+        read(MediaUrl(f"{scheme}://x"), "image", POLICY)
+    with pytest.raises(InputError, match=f"{scheme}: URLs are not known"):
+        read(f"{scheme}://x", "image", POLICY)
+
+
+def test_pipes_devices_and_large_files_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(bytes(1001))
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        with pytest.raises(InputError, match=r"not a regular file|Is a directory"):
+            read(path, "video", POLICY)
+    for value in (tmp_path / "large", bytes(1001), "data:;base64," + "A" * 1400):
+        with pytest.raises(InputError, match=r"the limit is 1,000 \(media: max_bytes\)"):
+            read(value, "video", POLICY)
+    with pytest.raises(InputError, match="cannot be read \\(No such file"):
+        read("/no/such/file", "video", POLICY)
+
+
+@pytest.mark.parametrize("url", ["data:image/png,abc", "data:;base64,@@@", "data:;base64,\u00e4", "data:;base64,A", "data:"])
+def test_data_urls_that_are_refused(url):
+    with pytest.raises(InputError, match=r"looks like|valid base64"):
+        read(MediaUrl(url), "image", POLICY)
+
+
+def test_a_refusal_takes_no_memory(tmp_path):
+    text = MediaUrl("data:;base64," + "A" * (64 << 20))
+    (tmp_path / "small").write_bytes(b"abcd")
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="max_bytes"):
+            read(text, "image", POLICY)
+        read(tmp_path / "small", "image", MediaPolicy())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
