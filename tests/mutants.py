@@ -51,6 +51,9 @@ def pictures() -> dict[str, bytes]:
         "bmp": (rgb, "BMP", {}),
         "bmp-palette": (palette, "BMP", {}),
         "bmp-rgba": (rgba, "BMP", {}),
+        "avif": (rgba, "AVIF", {"exif": exif}),
+        "jpeg2000": (rgb, "JPEG2000", {}),
+        "ppm": (rgb, "PPM", {}),
     }
     return {name: _saved(image, form, options) for name, (image, form, options) in kinds.items()}
 
