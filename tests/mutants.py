@@ -82,7 +82,7 @@ def clips() -> dict[str, bytes]:
 
 def _clip(container: str, codec: str, pixels: str, options: dict[str, str]) -> bytes:
     out = io.BytesIO()
-    with av.open(out, "w", format=container) as file:
+    with av.open(out, "w", format=container, options={"fflags": "+bitexact"}) as file:
         stream = file.add_stream(codec, rate=Fraction(10), options=options)
         stream.width, stream.height, stream.pix_fmt = 48, 32, pixels
         ramp = np.add.outer(np.arange(32) * 5, np.arange(48) * 3)[..., None] + np.array([0, 60, 120])
@@ -99,13 +99,10 @@ def sounds() -> dict[str, bytes]:
     stereo = np.stack([np.sin(880 * np.pi * time), 0.5 * np.sin(2000 * time**2)], 1).astype(np.float32) * 0.7
     kinds = {
         "wav": ("WAV", "PCM_16", RATE),
-        "wav-float": ("WAV", "FLOAT", 22050),
         "wav-adpcm": ("WAV", "IMA_ADPCM", 8000),
         "flac": ("FLAC", "PCM_16", RATE),
         "flac-24": ("FLAC", "PCM_24", 48000),
         "mp3": ("MP3", "MPEG_LAYER_III", RATE),
-        "ogg": ("OGG", "VORBIS", RATE),
-        "opus": ("OGG", "OPUS", 48000),
         "aiff": ("AIFF", "PCM_16", RATE),
     }
     out = {}
@@ -113,15 +110,20 @@ def sounds() -> dict[str, bytes]:
         file = io.BytesIO()
         soundfile.write(file, stereo[:, 0] if number % 2 else stereo, rate, subtype=subtype, format=container)
         out[name] = file.getvalue()
-    return out | {
-        name: _sound(form, codec, stereo) for name, form, codec in [("m4a", "ipod", "aac"), ("webm", "webm", "libopus")]
+    others = {
+        "m4a": ("ipod", "aac"),
+        "webm": ("webm", "libopus"),
+        "ogg": ("ogg", "vorbis"),  # these three get dates or numbers of their own from soundfile every time
+        "opus": ("ogg", "libopus"),
+        "wav-float": ("wav", "pcm_f32le"),
     }
+    return out | {name: _sound(*kind, stereo) for name, kind in others.items()}
 
 
 def _sound(container: str, codec: str, stereo: np.ndarray[Any, Any]) -> bytes:
     out, rate = io.BytesIO(), 48000
-    with av.open(out, "w", format=container) as file:
-        stream = file.add_stream(codec, rate=rate)
+    with av.open(out, "w", format=container, options={"fflags": "+bitexact"}) as file:
+        stream = file.add_stream(codec, rate=rate, options={"strict": "experimental"})
         stream.layout = "stereo"
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(np.tile(stereo, (3, 1)).T), format="fltp", layout="stereo")
         frame.sample_rate, frame.pts = rate, 0

@@ -40,8 +40,9 @@ def assert_sound(report: dict[str, Any], seed: int, disagreements: float) -> Non
     assert report["jumped"] >= 0.95 * report["taken"], "decoders hide damage by what they saw before, but not that often"
     assert report["taken"] >= 0.25 * report["cases"], "the mutants are too broken to say much"
     later = report["memory"][len(report["memory"]) // 2 :]
-    slope = np.polyfit(np.arange(len(later)), later, 1)[0] * len(later)
-    assert slope < 48 << 20, f"seed {seed}: memory grew by {slope / 2**20:.0f} MB in the second half"
+    if len(later) > 100:  # of fewer, one step of the allocator says more than a leak
+        slope = np.polyfit(np.arange(len(later)), later, 1)[0] * len(later)
+        assert slope < 48 << 20, f"seed {seed}: memory grew by {slope / 2**20:.0f} MB in the second half"
     assert report["peak"] < 512 << 20, f"seed {seed}: {report['peak'] >> 20} MB at the most"
 
 
