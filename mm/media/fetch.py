@@ -52,7 +52,9 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     for _ in range(policy.max_redirects + 1):
         try:
             answer = _get(target, policy, deadline)
-        except (OSError, http.client.HTTPException) as error:  # everything sockets, TLS and HTTP parsing are known to raise
+        except InputError:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:  # what sockets, TLS and HTTP parsing raise
             if time.monotonic() >= deadline:
                 raise InputError(f"fetching it took longer than {policy.max_seconds:g} s (media: max_seconds)") from None
             reason = str(error) or type(error).__name__
@@ -136,17 +138,20 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
     found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    for address in addresses:
-        if not policy.allow_private_hosts and not _is_public(ipaddress.ip_address(address)):
+    for *_, place in found:
+        if not policy.allow_private_hosts and not _is_public(ipaddress.ip_address(str(place[0]))):
             raise InputError(f"{target.host} has an address that is not public (media: allow_private_hosts)")
-    for number, address in enumerate(addresses):
+    failure = OSError("the name has no address")
+    for family, kind, protocol, _, place in found:
+        stream = socket.socket(family, kind, protocol)
         try:
-            return socket.create_connection((address, target.port), _patience(policy, deadline))
-        except OSError:
-            if number == len(addresses) - 1:
-                raise
-    raise OSError("the name has no address")
+            stream.settimeout(_patience(policy, deadline))
+            stream.connect(place)
+            return stream
+        except OSError as error:
+            stream.close()
+            failure = error
+    raise failure
 
 
 def _is_public(address: Address) -> bool:

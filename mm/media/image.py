@@ -212,7 +212,7 @@ def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
 
 def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
     """Transparency laid on the background."""
-    image = image.convert("RGBA")
+    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     ground = Image.new("RGBA", image.size, (*policy.background, 255))
     return torch.from_numpy(np.array(Image.alpha_composite(ground, image).convert("RGB")))
 

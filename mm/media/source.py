@@ -71,7 +71,10 @@ def _path_of(text: str) -> str:
     """The path of a file: URL, or the text itself."""
     if text[:5].lower() != "file:":
         return text
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise InputError(f"{text[:200]!r} is not a URL; write file:///path") from None
     if parts.netloc not in ("", "localhost"):
         raise InputError(f"a file: URL names no host, not {parts.netloc[:80]!r}; write file:///path")
     return os.fsdecode(unquote_to_bytes(parts.path))
@@ -99,12 +102,15 @@ def _read_file(path: str | bytes, policy: MediaPolicy, flags: int = 0) -> bytes:
     """A regular file's content; a pipe or device would never end, and is opened without waiting."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-        with os.fdopen(handle, "rb") as file:
+        try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise InputError(f"{str(path)[:200]!r} is not a regular file")
             _check_size(status.st_size, policy)
-            return file.read(status.st_size)
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                return file.read(status.st_size)
+        finally:
+            os.close(handle)
     except InputError:
         raise
     except (OSError, ValueError) as error:

@@ -29,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
         "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ndata",
         "/packed": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
         "/gone": b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+        "/minus": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\ndata",
+        "/away": b"HTTP/1.1 302 x\r\nLocation: http://localhost:1/x\r\nContent-Length: 0\r\n\r\n",
         "/noise": b"\x00\x01\x02\r\n\r\n",
         "/once": b"HTTP/1.1 302 x\r\nLocation: good\r\nContent-Length: 0\r\n\r\n",
         "/loop": b"HTTP/1.1 302 x\r\nLocation: /loop\r\nContent-Length: 0\r\n\r\n",
@@ -45,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
                 for _ in range(100):
                     self.wfile.write(b"x")
                     time.sleep(0.1)
+            for _ in range(100 if self.path == "/drip-head" else 0):
+                self.wfile.write(b"H")
+                time.sleep(0.1)
             self.wfile.write(self.bodies.get(self.path, b""))
 
     def log_message(self, *args: object) -> None:
@@ -78,6 +83,7 @@ def test_a_body_arrives(server, path):
         ("short", "cannot be fetched"),
         ("packed", "compressed"),
         ("gone", "status 404"),
+        ("minus", "cannot be fetched"),
         ("noise", "cannot be fetched"),
         ("loop", "more than 2 times.*max_redirects"),
         ("file", "not an http or https URL"),
@@ -90,9 +96,43 @@ def test_answers_that_are_refused(server, path, text):
     assert "\n" not in str(error.value)
 
 
-def test_a_drip_is_cut_by_the_clock(server):
+@pytest.mark.parametrize("path", ["drip", "drip-head"])
+def test_a_drip_is_cut_by_the_clock(server, path):
+    start = time.monotonic()
     with pytest.raises(InputError, match=r"longer than 0.5 s \(media: max_seconds\)"):
-        fetch(f"http://127.0.0.1:{server.server_port}/drip", MediaPolicy(allow_private_hosts=True, max_seconds=0.5))
+        fetch(f"http://127.0.0.1:{server.server_port}/{path}", MediaPolicy(allow_private_hosts=True, max_seconds=0.5))
+    assert time.monotonic() - start < 2
+
+
+def test_a_redirect_is_checked_anew(server, monkeypatch):
+    monkeypatch.setattr(module, "_is_public", lambda address: str(address) == "127.0.0.1" and not hidden)
+    hidden: list[int] = []
+    url = f"http://127.0.0.1:{server.server_port}/away"
+    with pytest.raises(InputError, match="localhost is not one of the domains"):
+        fetch(url, MediaPolicy(allowed_media_domains=("127.0.0.1",)))
+    real = socket.getaddrinfo
+
+    def resolve(host, port, **options):
+        if host == "localhost":
+            hidden.append(port)
+        return real(host, port, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(InputError, match="localhost has an address that is not public"):
+        fetch(url, MediaPolicy())
+    assert hidden == [1]
+
+
+def test_https_never_becomes_http(monkeypatch):
+    monkeypatch.setattr(module, "_get", lambda target, policy, deadline: "http://a.example/x")
+    with pytest.raises(InputError, match=r"a.example redirects from https to http; give the final URL"):
+        fetch("https://a.example/x", MediaPolicy())
+
+
+def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert fetch(f"http://127.0.0.1:{server.server_port}/good", LOCAL) == b"data"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +143,11 @@ def test_a_drip_is_cut_by_the_clock(server):
         "0x7f.1",
         "0177.0.0.1",
         "127.1",
+        "017700000001",
+        "100.64.0.1",
+        "224.0.0.1",
+        "[::ffff:7f00:1]",
+        "[2001:0:1::1]",
         "localhost",
         "localhost.",
         "LOCALHOST",
@@ -156,15 +201,16 @@ def test_urls_that_are_refused(url, text, monkeypatch):
 def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch):
     answers, connected = ["93.184.215.14", "127.0.0.1"], []
 
+    class Socket(socket.socket):
+        def connect(self, address):
+            connected.append(address)
+            raise ConnectionRefusedError("refused")
+
     def resolve(host, port, **_):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
 
-    def connect(address, timeout):
-        connected.append(address)
-        raise ConnectionRefusedError("refused")
-
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "socket", Socket)
     policy = MediaPolicy(allowed_media_domains=("Rebind.Example.",))
     with pytest.raises(InputError, match="cannot be fetched from"):
         fetch("http://rebind.EXAMPLE./x", policy)

@@ -73,6 +73,12 @@ def test_transparency_lies_on_white():
     assert load(encoded(coded, transparency=0))[..., 0].unique().tolist() == [1, 255]
     grey = Image.fromarray(np.array([[[9, 255], [9, 0]]], np.uint8), "LA")
     assert load(grey)[0, :, 0].tolist() == [9, 255]
+    assert load(grey.convert("La"))[0, :, 0].tolist() == [9, 255]
+    policy = MediaPolicy(background=(1, 2, 3))
+    red = Image.new("RGB", (2, 2), "red")
+    for data in (encoded(red, transparency=(255, 0, 0)), encoded(red.convert("RGBA").convert("P"), transparency=bytes(256))):
+        assert load(data, policy)[0, 0].tolist() == [1, 2, 3]
+    assert load(red.convert("RGBA"), policy)[0, 0].tolist() == [255, 0, 0]
 
 
 def test_grey_of_every_depth():
@@ -101,8 +107,49 @@ def test_exif_orientation_comes_first():
 
 def test_first_frame_of_an_animation():
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    item = load(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
-    assert item[0, 0].tolist() == [255, 0, 0]
+    for form in ("GIF", "PNG", "WEBP", "TIFF"):
+        options = {"lossless": True} if form == "WEBP" else {}
+        item = load(encoded(frames[0], form, save_all=True, append_images=frames[1:], **options))
+        assert item[0, 0].tolist() == [255, 0, 0]
+
+
+def test_colour_profiles_are_ignored():
+    assert np.array_equal(load(encoded(Image.fromarray(PIXELS), icc_profile=b"nonsense" * 20)).numpy(), PIXELS)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"])
+def test_every_mode_and_size_is_as_its_header_says(form):
+    for mode in ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "I;16", "I", "F"):
+        for size in ((1, 1), (1, 7), (17, 3), (64, 33)):
+            try:
+                data = encoded(Image.new(mode, size), form)
+            except (OSError, ValueError):  # the format does not have this mode
+                continue
+            assert load(data).shape == (size[1], size[0], 3)
+
+
+def test_cmyk_of_a_file_is_as_pillow_reads_it():
+    data = encoded(Image.fromarray(PIXELS).convert("CMYK"), "JPEG")
+    assert b"Adobe" in data  # whose inks are inverted
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.array_equal(load(data).numpy(), np.asarray(image.convert("RGB")))
+
+
+def test_a_header_of_billions_of_pixels_is_refused_at_once():
+    plain = encoded(Image.fromarray(PIXELS))
+    head = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    data = plain[:8] + chunk(b"IHDR", head) + plain[33:]
+    for function in (probe_image, decode_image):
+        with pytest.raises(InputError, match="50000x50000 is over the limit of 178,956,970 pixels"):
+            function(data, POLICY)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "TIFF"])
+def test_cut_off_files_are_errors(form):
+    data = encoded(Image.fromarray(PIXELS.repeat(8, 0).repeat(8, 1)), form)
+    for part in (0.1, 0.5, 0.9):
+        with pytest.raises(InputError):
+            decode_image(data[: int(len(data) * part)], POLICY)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "TIFF"])

@@ -1,0 +1,68 @@
+"""The one door for media: what goes wrong names its item, and what a header says is what is decoded."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from sensorium.mm.errors import MediaError
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import DecodeSpec, MediaPolicy, MediaUrl
+from sensorium.mm.parse import MediaSource
+
+SPEC, POLICY = DecodeSpec(), MediaPolicy()
+DATA: dict[str, object] = {
+    "image": np.zeros((6, 4, 3), np.uint8),
+    "video": np.zeros((3, 6, 4, 3), np.uint8),
+    "audio": (np.zeros(800, np.float32), 8000),
+}
+
+
+def source(kind: str, data: object, index: int = 0) -> MediaSource:
+    return MediaSource(modality=kind, index=index, kind=kind, data=data)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_what_is_decoded_is_what_the_header_says(kind):
+    given = source(kind, DATA[kind])
+    assert [item.header for item in gate.decode(given, SPEC, POLICY)] == gate.probe(given, SPEC, POLICY)
+    assert len(gate.content_hash(given, POLICY)) == 64
+
+
+def test_identities_are_of_their_kind():
+    pixels = np.zeros((6, 4, 3), np.uint8)
+    assert gate.content_hash(source("image", pixels), POLICY) != gate.content_hash(source("video", pixels[None]), POLICY)
+
+
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("step", [gate.probe, gate.decode])
+def test_a_broken_item_is_named(kind, step):
+    with pytest.raises(MediaError, match=f"^{kind} 3: ") as error:
+        step(source(kind, b"nonsense", 3), SPEC, POLICY)
+    assert (error.value.modality, error.value.index) == (kind, 3)
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(MediaError, match=r"^image 2: .*No such file"):
+        gate.load(source("image", tmp_path / "none.png", 2), POLICY)
+    with pytest.raises(MediaError, match=r"^video 1: files named in messages are refused; give the video as bytes"):
+        gate.load(source("video", MediaUrl("/etc/passwd"), 1), POLICY)
+
+
+def test_a_path_is_read_once_and_then_bytes(tmp_path):
+    out = io.BytesIO()
+    Image.new("RGB", (4, 6)).save(out, "PNG")
+    (tmp_path / "a.png").write_bytes(out.getvalue())
+    loaded = gate.load(source("image", tmp_path / "a.png"), POLICY)
+    assert loaded.data == out.getvalue()
+    assert gate.probe(loaded, SPEC, POLICY)[0].size == (6, 4)
+    nothing = source("image", None)
+    assert gate.load(nothing, POLICY) is nothing
+
+
+def test_what_comes_over_the_network():
+    assert all(gate.is_remote(source("image", url)) for url in ("http://a/x", "HTTPS://a/x", MediaUrl("https://a/x")))
+    assert not any(gate.is_remote(source("image", one)) for one in ("a.png", b"http://", MediaUrl("data:,"), DATA["image"]))
