@@ -14,7 +14,9 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     parser.add_argument("--model", metavar="DIR", required=True, help="folder of a checkpoint as the Hub ships it")
-    parser.add_argument("--image", metavar="FILE", type=_media, action="append", default=[], help="a picture, file or URL; may be repeated")
+    parser.add_argument(
+        "--image", metavar="FILE", type=_media, action="append", default=[], help="a picture, file or URL; may be repeated"
+    )
     parser.add_argument("--video", metavar="FILE", type=_media, action="append", default=[], help="a clip; may be repeated")
     parser.add_argument("--audio", metavar="FILE", type=_media, action="append", default=[], help="a sound; may be repeated")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..mm.errors import InputError, MediaError
-from ..mm.types import ItemPlan, MultiModalFeature, PlaceholderRange
+from ..mm.types import ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ..processors.chat import RenderedChat, encode_segments, render_chat
 from ..processors.interface import ProcessingInfo, Span
 from ..processors.spans import expand
@@ -73,7 +73,8 @@ class InputProcessor:
             raise InputError("a conversation has no messages; give at least one")
         own = {"tokenizer": self._tokenizer, "max_model_len": self._most}
         chat: RenderedChat = render_chat(messages, **{**render, **own})
-        given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": chat.multi_modal_data, **request}))
+        media = _as_stream(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
+        given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": media, **request}))
         self._guard(chat.text)
         return self._prepare(given, encode_segments(chat.segments, self._tokenizer), reserve)
 
@@ -147,6 +148,12 @@ def decoder_only(prompt: Prompt | EncoderDecoderPrompt) -> Prompt:
     if isinstance(prompt, EncoderDecoderPrompt):
         raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
     return prompt
+
+
+def _as_stream(chat: RenderedChat) -> dict[str, list[Media]]:
+    """The media of a conversation, of whatever modality, as the one stream of a model that reads chunks."""
+    entries = [replace(media, data={"type": name, name: media.data}) for name, media in chat.media]
+    return {"vision_chunk": entries} if entries else {}
 
 
 def _features(

@@ -123,9 +123,7 @@ class MediaProcessor:
         Raises:
             MediaError: a source that cannot be decoded, or that the family refuses.
         """
-        if item.done is not None:
-            return item.done
-        done = self._cache.make(item.key, partial(self._process, item, timings))
+        done = item.done or self._cache.make(item.key, partial(self._process, item, timings))
         if item.source.uuid is not None:
             with gate.named(item.source):
                 self._names.bind(tenant, item.source.uuid, item.content)

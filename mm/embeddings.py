@@ -93,8 +93,8 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
     if not isinstance(rows, Tensor | np.ndarray | list | tuple):
         raise MediaError(modality, 0, f"{spec.name} is a tensor, not a {type(rows).__name__}")
     if spec.grid is None:
-        items = _split(modality, rows, spec)
-        return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(items)]
+        several = _split(modality, rows, spec)
+        return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(several)]
     grids = _grids(modality, value[spec.grid], spec)
     counts = [t * h * w // spec.merge**2 for t, h, w in grids]
     flat = rows if isinstance(rows, list | tuple) else _flat(modality, rows, counts, spec)

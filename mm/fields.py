@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .buffers import BUFFERS
 from .errors import InputError
 
 Value = Tensor | int | float | str
@@ -236,7 +237,8 @@ def _merge_flat(values: Sequence[Value], dim: int) -> Tensor:
         return tensors[0]
     shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
     if all(t.shape[axis] == shape[axis] for t in tensors for axis in range(len(shape)) if axis != dim):
-        return torch.cat(tensors, dim)
+        shape[dim] = sum(t.shape[dim] for t in tensors)
+        return torch.cat(tensors, dim, out=BUFFERS.take(shape, tensors[0].dtype) if tensors[0].is_cpu else None)
     shape[dim] = sum(t.shape[dim] for t in tensors)
     out = tensors[0].new_zeros(shape)
     start = 0

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
 from ..mm.types import ItemGeometry
-from .buffers import BufferPool
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -24,7 +24,6 @@ _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 RESAMPLE = ("torch", "pillow")
-_BUFFERS = BufferPool(256 << 20)
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: tor
     one row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made. A
     last group that lacks frames repeats its last one; a picture is one such group.
     """
-    out = _BUFFERS.take((geometry.num_patches, 3, spec.temporal, spec.patch, spec.patch), dtype)
+    out = BUFFERS.take((geometry.num_patches, 3, spec.temporal, spec.patch, spec.patch), dtype)
     rows = out.view(-1, geometry.w // spec.merge, spec.merge, spec.merge, *out.shape[1:])
     per_step = geometry.h // spec.merge
     for step in range(geometry.t):

@@ -44,7 +44,7 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         elif source.kind == "audio":
             content = audio.hash_audio(source.data)
         else:
-            content = video.hash_video(source.data)
+            content = video.hash_video(source.data, policy)
         return digest("media", source.modality, source.kind, content)
 
 
@@ -80,7 +80,7 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
             item = AudioItem(run(audio.decode_audio, source.data, spec.rate, policy), spec.rate)
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
-        return chunks.split(item, source.kind, spec) if source.modality == "vision_chunk" else [item]
+        return [*chunks.split(item, source.kind, spec)] if source.modality == "vision_chunk" else [item]
 
 
 @contextmanager

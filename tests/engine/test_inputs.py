@@ -125,6 +125,13 @@ def test_a_name_stands_for_what_was_given(llm):
     assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
 
 
+def test_a_name_for_what_is_cached_already_counts(llm):
+    image = picture(13)
+    first = ask(llm, image)
+    assert ask(llm, image, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
+    assert ask(llm, None, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
+
+
 def test_a_name_is_not_bound_to_what_could_not_be_read(llm):
     whole = png(picture(7))
     assert ask(llm, whole[:-200], multi_modal_uuids={"image": ["late"]}).error is not None

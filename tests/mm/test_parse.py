@@ -179,5 +179,5 @@ def test_a_stream_of_chunks_keeps_its_order_and_says_what_each_is():
         ("vision_chunk", 3, "image", None),
     ]
     assert sources[2].options == {"max_pixels": 9}
-    with pytest.raises(InputError, match="vision_chunk 1: .*did you mean video"):
+    with pytest.raises(InputError, match=r"vision_chunk 1: .*did you mean video"):
         parser.parse({"vision_chunk": [FRAME, {"type": "vidoe", "video": CLIP}]})

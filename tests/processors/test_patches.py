@@ -9,9 +9,9 @@ import pytest
 import torch
 from oracle import ensure_torchvision
 from PIL import Image
+from sensorium.mm.buffers import BufferPool
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import patch_grid
-from sensorium.processors.buffers import BufferPool
 from sensorium.processors.patches import PatchSpec, patchify, read_spec, with_size
 
 BOUNDS = {"min_pixels": 28 * 28, "max_pixels": 168 * 168}

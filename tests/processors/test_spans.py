@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sensorium.mm.errors import InputError
-from sensorium.processors.interface import Span
 from sensorium.processors import spans as spans_module
+from sensorium.processors.interface import Span
 
 IMAGE, VIDEO = 9, 8
 SLOTS = {"image": IMAGE, "video": VIDEO}

@@ -1,4 +1,4 @@
-"""Large output buffers that are used again: fresh pages cost more than the work that fills them. Knows no media."""
+"""Large buffers that are used again: fresh pages cost more than the work that fills them. Knows no media."""
 
 from __future__ import annotations
 
@@ -55,3 +55,7 @@ def _rounded(size: int) -> int:
     """The next of eight sizes per power of two, so that a buffer fits its neighbours and wastes an eighth at most."""
     step = 1 << max(0, size.bit_length() - 1 - _STEPS.bit_length() + 1)
     return -(-size // step) * step
+
+
+BUFFERS = BufferPool(256 << 20)
+"""For processed items and merged batches."""
