@@ -207,7 +207,7 @@ def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
         return pixels
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         return _flat(image, policy)
-    return torch.from_numpy(np.array(image.convert("RGB")))
+    return torch.from_numpy(np.array(image if image.mode == "RGB" else image.convert("RGB")))
 
 
 def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
