@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny bench clean
+.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -49,8 +49,12 @@ lint: .venv/.test  ## style, the law of imports, types
 eval-tiny: .venv/.test  ## how well the shipped model reads held-out data
 	$(BIN)/python -m training.evaluate $(ARGS)
 
-bench: .venv/.test  ## throughput and start-up time
+fuzz: .venv/.test  ## 10,000 mutated files of each kind, fresh seed
+	$(BIN)/python -m pytest -m full -s tests/mm/media/test_fuzz.py $(ARGS)
+
+bench: .venv/.test  ## throughput, processors and start-up time
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+	$(BIN)/python -W ignore -m benchmarks.processors
 	$(BIN)/python -m benchmarks.startup
 
 clean:  ## remove what the other commands made, .venv included

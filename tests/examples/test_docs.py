@@ -1,4 +1,4 @@
-"""docs/inputs.md runs as it stands, block after block."""
+"""docs/inputs.md runs as it stands, block after block, and so does the processor in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 from oracle import build_checkpoint
 from PIL import Image
-from sensorium import LLM
+from sensorium import LLM, Media
+from sensorium.engine.media import MediaProcessor, MediaSettings
+from sensorium.processors.files import ProcessorFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
@@ -38,3 +41,21 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
     names["WIDTH"] = names["llm"]._driver.core.runner.model.hidden_size
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
+
+
+def test_the_processor_that_contributing_shows():
+    (block,) = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(block.splitlines()) < 60
+    names: dict = {}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    files = ProcessorFiles({"image_token_index": 9, "text_config": {"hidden_size": 8}})
+    media = MediaProcessor(names["SquareProcessingInfo"](files), MediaSettings(row_bytes=16))
+    picture = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    item, rows = media.open({"image": [Media(picture, uuid="a"), torch.ones(5, 8)]}, {}, {}, None)
+    assert (item.plan.num_tokens, item.plan.size, item.plan.bytes) == (576, (90, 120), 576 * 16)
+    assert rows.plan.num_tokens == 5
+    ((kwargs, grid),) = media.process(item, None, {}).pieces
+    assert kwargs["pixel_values"].data.shape == (576, 3 * 14 * 14)
+    assert (grid.t, grid.h, grid.w) == (1, 24, 24)
+    (again,) = media.open({"image": None}, {"image": ["a"]}, {}, None)
+    assert again.done is not None
