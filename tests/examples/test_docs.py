@@ -51,7 +51,8 @@ def test_the_processor_that_contributing_shows():
     files = ProcessorFiles({"image_token_index": 9, "text_config": {"hidden_size": 8}})
     media = MediaProcessor(names["SquareProcessingInfo"](files), MediaSettings(row_bytes=16))
     picture = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    item, rows = media.open({"image": [Media(picture, uuid="a"), torch.ones(5, 8)]}, {}, {}, None)
+    (item,) = media.open({"image": Media(picture, uuid="a")}, {}, {}, None)
+    (rows,) = media.open({"image": torch.ones(5, 8)}, {}, {}, None)
     assert (item.plan.num_tokens, item.plan.size, item.plan.bytes) == (576, (90, 120), 576 * 16)
     assert rows.plan.num_tokens == 5
     ((kwargs, grid),) = media.process(item, None, {}).pieces
