@@ -51,11 +51,7 @@ class InputProcessor:
             InputError: a prompt of another form or too long, a slot without an item or an item without a slot.
             MediaError: an item that is refused or cannot be decoded or processed, by modality and index.
         """
-        given = decoder_only(normalise(prompt))
-        if given.token_ids is None:
-            self._guard(given.text or "")
-        ids = self._tokenizer.encode(given.text or "") if given.token_ids is None else given.token_ids
-        return self._prepare(given, ids, reserve)
+        return self._prepare(*self._read(prompt), reserve)
 
     def prepare_chat(
         self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
@@ -85,12 +81,18 @@ class InputProcessor:
             InputError, MediaError: as `prepare`, as far as the headers tell.
         """
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
-            prompt = {**prompt, "prompt": ""}
-            given = decoder_only(normalise({**prompt, "fit": None}))
+            given = decoder_only(normalise({**prompt, "prompt": "", "fit": None}))
             return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt)]
-        given = decoder_only(normalise(prompt))
-        ids = self._tokenizer.encode(given.text or "") if given.token_ids is None else given.token_ids
+        given, ids = self._read(prompt)
         return [item.plan for item in self._admit(given, ids, 1)[0]]
+
+    def _read(self, prompt: object) -> tuple[Prompt, Sequence[int]]:
+        """A prompt and its token ids, slots not expanded."""
+        given = decoder_only(normalise(prompt))
+        if given.token_ids is not None:
+            return given, given.token_ids
+        self._guard(given.text or "")
+        return given, self._tokenizer.encode(given.text or "")
 
     def _guard(self, text: str) -> None:
         """Refuse a text that cannot fit before it is tokenised, which takes long and much memory."""

@@ -279,7 +279,7 @@ class _Options:
         self.values = values
         try:
             self._key = digest("options", values)
-        except TypeError as error:
+        except InputError as error:
             raise InputError(f"mm_processor_kwargs: {error}") from None
 
     def __eq__(self, other: object) -> bool:

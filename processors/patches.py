@@ -102,8 +102,9 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
     least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"))
     most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"))
-    if not all(area is None or (isinstance(area, int) and area > 0) for area in (least, most)):
-        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; areas are positive integers")
+    for name, area in (("min_pixels", least), ("max_pixels", most)):
+        if area is not None and (isinstance(area, bool) or not isinstance(area, int) or area < 1):
+            raise ConfigError(f"{name} is {area!r}; an area is a positive whole number of pixels")
     if least is None:
         least = min(spec.min_pixels, most or spec.min_pixels)
     if most is None:

@@ -90,7 +90,7 @@ def test_options_of_a_request_and_of_an_item(llm):
     [
         ({"mm_processor_kwargs": {"max_pixel": 5}}, "unknown processing option 'max_pixel'; did you mean max_pixels?"),
         ({"multi_modal_data": {"image": Media(picture(), fps=2.0)}}, "image 0: unknown processing option 'fps' for images"),
-        ({"multi_modal_data": {"image": Media(picture(), max_pixels=0)}}, "image 0: .*max_pixels is 0"),
+        ({"multi_modal_data": {"image": Media(picture(), max_pixels=0)}}, "image 0: max_pixels is 0"),
         ({"multi_modal_data": {"image": Media(picture(), detail="ultra")}}, "image 0: detail is 'ultra'"),
         ({"multi_modal_data": {"images": picture()}}, "unknown modality 'images'; this model takes image"),
         ({"multi_modal_uuids": {"image": ["a", "b"]}}, "must have same length as"),
