@@ -123,10 +123,12 @@ class MediaProcessor:
         Raises:
             MediaError: a source that cannot be decoded, or that the family refuses.
         """
-        done = item.done or self._cache.make(item.key, partial(self._process, item, timings))
-        if item.source.uuid is not None:
-            with gate.named(item.source):
-                self._names.bind(tenant, item.source.uuid, item.content)
+        if item.source.uuid is None:
+            return item.done or self._cache.make(item.key, partial(self._process, item, timings))
+        # what a name stands for is kept, rows that the caller made included
+        done = self._cache.make(item.key, lambda: item.done or self._process(item, timings))
+        with gate.named(item.source):
+            self._names.bind(tenant, item.source.uuid, item.content)
         return done
 
     def _tuned(self, info: ProcessingInfo, options: Mapping[str, Any]) -> ProcessingInfo:

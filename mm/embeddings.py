@@ -53,7 +53,7 @@ def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[Embeddi
 
 
 def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
-    """`[n, width]`, floating, dense and finite."""
+    """`[n, width]`, floating, dense and finite; a copy, since the caller may go on using the original."""
     tensor = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
         raise MediaError(modality, index, f"rows are a dense tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
@@ -63,7 +63,7 @@ def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
         raise MediaError(modality, index, f"rows have the shape [n, {width}] for this model, not {list(tensor.shape)}")
     if not bool(torch.isfinite(tensor).all()):
         raise MediaError(modality, index, "rows hold NaN or infinite values")
-    return tensor.detach()
+    return tensor.detach().clone()
 
 
 def _looks_like_rows(value: object) -> bool:

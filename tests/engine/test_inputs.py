@@ -181,6 +181,10 @@ def test_ready_made_rows_answer_as_their_picture_does(llm):
     mixed = ask(llm, image, given)
     assert mixed.outputs == ask(llm, given, image).outputs == ask(llm, image, image).outputs
     assert "need their grids" in ask(llm, rows.clone()).error
+    assert ask(llm, given, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
+    given["image_embeds"].zero_()  # the caller's own memory
+    assert ask(llm, None, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
+    given["image_embeds"].copy_(rows)
     assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error
 
 
