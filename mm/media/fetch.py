@@ -99,13 +99,6 @@ class _Wire(io.RawIOBase):
         self.stream, self.policy, self.deadline = stream, policy, deadline
         self.left = policy.max_bytes + policy.max_bytes // 8 + _LONGEST_HEAD  # headers, and the marks of chunked bodies
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
-
-    def sendall(self, data: Any) -> None:
-        self.stream.settimeout(_patience(self.policy, self.deadline))
-        self.stream.sendall(data)
-
     def readable(self) -> bool:
         return True
 
@@ -116,6 +109,23 @@ class _Wire(io.RawIOBase):
         if self.left < 0:
             raise InputError(f"the server sends more than {self.policy.max_bytes:,} bytes, the limit (media: max_bytes)")
         return count
+
+
+class _Line:
+    """What http.client takes for a socket. It closes it once it has the headers, while the body is still to be read."""
+
+    def __init__(self, wire: _Wire) -> None:
+        self.wire = wire
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self.wire)
+
+    def sendall(self, data: Any) -> None:
+        self.wire.stream.settimeout(_patience(self.wire.policy, self.wire.deadline))
+        self.wire.stream.sendall(data)
+
+    def close(self) -> None:
+        """Whoever opened the stream closes it."""
 
 
 def _patience(policy: MediaPolicy, deadline: float) -> float:
@@ -169,7 +179,7 @@ def _is_public(address: Address) -> bool:
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
     connection = http.client.HTTPConnection(target.host, target.port)
-    connection.sock = _Wire(stream, policy, deadline)  # type: ignore[assignment]
+    connection.sock = _Line(_Wire(stream, policy, deadline))  # type: ignore[assignment]
     name = f"[{target.host}]" if ":" in target.host else target.host
     host = name if target.port == _PORTS[target.scheme] else f"{name}:{target.port}"
     headers = {"Host": host, "User-Agent": "sensorium", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}

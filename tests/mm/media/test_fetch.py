@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,6 +41,17 @@ class Handler(BaseHTTPRequestHandler):
         "/bad": b"HTTP/1.1 302 x\r\nLocation: http://[bad\r\nContent-Length: 0\r\n\r\n",
     }
 
+    pieces = {  # noqa: RUF012
+        "/late": [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", b"da", b"ta"],
+        "/late-chunked": [
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"2\r\nda\r\n",
+            b"2\r\nta\r\n",
+            b"0\r\n\r\n",
+        ],
+        "/late-end": [b"HTTP/1.1 200 OK\r\n\r\n", b"da", b"ta"],
+    }
+
     def do_GET(self) -> None:
         self.server.seen.append((self.path, dict(self.headers)))
         self.close_connection = True
@@ -47,6 +61,9 @@ class Handler(BaseHTTPRequestHandler):
                 for _ in range(100):
                     self.wfile.write(b"x")
                     time.sleep(0.1)
+            for piece in self.pieces.get(self.path, ()):  # the body comes after the headers, and not at once
+                self.wfile.write(piece)
+                time.sleep(0.05)
             for _ in range(100 if self.path == "/drip-head" else 0):
                 self.wfile.write(b"H")
                 time.sleep(0.1)
@@ -68,7 +85,7 @@ def server():
     thread.join()
 
 
-@pytest.mark.parametrize("path", ["good", "chunked", "once"])
+@pytest.mark.parametrize("path", ["good", "chunked", "once", "late", "late-chunked", "late-end"])
 def test_a_body_arrives(server, path):
     assert fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL) == b"data"
     assert server.seen[-1][1]["Accept-Encoding"] == "identity"
@@ -225,3 +242,28 @@ def test_one_private_address_among_public_ones_is_enough(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found)
     with pytest.raises(InputError, match="not public"):
         fetch("http://a.example/", MediaPolicy())
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_certificates_are_checked(tmp_path, monkeypatch):
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")]
+    subprocess.run([*command, *names], check=True, capture_output=True)
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads, running.block_on_close, running.seen = True, False, []
+    running.handle_error = lambda *_: None  # a refused handshake is no news
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    running.socket = context.wrap_socket(running.socket, server_side=True)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    place = f":{running.server_port}/late"
+    with pytest.raises(InputError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(f"https://localhost{place}", LOCAL)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert"))
+    assert fetch(f"https://localhost{place}", LOCAL) == b"data"
+    with pytest.raises(InputError, match="CERTIFICATE_VERIFY_FAILED"):
+        fetch(f"https://127.0.0.1{place}", LOCAL)  # the certificate names the host, not its address
+    running.shutdown()
+    running.server_close()
+    thread.join()

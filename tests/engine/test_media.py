@@ -1,0 +1,124 @@
+"""Media of a request on their way: downloads side by side, order kept, work shared between threads."""
+
+from __future__ import annotations
+
+import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sensorium.engine.media import MediaProcessor, MediaSettings
+from sensorium.mm.errors import InputError, MediaError
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import MediaPolicy, MediaUrl
+from sensorium.mm.types import Media
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
+
+LOCAL = MediaPolicy(allow_private_hosts=True, timeout=5.0, max_seconds=10.0)
+
+
+def png(width: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((60, width, 3), width, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def server():
+    """Answers /N with a picture N pixels wide, once three requests are there together; /0 with 404."""
+    together = threading.Barrier(3, timeout=5.0)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            together.wait()
+            width = int(self.path[1:])
+            body = png(width) if width else b"no"
+            self.send_response(200 if width else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_address[1]}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def media(policy: MediaPolicy = LOCAL, **settings: object) -> MediaProcessor:
+    return MediaProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MediaSettings(policy, **settings))
+
+
+def test_downloads_run_together_and_keep_their_order(server):
+    urls = [MediaUrl(f"{server}/{width}") for width in (90, 60, 120)]
+    items = media().open({"image": [*urls[:1], png(75), *urls[1:]]}, {}, {}, None)
+    assert [item.plan.size for item in items] == [(60, 90), (60, 75), (60, 60), (60, 120)]
+
+
+def test_one_failing_download_is_named_and_leaves_none_behind(server):
+    processor = media()
+    with pytest.raises(MediaError, match=r"image 1: 127\.0\.0\.1 answers with status 404"):
+        processor.open({"image": [f"{server}/90", f"{server}/0", f"{server}/60"]}, {}, {}, None)
+    assert processor._fetchers._work_queue.qsize() == 0
+
+
+def test_one_decoding_for_threads_that_want_the_same(monkeypatch):
+    processor, calls, decode = media(), [], gate.decode
+
+    def counted(*args: object):
+        calls.append(1)
+        return decode(*args)
+
+    monkeypatch.setattr(gate, "decode", counted)
+    found = []
+
+    def work() -> None:
+        (item,) = processor.open({"image": png(200)}, {}, {}, None)
+        found.append(processor.process(item, None, {}))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
+    assert all(one is found[0] for one in found)
+    (item,) = processor.open({"image": png(200)}, {}, {}, None)
+    assert item.done is found[0]
+    (elsewhere,) = processor.open({"image": png(200)}, {}, {}, "tenant")
+    assert elsewhere.done is None
+
+
+def test_the_same_name_with_other_frames_is_another_item():
+    processor, frames = media(), np.zeros((8, 60, 60, 3), np.uint8)
+    keys = set()
+    for count in (2, 4, 8):
+        (item,) = processor.open({"video": Media(frames, uuid="clip", num_frames=count)}, {}, {}, None)
+        processor.process(item, None, {})
+        keys.add(item.key)
+    assert len(keys) == 3
+    (kept,) = processor.open({"video": Media(None, uuid="clip", num_frames=4)}, {}, {}, None)
+    assert len(kept.plan.frames.indices) == 4
+    with pytest.raises(MediaError, match="Cache miss for video at index 0"):
+        processor.open({"video": Media(None, uuid="clip", num_frames=6)}, {}, {}, None)
+
+
+def test_items_are_processed_in_the_encoders_type():
+    processor = media(dtype=torch.bfloat16)
+    (item,) = processor.open({"image": png(90)}, {}, {}, None)
+    ((kwargs, _),) = processor.process(item, None, {}).pieces
+    assert kwargs["pixel_values"].data.dtype == torch.bfloat16
+
+
+def test_options_without_an_identity_are_refused():
+    with pytest.raises(InputError, match="mm_processor_kwargs: "):
+        media().open({}, {}, {"size": object()}, None)
