@@ -208,14 +208,14 @@ class MediaProcessor:
         )
 
     def _can_shrink(self, item: Item) -> bool:
-        return item.source.data is not None and not isinstance(item.source.data, EmbeddingItem)
+        if item.source.data is None or isinstance(item.source.data, EmbeddingItem):
+            return False
+        return item.info.shrink_options(item.source.modality, item.plan.grid, item.plan.num_embeds) is not None
 
     def _shrunk(self, item: Item, share: float, tenant: str | None) -> Item:
         own = item.plan.num_tokens - item.plan.num_embeds
         options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
-        if options is None:
-            return item
-        source = replace(item.source, options={**item.source.options, **options})
+        source = replace(item.source, options={**item.source.options, **(options or {})})
         small = self._open(source, item.info, tenant)
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens))
 
