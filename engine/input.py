@@ -82,9 +82,9 @@ class InputProcessor:
         """
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
             given = decoder_only(normalise({**prompt, "prompt": "", "fit": None}))
-            return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt)]
+            return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt, False)]
         given, ids = self._read(prompt)
-        return [item.plan for item in self._admit(given, ids, 1)[0]]
+        return [item.plan for item in self._admit(given, ids, 1, identify=False)[0]]
 
     def _read(self, prompt: object) -> tuple[Prompt, Sequence[int]]:
         """A prompt and its token ids, slots not expanded."""
@@ -100,9 +100,11 @@ class InputProcessor:
         if least >= self._most:
             raise InputError(f"the prompt has {least} tokens at least, max_model_len is {self._most}; shorten it")
 
-    def _admit(self, given: Prompt, ids: Sequence[int], reserve: int) -> tuple[list[Item], tuple[int, ...]]:
+    def _admit(
+        self, given: Prompt, ids: Sequence[int], reserve: int, identify: bool = True
+    ) -> tuple[list[Item], tuple[int, ...]]:
         """The items, made to fit if the prompt asks for it, and the tokens as planned."""
-        items = self.media.open(given.media, given.uuids, given.options, given.salt)
+        items = self.media.open(given.media, given.uuids, given.options, given.salt, identify)
         tokens, _ = self._expand(ids, [(item, item.spans) for item in items])
         if given.fit is not None and len(tokens) + reserve > self._most:
             text = len(tokens) - sum(item.plan.num_tokens for item in items)
@@ -127,7 +129,7 @@ class InputProcessor:
         timings = {"plan": time.perf_counter() - start, "decode": 0.0, "process": 0.0}
         made = [self.media.process(item, given.salt, timings) for item in items]
         spans = [
-            item.spans if item.plan.exact else tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
+            tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
             for item, done in zip(items, made, strict=True)
         ]
         tokens, ranges = self._expand(ids, list(zip(items, spans, strict=True)))

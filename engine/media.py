@@ -89,9 +89,17 @@ class MediaProcessor:
         return self._cache.stats
 
     def open(
-        self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any], tenant: str | None
+        self,
+        media: Mapping[str, object],
+        uuids: Mapping[str, object],
+        options: Mapping[str, Any],
+        tenant: str | None,
+        identify: bool = True,
     ) -> list[Item]:
         """The items in order of modality and index, planned from their headers; nothing is decoded.
+
+        `identify`: find out what each is and whether it is here already, which reads pixels that are not encoded; items
+        that were not identified can be planned and no more.
 
         Raises:
             InputError: a modality the model does not take, too many items, an unknown option.
@@ -100,7 +108,7 @@ class MediaProcessor:
         info = self._tuned(self._info, options)
         sources = info.parser().parse(media, uuids, self.settings.limits)
         flat = self._load([source for several in sources.values() for source in several])
-        return [self._open(source, info, tenant) for source in flat]
+        return [self._open(source, info, tenant, identify) for source in flat]
 
     def shrink(self, items: Sequence[Item], room: int, tenant: str | None) -> list[Item]:
         """The items, each made smaller in the same proportion until together they take at most `room` tokens.
@@ -152,15 +160,18 @@ class MediaProcessor:
                 if future is not None and not future.cancel():
                     future.exception()  # wait: a fetch ends by itself within its time limit
 
-    def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None) -> Item:
+    def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None, identify: bool = True) -> Item:
         with gate.named(source):
             try:
                 tuned = self._tuned(info, {f"{source.modality}s_kwargs": source.options} if source.options else {})
             except ConfigError as error:
                 raise InputError(str(error)) from None
-            content = self._content(source, tenant)
-            key = self._key(source.modality, content, tuned, tenant)
-            done = _from_rows(source.data, tuned) if isinstance(source.data, EmbeddingItem) else self._cache.get(key)
+            known = identify or source.data is None
+            content = self._content(source, tenant) if known else ""
+            key = self._key(source.modality, content, tuned, tenant) if known else ""
+            done = self._cache.get(key) if known else None
+            if isinstance(source.data, EmbeddingItem):
+                done = _from_rows(source.data, tuned)
             if done is None and source.data is None:
                 raise _miss(source)
             headers = () if done is not None else tuple(gate.probe(source, tuned.decode_spec, self.settings.policy))
@@ -216,7 +227,7 @@ class MediaProcessor:
         own = item.plan.num_tokens - item.plan.num_embeds
         options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
         source = replace(item.source, options={**item.source.options, **(options or {})})
-        small = self._open(source, item.info, tenant)
+        small = self._open(source, item.info, tenant, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens))
 
     def _process(self, item: Item, timings: dict[str, float]) -> Processed:

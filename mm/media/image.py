@@ -57,13 +57,15 @@ _BROKEN = (
 def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
     """Size after EXIF orientation, from the header alone; always that of `decode_image`.
 
+    One exception: a lazy PIL image of a PNG that says its orientation after its pixels.
+
     Raises:
         InputError: as `decode_image`, as far as the header tells.
     """
     if isinstance(value, np.ndarray | Tensor):
         height, width = _channels_last(value, policy).shape[:2]
         return MediaHeader("image", int(height), int(width))
-    with _opened(value, policy) as (image, orientation):
+    with _opened(value, policy, load=False) as (image, orientation):
         width, height = image.size if orientation < 5 else image.size[::-1]
         return MediaHeader("image", height, width)
 
@@ -106,8 +108,11 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
 
 
 @contextmanager
-def _opened(value: object, policy: MediaPolicy) -> Iterator[tuple[Image.Image, int]]:
-    """A PIL image within the budget, and its EXIF orientation; what goes wrong inside is said of the picture."""
+def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[tuple[Image.Image, int]]:
+    """A PIL image within the budget, and its EXIF orientation; what goes wrong inside is said of the picture.
+
+    `load`: whether a caller's lazy picture is read to its end. A TIFF always is: Pillow then turns it upright.
+    """
     if not isinstance(value, bytes | Image.Image):
         raise InputError(f"a {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels")
     if isinstance(value, bytes) and not value:
@@ -116,8 +121,9 @@ def _opened(value: object, policy: MediaPolicy) -> Iterator[tuple[Image.Image, i
         if isinstance(value, Image.Image):
             _check_budget(*value.size, policy)
             with _LOADING:
-                value.load()
-                orientation = _orientation(value.getexif)
+                if load or value.format == "TIFF":
+                    value.load()
+                orientation = _orientation(partial(Image.Image.getexif, value))  # a PNG's own would load it
             yield value, orientation
         else:
             with _open(value) as image:

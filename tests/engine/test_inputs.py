@@ -67,6 +67,9 @@ def test_a_plan_decodes_nothing(llm, monkeypatch):
     whole = png(picture(3))
     (plan,) = llm.plan({"multi_modal_data": {"image": whole}})
     assert llm.plan({"multi_modal_data": {"image": whole[:200]}}) == [plan]
+    lazy = Image.open(io.BytesIO(whole))
+    monkeypatch.setattr(lazy, "load", refuse)
+    assert llm.plan({"multi_modal_data": {"image": lazy}}) == [plan]
     (fewer,) = llm.plan({"multi_modal_data": {"image": whole}}, mm_processor_kwargs={"max_pixels": 56 * 56})
     assert fewer.num_tokens < plan.num_tokens
 

@@ -245,3 +245,17 @@ def test_real_pictures(shared_data: Path):
     duck, cmyk = (load((folder / name).read_bytes()).float() for name in ("duck_and_truck.jpg", "edge_cmyk.jpg"))
     assert abs(float(duck.mean() - cmyk.mean())) < 1
     assert load((folder / "white_on_transparent.png").read_bytes()).min() > 200  # white on white
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_lazy_picture_is_probed_before_it_is_read(form, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    Image.new("RGB", (30, 20)).save(buffer, form, exif=exif)
+    lazy = Image.open(io.BytesIO(buffer.getvalue()))
+    header = probe_image(lazy, MediaPolicy())
+    assert header.size == ((20, 30) if orientation < 5 else (30, 20))
+    assert tuple(decode_image(lazy, MediaPolicy()).shape[:2]) == header.size
+    assert probe_image(lazy, MediaPolicy()) == header
