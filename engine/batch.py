@@ -76,10 +76,11 @@ def build_batch(
     rows: Sequence[Row],
     encoded: Mapping[str, Tensor],
     kv_caches: Sequence[Tensor],
+    group_of: Sequence[int],
     block_size: int,
     device: torch.device,
 ) -> ForwardBatch:
-    """Pack the rows of all sequences, in order; encoder rows are looked up by hash."""
+    """Pack the rows of all sequences, in order; encoder rows are looked up by hash, `group_of` is the group of each cache."""
     counts = [task.num_tokens for _, task in rows]
     starts = [0, *accumulate(counts)]
     ids: list[int] = []
@@ -88,10 +89,12 @@ def build_batch(
         ids += sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
+    tasks = [task for _, task in rows]
+    attn = [build_attention(tasks, tuple(starts), block_size, device, group) for group in range(max(group_of) + 1)]
     return ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
         positions=torch.from_numpy(positions).to(device),
-        attn=build_attention([task for _, task in rows], tuple(starts), block_size, device),
+        attn=[attn[group] for group in group_of],
         kv_caches=kv_caches,
         embed_index=torch.cat(index).to(device) if index else None,
         embed_rows=torch.cat(embeds) if embeds else None,

@@ -23,6 +23,7 @@ _MESSAGES: tuple[type, ...] = (
     engine_types.EncodeTask,
     engine_types.SchedulerOutput,
     engine_types.Logprob,
+    engine_types.SequenceStats,
     engine_types.TokenOutput,
     engine_types.CompletionOutput,
     engine_types.RequestOutput,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +19,15 @@ from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_CACHE_BYTES = 4 << 30
+_POSITIVE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "media_workers",
+    "mm_processor_cache_bytes",
+    "max_encoder_tokens",
+    "encoder_cache_dir_bytes",
+)
 _JSON_FILES = (
     "config.json",
     "generation_config.json",
@@ -52,6 +62,16 @@ class EngineConfig:
         mm_processor_cache_bytes: processed items that are kept for later requests.
         trust_uuid: a uuid in `multi_modal_uuids` stands for its content, which is then not hashed; only where all
             callers are one.
+        enable_prefix_caching: keep the keys and values of finished sequences for later ones that begin alike.
+        prefix_cache_bytes: of keys and values kept for nobody in particular; None: as far as the cache reaches.
+        max_encoder_tokens: rows that encoders make in one step; an item of more is encoded alone.
+        encoder_cache_bytes: encoder rows that are held; None: what the largest item of the model needs four times,
+            at least 128 MiB.
+        encoder_cache_dir: folder where encoder rows outlive the process; None for none.
+        encoder_cache_dir_bytes: size of that folder; the least recently used rows go first.
+        quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
+        quantization: None, or "int8": weights and activations of linear layers in 8 bits, on a CPU.
+        batch_invariant: the same request gives the same bits whatever runs beside it, however it is cut; slower.
 
     Raises:
         ConfigError: a value outside its limits.
@@ -74,19 +94,31 @@ class EngineConfig:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     mm_processor_cache_bytes: int = 512 << 20
     trust_uuid: bool = False
+    enable_prefix_caching: bool = True
+    prefix_cache_bytes: int | None = None
+    max_encoder_tokens: int = 4096
+    encoder_cache_bytes: int | None = None
+    encoder_cache_dir: str | None = None
+    encoder_cache_dir_bytes: int = 4 << 30
+    quarantine_seconds: float = 300.0
+    quantization: str | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("generation_config", self.generation_config, ("auto", "none"))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "media_workers", "mm_processor_cache_bytes"):
+        _one_of("quantization", self.quantization, (None, "int8"))
+        for name in _POSITIVE:
             _positive(name, getattr(self, name))
         if not isinstance(self.media, MediaPolicy):
             raise ConfigError(f"media={self.media!r} must be a MediaPolicy or a mapping of its fields")
-        for name in ("max_model_len", "kv_cache_memory_bytes"):
+        for name in ("max_model_len", "kv_cache_memory_bytes", "prefix_cache_bytes", "encoder_cache_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if not 0 < self.gpu_memory_fraction <= 1:
             raise ConfigError(f"gpu_memory_fraction={self.gpu_memory_fraction} must be above 0 and at most 1")
+        if not 0 <= self.quarantine_seconds < math.inf:
+            raise ConfigError(f"quarantine_seconds={self.quarantine_seconds} must be 0 or above")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
@@ -240,9 +272,9 @@ def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
             _refuse_remote_code(name, value)
 
 
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, known: tuple[str | None, ...]) -> None:
     if value not in known:
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, known))}")
 
 
 def _positive(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..mm.embeddings import ROWS
-from ..mm.errors import ConfigError, InputError, SensoriumError
+from ..mm.errors import InputError, SensoriumError
 from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature
 from ..models.interface import Model
@@ -27,10 +27,10 @@ class ModelRunner:
     """The one path of prompt and decode rows. All it needs arrives in SchedulerOutput; it keeps tokens, rows and caches."""
 
     def __init__(self, model: Model, num_blocks: int, block_size: int, device: torch.device) -> None:
-        if len(group_layers(model.cache_specs)) != 1:
-            raise ConfigError("layers that cache differently need one block table each; ForwardBatch carries one")
         self.model, self.block_size, self.device = model, block_size, device
         self.kv_caches = allocate_caches(model.cache_specs, num_blocks, block_size, device)
+        groups = enumerate(group_layers(model.cache_specs))
+        self.group_of = [index for _, index in sorted((layer, index) for index, group in groups for layer in group.layers)]
         self.tracks: dict[str, Track] = {}
         self.encoded: dict[str, Tensor] = {}  # hash -> [rows, hidden]
 
@@ -106,9 +106,9 @@ class ModelRunner:
         return None if missing is None else f"{missing.modality}: another request was to encode it and failed; ask again"
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
-        batch = build_batch(rows, self.encoded, self.kv_caches, self.block_size, self.device)
+        batch = build_batch(rows, self.encoded, self.kv_caches, self.group_of, self.block_size, self.device)
         hidden = self.model.forward(batch)
-        starts = batch.attn.query_start
+        starts = batch.attn[0].query_start
         prompts = [self._prompt_logprobs(*row, hidden, start) for row, start in zip(rows, starts, strict=False)]
         ends = [stop - 1 for (_, task), stop in zip(rows, starts[1:], strict=True) if task.sample]
         sampling = [track for track, task in rows if task.sample]

@@ -18,7 +18,12 @@ class EngineRequest:
         priority: smaller is served first and preempted last.
         seed: concrete seed of this sequence; with the token's position it decides the random number.
         bad_word_ids: token sequences that must not be produced.
-        hold_open: keep the sequence and its cache after an answer, for `append` and `truncate`, until `abort`.
+        hold_open: keep the sequence and its cache after an answer, for `append` and `truncate`, until an append
+            closes it or `abort`.
+        salt: keys and values are shared with sequences of the same salt only; "" shares with all that have none.
+        adapter: name of the adapter that computes the sequence; "" for none. Caches are kept apart by it.
+        cross: what the sequence reads through cross-attention (the encoder's side of an encoder-decoder model); its
+            range is `[0, rows)` of the encoder's own sequence.
     """
 
     request_id: str
@@ -30,6 +35,9 @@ class EngineRequest:
     seed: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     hold_open: bool = False
+    salt: str = ""
+    adapter: str = ""
+    cross: MultiModalFeature | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class RequestUpdate:
     """A live request was rolled back to `num_tokens` tokens, then these tokens and items were added.
 
     `restart`: the answer's counts (max_tokens, min_tokens, penalties) start anew at the end of the added tokens.
+    `forbid`: token sequences that the rest of the answer must not contain.
     """
 
     request_id: str
@@ -44,6 +53,7 @@ class RequestUpdate:
     token_ids: tuple[int, ...] = ()
     features: tuple[MultiModalFeature, ...] = ()
     restart: bool = False
+    forbid: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +99,31 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class SequenceStats:
+    """How a sequence came by its keys and rows.
+
+    Args:
+        cached_tokens: tokens of the prompt whose keys were in the prefix cache when it was first admitted.
+        preemptions: times its blocks were taken and computed again.
+        items: for each item, in order: "encoded", "cache" (rows were resident), "disk", or "prefix" (not even they
+            were needed).
+    """
+
+    cached_tokens: int = 0
+    preemptions: int = 0
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TokenOutput:
-    """What one step added to one request. `finish_reason`: None | "stop" | "length" | "abort" | "error"."""
+    """What one step added to one request.
+
+    Args:
+        finish_reason: None | "stop" | "length" | "repetition" | "abort" | "error".
+        num_removed: tokens at the answer's end that were taken back before `token_ids` were added (loop repair).
+        timings: seconds of queue, encode, prefill and decode_steps, with the last output of an answer.
+        stats: what the caches saved, with the last output of an answer.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -99,7 +132,9 @@ class TokenOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    num_removed: int = 0
     timings: dict[str, float] = field(default_factory=dict)
+    stats: SequenceStats | None = None
 
 
 @dataclass(frozen=True)

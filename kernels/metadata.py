@@ -37,6 +37,8 @@ class AttentionMetadata:
         block_tables: int32 `[num_requests, max_blocks]`, physical block of each logical block; unused entries 0.
         slot_mapping: int64 `[rows]`, physical slot (`block * block_size + offset`) each row's key and value go to.
         block_size: tokens per block.
+        causal: False where every row sees all keys of its request (cross-attention): then keys are no rows of the batch,
+            and `slot_mapping` belongs to the keys written this step, however many.
     """
 
     query_start: tuple[int, ...]
@@ -44,6 +46,7 @@ class AttentionMetadata:
     block_tables: Tensor
     slot_mapping: Tensor
     block_size: int
+    causal: bool = True
 
     @property
     def num_rows(self) -> int:

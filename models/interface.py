@@ -14,7 +14,10 @@ from ..kernels.metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """How one decoder layer caches: kind "full", with the key/value heads and head size of one token."""
+    """How one attention layer caches, with the key/value heads and head size of one token.
+
+    Kind "full": a key per token of the sequence. Kind "cross": a key per row of the encoder's output, written once.
+    """
 
     kind: str
     kv_heads: int
@@ -33,18 +36,22 @@ class ForwardBatch:
     Args:
         input_ids: int64 `[rows]`; at media placeholders any id of the vocabulary.
         positions: int64 `[axes, rows]`; axes as the model's `rope_axes` declares.
-        attn: who owns which row, and where keys and values live.
-        kv_caches: one tensor per layer, `[2, num_blocks, block_size, kv_heads, head_dim]`, keys then values.
+        attn: who owns which row, and where keys and values live, one per cache; caches of equal spec share the object.
+        kv_caches: one per entry of the model's `cache_specs`, `[2, num_blocks, block_size, kv_heads, head_dim]`, keys
+            then values.
         embed_index: int64 `[n]` rows of the batch to be replaced by `embed_rows`, or None for a text-only step.
         embed_rows: `[n, hidden]` encoder rows in that order.
+        cross_rows: `[n, hidden]` encoder rows whose keys and values the "cross" caches take in this step, at the slots of
+            their `attn`; None when there are none.
     """
 
     input_ids: Tensor
     positions: Tensor
-    attn: AttentionMetadata
+    attn: Sequence[AttentionMetadata]
     kv_caches: Sequence[Tensor]
     embed_index: Tensor | None = None
     embed_rows: Tensor | None = None
+    cross_rows: Tensor | None = None
 
 
 class Model(Protocol):
@@ -54,7 +61,7 @@ class Model(Protocol):
     vocab_size: int
     hidden_size: int
     max_positions: int  # config's max_position_embeddings
-    cache_specs: Sequence[CacheSpec]  # one per decoder layer
+    cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
         """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, hidden]` tensor per item, in order."""

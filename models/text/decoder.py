@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.attention import paged_attention
+from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import apply_rotary, rotary_cos_sin
 from ..config import TextConfig
 from ..interface import CacheSpec, ForwardBatch
@@ -22,11 +23,11 @@ class Attention(nn.Module):
         self.qkv = Linear(c.hidden_size, slices, True, dtype, device)
         self.out = Linear(c.heads * c.head_dim, {"o_proj": c.hidden_size}, False, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
         qk = apply_rotary(qkv[:, : self.heads + self.kv_heads], cos, sin)
         q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
-        return self.out(paged_attention(q, k, v, cache, batch.attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):
@@ -50,8 +51,8 @@ class Layer(nn.Module):
         self.self_attn = Attention(c, dtype, device)
         self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, False, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, batch: ForwardBatch) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, batch)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, attn)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -75,6 +76,6 @@ class Decoder(nn.Module):
         if batch.embed_index is not None and batch.embed_rows is not None:
             x.index_copy_(0, batch.embed_index, batch.embed_rows.to(x.dtype))
         cos, sin = rotary_cos_sin(batch.positions, self.inv_freq, self.axis_of_freq)
-        for layer, cache in zip(self.layers, batch.kv_caches, strict=True):
-            x = layer(x, cos, sin, cache, batch)
+        for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
+            x = layer(x, cos, sin, cache, attn)
         return self.norm(x)  # type: ignore[no-any-return]

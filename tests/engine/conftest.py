@@ -44,7 +44,7 @@ class ToyModel:
         ]
 
     def forward(self, batch) -> torch.Tensor:
-        meta = batch.attn
+        meta = batch.attn[0]
         self.forward_rows.append(len(batch.input_ids))
         x = self.table[batch.input_ids].clone()
         if batch.embed_index is not None:

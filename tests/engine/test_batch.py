@@ -44,12 +44,12 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
     two.token_ids += [50, 51]
     encoded = {one.features[0].hash: torch.arange(4.0)[:, None].expand(4, 8)}
     tasks = [ScheduledRequest("a", 3, 4, ((7, 2),)), ScheduledRequest("b", 9, 1, ((1, 4, 5),))]
-    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, [], 4, torch.device("cpu"))
+    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, [], [0], 4, torch.device("cpu"))
     assert batch.input_ids.tolist() == [3, 3, 3, 7, 51]
-    assert batch.attn.query_start == (0, 4, 5)
-    assert batch.attn.seq_lens == (7, 10)
-    assert batch.attn.block_tables.tolist() == [[7, 2, 0], [1, 4, 5]]
-    assert batch.attn.slot_mapping.tolist() == [31, 8, 9, 10, 21]
+    assert batch.attn[0].query_start == (0, 4, 5)
+    assert batch.attn[0].seq_lens == (7, 10)
+    assert batch.attn[0].block_tables.tolist() == [[7, 2, 0], [1, 4, 5]]
+    assert batch.attn[0].slot_mapping.tolist() == [31, 8, 9, 10, 21]
     assert batch.embed_index.tolist() == [0, 1, 2]
     assert batch.embed_rows[:, 0].tolist() == [1, 2, 3]
     assert batch.positions.tolist() == [[2, 2, 2, 6, 9], [2, 2, 2, 6, 9], [3, 4, 5, 6, 9]]
@@ -57,7 +57,7 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
 
 def test_a_step_of_text_has_no_embeddings(toy):
     track = make_track(toy)
-    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, [], 4, torch.device("cpu"))
+    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, [], [0], 4, torch.device("cpu"))
     assert batch.embed_index is None
     assert batch.embed_rows is None
 

@@ -52,11 +52,13 @@ def messages():
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
+    stats = types.SequenceStats(16, 1, ("cache", "encoded"))
     return [
         params, request, scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
         types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",)),
-        types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, {"queue": 0.5}),
+        types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats),
+        stats,
         completion,
         types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}),
         plan,
