@@ -1,0 +1,337 @@
+"""Encoder rows on disk: the same bits after a restart, nothing from a damaged file, never above the cap, never in the way."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sensorium.engine import encoder_store
+from sensorium.engine.encoder_store import EncoderStore
+from sensorium.mm.hashing import digest
+
+WIDTH = 8
+CPU = torch.device("cpu")
+
+
+def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16, **options):
+    return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU, **options)
+
+
+def key_of(i: int) -> str:
+    return digest("test", i)
+
+
+def rows_of(i: int, count: int = 5, dtype=torch.bfloat16) -> torch.Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(i)).to(dtype)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.safetensors"))
+
+
+def filled(folder: Path, count: int = 1) -> Path:
+    store = make(folder)
+    for i in range(count):
+        store.put(key_of(i), rows_of(i))
+    store.close()
+    return files(folder)[0]
+
+
+def test_without_a_folder_it_is_a_dict():
+    store = make(None)
+    rows = rows_of(0)
+    store.put("a", rows)
+    assert store.get("a") is rows
+    assert "a" in store
+    store.drop(["a", "unknown"])
+    assert store.get("a") is None
+    assert store.load(key_of(0), 5) is None
+    store.flush()
+    store.close()
+    assert store.stats.writes == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_restart_finds_the_same_bits(tmp_path, dtype):
+    first = make(tmp_path / "new" / "folder", dtype=dtype)
+    rows = rows_of(1, 7, dtype)
+    rows[0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-30])
+    first.put(key_of(1), rows)
+    first.drop([key_of(1)])
+    first.close()
+    second = make(tmp_path / "new" / "folder", dtype=dtype)
+    found = second.load(key_of(1), 7)
+    assert found is second.get(key_of(1))
+    assert found.dtype == dtype
+    assert torch.equal(found.view(torch.uint8), rows.view(torch.uint8))
+    assert second.load(key_of(2), 7) is None
+    assert (second.stats.disk_hits, second.stats.disk_misses, second.stats.damaged) == (1, 1, 0)
+
+
+def test_a_view_is_written_without_what_it_views(tmp_path):
+    store = make(tmp_path)
+    packed = rows_of(3, 1000)
+    store.put(key_of(3), packed[10:15])
+    store.close()
+    assert files(tmp_path)[0].stat().st_size < 1000
+    assert torch.equal(make(tmp_path).load(key_of(3), 5), packed[10:15])
+
+
+def test_files_are_private(tmp_path):
+    path = filled(tmp_path / "cache")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    assert path.name == f"{key_of(0)}.safetensors"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_what_waits_to_be_written_is_found(tmp_path, monkeypatch):
+    store = make(tmp_path)
+    monkeypatch.setattr(store._writer, "submit", lambda *job: None)
+    rows = rows_of(0)
+    store.put(key_of(0), rows)
+    store.drop([key_of(0)])
+    assert store.load(key_of(0), 5) is rows
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("other", [{"fingerprint": "another model"}, {"dtype": torch.float32}])
+def test_models_and_types_do_not_share(tmp_path, other):
+    filled(tmp_path)
+    store = make(tmp_path, **other)
+    assert store.load(key_of(0), 5) is None
+    assert store.stats.damaged == 0
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "../" * 10 + "x", "A" * 64, "g" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_a_name_that_is_no_hash_touches_no_file(tmp_path, key):
+    store = make(tmp_path / "cache")
+    store.put(key, rows_of(0))
+    assert store.load(key, 5) is None
+    store.close()
+    assert not list(tmp_path.rglob("*"))
+    assert store.get(key) is not None
+
+
+def test_rows_of_another_kind_stay_in_memory(tmp_path):
+    store = make(tmp_path)
+    store.put(key_of(0), torch.zeros(5, WIDTH + 1, dtype=torch.bfloat16))
+    store.put(key_of(1), torch.zeros(5, WIDTH))
+    store.put(key_of(2), rows_of(2), keep=False)
+    store.close()
+    assert not files(tmp_path)
+    assert len(store.rows) == 3
+
+
+def is_refused(folder: Path, caplog) -> bool:
+    """Nothing is loaded, the file is gone, it was said, and writing anew works."""
+    path = files(folder)[0]
+    with caplog.at_level(logging.WARNING):
+        store = make(folder)
+        assert store.load(key_of(0), 5) is None
+    assert not path.exists()
+    assert store.stats.damaged == 1
+    assert path.name in caplog.text
+    caplog.clear()
+    store.put(key_of(0), rows_of(0))
+    store.flush()
+    return torch.equal(make(folder).load(key_of(0), 5), rows_of(0))
+
+
+def test_every_flipped_bit_is_seen_or_harmless(tmp_path, caplog):
+    path = filled(tmp_path)
+    whole = path.read_bytes()
+    for position in range(0, len(whole)):
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        path.write_bytes(data)
+        found = make(tmp_path).load(key_of(0), 5)
+        assert found is None or torch.equal(found, rows_of(0))
+        if position >= len(whole) - rows_of(0).nbytes:
+            assert found is None
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 128]))
+    assert is_refused(tmp_path, caplog)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 8, 20, 200, -1])
+def test_a_cut_file_is_refused(tmp_path, caplog, kept):
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes()[:kept])
+    assert is_refused(tmp_path, caplog)
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path, caplog):
+    path = filled(tmp_path)
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)
+    assert is_refused(tmp_path, caplog)
+
+
+def test_shape_type_name_and_metadata_are_checked(tmp_path, caplog):
+    path = filled(tmp_path, 2)
+    good = {p: p.read_bytes() for p in files(tmp_path)}
+    others = [p for p in files(tmp_path) if p.name != f"{key_of(0)}.safetensors"]
+    path = path.parent / f"{key_of(0)}.safetensors"
+    rows = load_file(path)["rows"]
+    for tensors, metadata in (
+        ({"rows": rows.float()}, {"key": key_of(0), "sha256": encoder_store._checksum(rows.float())}),
+        ({"rows": rows.reshape(-1)}, {"key": key_of(0), "sha256": encoder_store._checksum(rows)}),
+        ({"rows": rows[:4].clone()}, {"key": key_of(0), "sha256": encoder_store._checksum(rows[:4])}),
+        ({"others": rows}, {"key": key_of(0), "sha256": encoder_store._checksum(rows)}),
+        ({"rows": rows}, {"key": key_of(1), "sha256": encoder_store._checksum(rows)}),
+        ({"rows": rows}, {"key": key_of(0)}),
+        ({"rows": rows}, None),
+    ):
+        others[0].unlink(missing_ok=True)
+        save_file(tensors, path, metadata)
+        assert is_refused(tmp_path, caplog)
+    path.write_bytes(good[others[0]])  # another item's file under this name
+    assert is_refused(tmp_path, caplog)
+
+
+def test_a_hash_with_another_number_of_rows_is_not_served(tmp_path):
+    filled(tmp_path)
+    assert make(tmp_path).load(key_of(0), 6) is None
+
+
+def test_the_least_recently_used_go_first(tmp_path):
+    size = filled(tmp_path).stat().st_size
+    store = make(tmp_path, capacity=size * 8)
+    for i in range(1, 8):
+        store.put(key_of(i), rows_of(i))
+        store.flush()
+    for age, i in enumerate((3, 1, 0, 2, 4, 5, 6, 7)):
+        os.utime(store._folder.file(key_of(i)), (1000 + age, 1000 + age))
+    assert store.load(key_of(3), 5) is not None  # used: now the last to go
+    for i in range(8, 11):
+        store.put(key_of(i), rows_of(i))
+        store.flush()
+    left = {path.stem for path in files(tmp_path)}
+    assert key_of(3) in left
+    assert {key_of(1), key_of(0)} & left == set()
+    assert {key_of(i) for i in (6, 7, 8, 9, 10)} <= left
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 8
+
+
+def test_the_cap_holds_across_models_and_after_every_write(tmp_path):
+    size = filled(tmp_path).stat().st_size
+    for name in ("a", "b"):
+        store = make(tmp_path, capacity=size * 6, fingerprint=name)
+        for i in range(40):
+            store.put(key_of(i), rows_of(i))
+            store.flush()
+            assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 6
+        assert store.load(key_of(39), 5) is not None
+    tiny = make(tmp_path / "tiny", capacity=size - 1)
+    tiny.put(key_of(0), rows_of(0))
+    tiny.close()
+    assert not files(tmp_path / "tiny")
+
+
+def test_only_its_own_files_are_deleted(tmp_path):
+    size = filled(tmp_path).stat().st_size
+    foreign = [tmp_path / "notes.safetensors", tmp_path / "models" / f"{key_of(0)}.safetensors"]
+    folder = files(tmp_path)[0].parent
+    stale, fresh = folder / "tmpdead.tmp", folder / "tmpalive.tmp"
+    (tmp_path / "models").mkdir()
+    for path in (*foreign, stale, fresh):
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1, 1))
+    os.utime(fresh)
+    store = make(tmp_path, capacity=size * 2)
+    for i in range(10):
+        store.put(key_of(i), rows_of(i))
+    store.close()
+    assert all(path.exists() for path in (*foreign, fresh))
+    assert not stale.exists()
+
+
+def test_writing_is_bounded_and_never_waits(tmp_path, monkeypatch):
+    store = make(tmp_path, queue_bytes=rows_of(0).nbytes * 3)
+    monkeypatch.setattr(store._writer, "submit", lambda *job: None)  # a disk that never answers
+    for i in range(10):
+        store.put(key_of(i), rows_of(i))
+    store.put(key_of(0), rows_of(0))
+    assert store.stats.skipped == 7
+    assert len(store.rows) == 10
+
+
+def test_one_item_above_the_queue_is_still_written(tmp_path):
+    store = make(tmp_path, queue_bytes=1)
+    store.put(key_of(0), rows_of(0))
+    store.close()
+    assert store.stats.writes == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
+def test_a_disk_that_refuses_is_one_warning(tmp_path, monkeypatch, caplog, code):
+    def refuse(*names):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    store = make(tmp_path)
+    for i in range(3):
+        store.put(key_of(i), rows_of(i))
+    store.close()
+    assert caplog.text.count(os.strerror(code)) == 1
+    assert store.stats.failed == 3
+    assert store.get(key_of(0)) is not None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_folder_that_is_a_file_is_one_warning(tmp_path, caplog):
+    (tmp_path / "cache").write_text("")
+    store = make(tmp_path / "cache")
+    assert store.load(key_of(0), 5) is None
+    store.put(key_of(0), rows_of(0))
+    store.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_open_to_others_is_not_trusted(tmp_path, caplog):
+    path = filled(tmp_path)
+    path.parent.chmod(0o777)
+    store = make(tmp_path)
+    assert store.load(key_of(0), 5) is None
+    store.put(key_of(1), rows_of(1))
+    store.close()
+    assert path.exists()
+    assert len(files(tmp_path)) == 1
+    assert "open to others" in caplog.text
+
+
+def _write_and_read(folder: str, first: int, results) -> None:
+    store = make(Path(folder), capacity=6000)
+    wrong = 0
+    for i in range(first, first + 60):
+        key = i % 40
+        found = store.load(key_of(key), 5)
+        wrong += found is not None and not torch.equal(found, rows_of(key))
+        store.put(key_of(key), rows_of(key))
+        store.drop([key_of(key)])
+    store.close()
+    results.put((wrong, store.stats.damaged, store.stats.failed, store.stats.disk_hits))
+
+
+def test_two_processes_share_the_folder(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_write_and_read, args=(str(tmp_path), first, results)) for first in (0, 20)]
+    for worker in workers:
+        worker.start()
+    counts = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert all(count[:3] == (0, 0, 0) for count in counts), counts
+    assert not list(tmp_path.rglob("*.tmp"))
+    store = make(tmp_path)
+    assert sum(store.load(path.stem, 5) is not None for path in files(tmp_path)) == len(files(tmp_path)) > 0
