@@ -28,18 +28,17 @@ MAX_MODEL_LEN, MAX_NUM_SEQS = 4096, 32
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-def requests(name: str, round_: int) -> list[tuple[str, Any]]:
-    """`(prompt, picture or None)`: the same for every engine, new in every round."""
+def requests(count: int, size: tuple[int, int] | None, round_: int, share: bool = False) -> list[tuple[str, Any]]:
+    """`(prompt, picture or None)`: the same for every engine, new in every round. `share`: one picture for all."""
     import numpy as np
     from PIL import Image
 
-    count, size, *_ = WORKLOADS[name]
     rng = np.random.default_rng(round_)
-    found = []
+    found, picture = [], None
     for i in range(count):
-        text = f"import the module, question {round_} {i}: " + "describe what it returns and why. " * (1 if size else 12)
-        picture = None
-        if size:
+        wish = "describe what the class returns and why it does so. " * (1 if size else 12)
+        text = f"import the module, question {round_} {i}: {wish}"
+        if size and not (share and picture):
             coarse = rng.integers(0, 255, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
             picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
         found.append((f"<|im_start|>user\n{SLOT if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", picture))
@@ -92,7 +91,7 @@ def measure(engine: str, workload: str, rounds: int) -> dict[str, float]:
     run = ENGINES[engine](WORKLOADS[workload][2])
     times, made = [], 0
     for round_ in range(rounds):
-        asked = requests(workload, round_)
+        asked = requests(*WORKLOADS[workload][:2], round_)
         start = time.perf_counter()
         made = run(asked)
         times.append(time.perf_counter() - start)
