@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ..mm.cache import ByteCache, CacheStats, Names
 from ..mm.embeddings import ROWS
-from ..mm.errors import ConfigError, InputError, MediaError
+from ..mm.errors import ConfigError, InputError, MediaError, SensoriumError
 from ..mm.fields import FieldElem, FlatField
 from ..mm.hashing import digest
 from ..mm.media import gate
@@ -22,6 +24,8 @@ from ..mm.media.policy import MediaPolicy
 from ..mm.parse import MediaSource
 from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
 from ..processors.interface import ProcessingInfo, Span
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -233,9 +237,11 @@ class MediaProcessor:
     def _process(self, item: Item, timings: dict[str, float]) -> Processed:
         source, start = item.source, time.perf_counter()
         with gate.named(source):
-            decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
+            with _stage("decoding"):
+                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
             middle = time.perf_counter()
-            pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
+            with _stage("processing"):
+                pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
         return Processed(pieces, decoded[0].header.size, _joined([one.header.frames for one in decoded]))
@@ -259,6 +265,18 @@ def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
 def num_bytes(kwargs: MultiModalKwargsItem) -> int:
     """Bytes of an item's tensors."""
     return sum(elem.data.nbytes for elem in kwargs.values() if isinstance(elem.data, Tensor))
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """What nobody meant to raise inside is the item's trouble, too, and becomes an InputError."""
+    try:
+        yield
+    except SensoriumError:
+        raise
+    except Exception as error:
+        _log.warning("%s failed", name, exc_info=True)
+        raise InputError(f"{name} failed: {type(error).__name__}: {error}; send it in another size or format") from error
 
 
 def _from_rows(item: EmbeddingItem, info: ProcessingInfo) -> Processed:
