@@ -23,6 +23,7 @@ from ..mm.hashing import digest
 
 _FORMAT = 1
 _HASH = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # of an item, or of one piece of it
 _MAX_HEADER = 4096  # bytes of a file beside its rows
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
 _log = logging.getLogger(__name__)
@@ -80,13 +81,17 @@ class EncoderStore:
     def __contains__(self, key: str) -> bool:
         return key in self.rows
 
+    @property
+    def row_bytes(self) -> int:
+        return self._width * self._dtype.itemsize
+
     def get(self, key: str) -> Tensor | None:
         return self.rows.get(key)
 
     def put(self, key: str, rows: Tensor, keep: bool = True) -> None:
         """Hold `[n, width]` rows until `drop`; with `keep` a file of them is written later, unless they are of another kind."""
         self.rows[key] = rows
-        if self._folder is None or not keep or not _HASH.fullmatch(key) or not self._fits(rows):
+        if self._folder is None or not keep or not _KEY.fullmatch(key) or not self._fits(rows):
             return
         with self._lock:
             waiting = sum(other.nbytes for other in self._waiting.values())
@@ -100,7 +105,7 @@ class EncoderStore:
 
     def load(self, key: str, num_rows: int) -> Tensor | None:
         """`[num_rows, width]` from the folder, now held as by `put`; None if it has none that are whole and fit."""
-        if self._folder is None or not _HASH.fullmatch(key):
+        if self._folder is None or not _KEY.fullmatch(key):
             return None
         rows = self._waiting.get(key)
         if rows is None:

@@ -33,15 +33,14 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, key: str, error: BaseException) -> bool:
-        """Refuse the item from now on; False if the error says nothing about it (memory, an interrupt)."""
-        if not self._seconds or not isinstance(error, Exception) or is_out_of_memory(error):
-            return False
+    def add(self, key: str) -> None:
+        """Refuse the item from now on."""
+        if not self._seconds:
+            return
         self._until[key] = self._clock() + self._seconds
         self._until.move_to_end(key)
         if len(self._until) > _MAX_ITEMS:
             self._until.popitem(last=False)
-        return True
 
     def check(self, key: str, name: str) -> None:
         """InputError for an item that is refused; `name` is the item's in the message, such as "image 0"."""

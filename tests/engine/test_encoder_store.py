@@ -103,6 +103,14 @@ def test_what_waits_to_be_written_is_found(tmp_path, monkeypatch):
     assert not files(tmp_path)
 
 
+def test_a_piece_of_an_item_has_its_own_file(tmp_path):
+    store = make(tmp_path)
+    for part in range(2):
+        store.put(f"{key_of(0)}.{part}", rows_of(part))
+    store.close()
+    assert torch.equal(make(tmp_path).load(f"{key_of(0)}.1", 5), rows_of(1))
+
+
 @pytest.mark.parametrize("other", [{"fingerprint": "another model"}, {"dtype": torch.float32}])
 def test_models_and_types_do_not_share(tmp_path, other):
     filled(tmp_path)
@@ -112,7 +120,9 @@ def test_models_and_types_do_not_share(tmp_path, other):
     assert len(files(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("key", ["", "a", "../../etc/passwd", "../" * 10 + "x", "A" * 64, "g" * 64, "0" * 63, "0" * 64 + "\n"])
+@pytest.mark.parametrize(
+    "key", ["", "a", "../../etc/passwd", "../" * 10 + "x", "A" * 64, "g" * 64, "0" * 63, "0" * 64 + "\n", "0" * 64 + "./"]
+)
 def test_a_name_that_is_no_hash_touches_no_file(tmp_path, key):
     store = make(tmp_path / "cache")
     store.put(key, rows_of(0))
