@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ from ..kernels.metadata import AttentionMetadata
 from ..mm.positions import mrope_positions
 from ..mm.types import MultiModalFeature, PlaceholderRange
 from ..models.interface import ForwardBatch
+from .request import CROSS
 from .sampler import SampleRow
 from .types import EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 
@@ -39,6 +40,19 @@ class Track:
         ends = (*self.message.params.stop_ids, *self.message.eos_token_ids)
         self.end_ids = tuple(dict.fromkeys(ends))
         self._place()
+
+    def item(self, index: int) -> MultiModalFeature:
+        """By index, CROSS for the encoder side."""
+        cross = self.message.cross
+        return cross if index == CROSS and cross is not None else self.features[index]
+
+    def read_items(self, task: ScheduledRequest) -> Iterator[MultiModalFeature]:
+        """Items whose rows this step reads."""
+        if task.write_cross:
+            yield self.item(CROSS)
+        start, stop = task.num_computed, task.num_computed + task.num_tokens
+        if start < self.media_end:
+            yield from (f for f in self.features if f.range.offset < stop and f.range.end > start)
 
     def update(self, change: RequestUpdate) -> None:
         """Roll back, then continue; positions are those of a prompt that reads the same."""
@@ -72,15 +86,23 @@ class Track:
 Row = tuple[Track, ScheduledRequest]
 
 
+@dataclass(frozen=True, eq=False)
+class Caches:
+    """Keys and values of all layers: `tensors[i]` is in the group `group_of[i]`, whose kind is `kinds[group]`."""
+
+    tensors: Sequence[Tensor]
+    group_of: Sequence[int]
+    kinds: Sequence[str]
+    block_size: int
+
+
 def build_batch(
     rows: Sequence[Row],
     encoded: Mapping[str, Tensor],
-    kv_caches: Sequence[Tensor],
-    group_of: Sequence[int],
-    block_size: int,
+    caches: Caches,
     device: torch.device,
 ) -> ForwardBatch:
-    """Pack the rows of all sequences, in order; encoder rows are looked up by hash, `group_of` is the group of each cache."""
+    """Pack the rows of all sequences, in order; encoder rows are looked up by hash."""
     counts = [task.num_tokens for _, task in rows]
     starts = [0, *accumulate(counts)]
     ids: list[int] = []
@@ -89,32 +111,30 @@ def build_batch(
         ids += sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
-    tasks = [task for _, task in rows]
-    attn = [build_attention(tasks, tuple(starts), block_size, device, group) for group in range(max(group_of) + 1)]
+    build = {"full": build_attention, "cross": build_cross}
+    attn = [build[kind](rows, tuple(starts), caches.block_size, group, device) for group, kind in enumerate(caches.kinds)]
+    cross = [encoded[sequence.item(CROSS).hash] for sequence, task in rows if task.write_cross]
     return ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
         positions=torch.from_numpy(positions).to(device),
-        attn=[attn[group] for group in group_of],
-        kv_caches=kv_caches,
+        attn=[attn[group] for group in caches.group_of],
+        kv_caches=caches.tensors,
         embed_index=torch.cat(index).to(device) if index else None,
         embed_rows=torch.cat(embeds) if embeds else None,
+        cross_rows=torch.cat(cross) if cross else None,
     )
 
 
 def build_attention(
-    tasks: Sequence[ScheduledRequest], starts: tuple[int, ...], block_size: int, device: torch.device, group: int = 0
+    rows: Sequence[Row], starts: tuple[int, ...], block_size: int, group: int, device: torch.device
 ) -> AttentionMetadata:
-    """Block tables and slots of one cache group."""
-    tables = np.zeros((len(tasks), max(len(task.block_ids[group]) for task in tasks)), dtype=np.int32)
+    """Of a group that holds a key per token: tables, and the slots of this step's rows."""
+    tasks = [task for _, task in rows]
+    tables = _tables(tasks, group)
     slots = np.empty(starts[-1], dtype=np.int64)
     for i, task in enumerate(tasks):
-        blocks, first = task.block_ids[group], task.num_computed
-        tables[i, : len(blocks)] = blocks
-        if task.num_tokens == 1:
-            slots[starts[i]] = blocks[first // block_size] * block_size + first % block_size
-        else:
-            token = np.arange(first, first + task.num_tokens)
-            slots[starts[i] : starts[i + 1]] = tables[i, token // block_size] * np.int64(block_size) + token % block_size
+        first = task.num_computed
+        slots[starts[i] : starts[i + 1]] = _slots(tables[i], first, first + task.num_tokens, block_size)
     return AttentionMetadata(
         query_start=starts,
         seq_lens=tuple(task.num_computed + task.num_tokens for task in tasks),
@@ -122,6 +142,43 @@ def build_attention(
         slot_mapping=torch.from_numpy(slots).to(device),
         block_size=block_size,
     )
+
+
+def build_cross(
+    rows: Sequence[Row], starts: tuple[int, ...], block_size: int, group: int, device: torch.device
+) -> AttentionMetadata:
+    """Of a group that holds a key per row of the encoder side: tables, and the slots of those that are written in this step."""
+    lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in rows]
+    tables = _tables([task for _, task in rows], group)
+    slots = [
+        _slots(tables[i], 0, length, block_size)
+        for i, (length, (_, task)) in enumerate(zip(lengths, rows, strict=True))
+        if task.write_cross
+    ]
+    return AttentionMetadata(
+        query_start=starts,
+        seq_lens=tuple(lengths),
+        block_tables=torch.from_numpy(tables).to(device),
+        slot_mapping=torch.from_numpy(np.concatenate(slots or [np.empty(0, dtype=np.int64)])).to(device),
+        block_size=block_size,
+        causal=False,
+    )
+
+
+def _tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
+    """int32 `[sequences, most blocks]`, 0 where there is none."""
+    tables = np.zeros((len(tasks), max(len(task.block_ids[group]) for task in tasks)), dtype=np.int32)
+    for row, task in zip(tables, tasks, strict=True):
+        row[: len(task.block_ids[group])] = task.block_ids[group]
+    return tables
+
+
+def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndarray | int:
+    """Physical slots of the tokens `[start, stop)`."""
+    if stop - start == 1:
+        return int(table[start // block_size]) * block_size + start % block_size
+    token = np.arange(start, stop)
+    return table[token // block_size] * np.int64(block_size) + token % block_size  # type: ignore[no-any-return]
 
 
 def _embeds(rows: Sequence[Row], starts: Sequence[int], encoded: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
+from .quarantine import Quarantine
+from .request import Request
 from .runner import ModelRunner, describe
 from .scheduler import Scheduler
-from .types import EngineRequest, ScheduledRequest, SchedulerOutput, TokenOutput
+from .types import EngineRequest, EngineStats, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 _log = logging.getLogger(__name__)
 
@@ -18,28 +20,36 @@ _log = logging.getLogger(__name__)
 class EngineCore:
     """Every argument and result is plain data that `codec` turns into bytes. Not for use from several threads."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner) -> None:
-        self.scheduler, self.runner = scheduler, runner
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine) -> None:
+        self.scheduler, self.runner, self._quarantine = scheduler, runner, quarantine
+        self._encoder_calls = self._disk_hits = 0
 
     def add(self, request: EngineRequest) -> None:
         """Queue a sequence.
 
         Raises:
-            InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items.
+            InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
+                broke the encoder a short while ago.
         """
         params, words = request.params, [token for word in request.bad_word_ids for token in word]
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("sampling parameters", (*params.stop_ids, *(params.logit_bias or {}), *words))
+        self._check_items(request.features if request.cross is None else (*request.features, request.cross))
         self.scheduler.add(request)
 
-    def append(self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature] = ()) -> None:
+    def append(
+        self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature] = (), close: bool = False
+    ) -> None:
         """Continue a sequence with these tokens, items placed in its own token count; a new answer follows.
+
+        `close`: the sequence ends with that answer; without tokens, as soon as it is idle.
 
         Raises:
             InputError: an unknown sequence, one too long, a token outside the vocabulary, misplaced items.
         """
         self._check_tokens("token_ids", token_ids)
-        self.scheduler.append(request_id, token_ids, features)
+        self._check_items(features)
+        self.scheduler.append(request_id, token_ids, features, close)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Roll a sequence back to its first `num_tokens` tokens, cache included; InputError if that cuts an item."""
@@ -52,37 +62,84 @@ class EngineCore:
     def step(self) -> tuple[TokenOutput, ...]:
         """Compute one batch; what it added, by sequence. An exception ends the sequences of this step only."""
         output = self.scheduler.schedule()
-        if not (output.scheduled or output.finished or output.free_encoder or output.new_requests or output.updates):
+        if not any((output.scheduled, output.finished, output.free_encoder, output.new_requests, output.updates)):
             return ()
         try:
-            results: Iterable[TokenOutput] = self.runner.run(output)
+            done = self.runner.run(output)
         except KeyboardInterrupt:
-            for encode in output.encode:
-                self.scheduler.encoder.mark_failed(encode.hash)
-            self.scheduler.redeliver(output)
+            self._lose(output)
             raise
         except Exception as error:
-            self.scheduler.redeliver(output)
+            self._lose(output)
             _log.exception("a step failed")
-            results = [TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled]
-        return tuple(self._book(task, result, output) for task, result in zip(output.scheduled, results, strict=True))
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))
+        self._book_items(output, done)
+        results = [self._book(task, result) for task, result in zip(output.scheduled, done.tokens, strict=True)]
+        return (*results, *self._fail_others(done))
 
-    def _book(self, task: ScheduledRequest, result: TokenOutput, output: SchedulerOutput) -> TokenOutput:
+    @property
+    def stats(self) -> EngineStats:
+        """Counts since the start, and what is held now."""
+        return replace(
+            self.scheduler.stats,
+            encoder_calls=self._encoder_calls,
+            encoder_disk_hits=self._disk_hits,
+            quarantined=len(self._quarantine),
+        )
+
+    def _lose(self, output: SchedulerOutput) -> None:
+        """The step broke off: nobody knows which items were encoded, or what was freed."""
+        for task in output.encode:
+            self.scheduler.encoder.fail(task.hash)
+        self.scheduler.redeliver(output)
+
+    def _book_items(self, output: SchedulerOutput, done: StepOutput) -> None:
+        tasks = {task.hash: task for task in output.encode}
+        for result in done.encoded:
+            task = tasks[result.hash]
+            request = self.scheduler.requests[task.request_id]
+            request.encode_seconds += done.encode_seconds / len(done.encoded)
+            if result.error is not None:
+                self.scheduler.encoder.fail(result.hash)
+                if result.poison:
+                    self._quarantine.add(result.hash)
+            elif result.source == "disk":
+                self._disk_hits += 1
+                request.sources[task.index] = "disk"
+            else:
+                self._encoder_calls += 1
+
+    def _book(self, task: ScheduledRequest, result: TokenOutput) -> TokenOutput:
         request = self.scheduler.requests[task.request_id]
         if result.error is not None:
-            for encode in output.encode:
-                if encode.request_id == task.request_id:
-                    self.scheduler.encoder.mark_failed(encode.hash)
-            self.scheduler.abort(task.request_id)
-            return replace(result, finish_reason="error", timings=request.timings())
-        request.encode_seconds += result.timings.pop("encode", 0.0)
-        finish = self.scheduler.advance(task, result.token_ids)
-        if finish is None:
+            self.scheduler.abort(task.request_id, unclean=True)
+            return _ended(request, replace(result, finish_reason="error"))
+        done = self.scheduler.advance(task, result.token_ids)
+        result = replace(result, num_removed=done.num_removed)
+        if done.finish_reason is None:
             return result
-        return replace(result, finish_reason=finish[0], stop_reason=finish[1], timings=request.timings())
+        return _ended(request, replace(result, finish_reason=done.finish_reason, stop_reason=done.stop_token))
+
+    def _fail_others(self, done: StepOutput) -> list[TokenOutput]:
+        """Sequences that were not in this step and hold an item that broke the encoder."""
+        failed = []
+        for result in done.encoded:
+            for name in self.scheduler.encoder.holders(result.hash) if result.poison else ():
+                request = self.scheduler.requests[name]
+                self.scheduler.abort(name)
+                failed.append(_ended(request, TokenOutput(name, (), finish_reason="error", error=result.error)))
+        return failed
+
+    def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
+        for index, feature in enumerate(features):
+            self._quarantine.check(feature.hash, f"{feature.modality} {index}")
 
     def _check_tokens(self, what: str, token_ids: Iterable[int]) -> None:
         vocab = self.runner.model.vocab_size
         for token in token_ids:
             if not 0 <= token < vocab:
                 raise InputError(f"{what} hold {token}; the vocabulary has the ids 0 to {vocab - 1}")
+
+
+def _ended(request: Request, result: TokenOutput) -> TokenOutput:
+    return replace(result, timings=request.timings(), stats=request.stats())

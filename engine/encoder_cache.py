@@ -1,7 +1,12 @@
-"""Which encoder rows are resident and who still needs them: a dict without eviction. Holds no tensor; the runner does."""
+"""Which encoder rows are resident and who reads them: bytes are counted, no tensor is held; the runner does that.
+
+Capacity 10 and an item of 4: 6 are free. When its last reader is done it stays, and all 10 can be had: a new item drops the
+rows that were read longest ago, but only when it must.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..mm.errors import InputError
@@ -12,55 +17,110 @@ User = tuple[str, int]  # request id, index of the item in the request
 @dataclass
 class _Entry:
     num_rows: int
-    users: set[User] = field(default_factory=set)
-    encoded: bool = False
+    holders: set[User] = field(default_factory=set)  # live sequences that have the item
+    readers: set[User] = field(default_factory=set)  # those that are computing it: the rows must stay
 
 
 class EncoderCache:
-    """Content-addressed, counted by use. An entry goes when its last user is done with it."""
+    """Content-addressed and capped in bytes.
 
-    def __init__(self) -> None:
+    Args:
+        capacity: bytes of rows that may be resident.
+        row_bytes: of one row.
+    """
+
+    def __init__(self, capacity: int, row_bytes: int) -> None:
+        self.capacity, self.row_bytes = capacity, row_bytes
         self._entries: dict[str, _Entry] = {}
-        self._freed: list[str] = []
+        self._resident: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._dropped: list[str] = []
+        self.bytes = self.hits = self.misses = self.evictions = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._resident)
 
     def __contains__(self, key: str) -> bool:
         """Whether the rows are resident (or will be by the time this step's forward runs)."""
-        entry = self._entries.get(key)
-        return entry is not None and entry.encoded
+        return key in self._resident
 
-    def acquire(self, key: str, num_rows: int, user: User) -> None:
-        """The user will read these rows; InputError when another user's item of the same hash has other rows."""
+    def hold(self, key: str, num_rows: int, user: User) -> None:
+        """The user may read these rows until `release`; InputError when they can never be held or their hash is taken."""
+        if num_rows * self.row_bytes > self.capacity:
+            size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes"
+            raise InputError(f"item {user[1]}: {size}, encoder_cache_bytes is {self.capacity}; make it smaller or raise that")
         entry = self._entries.setdefault(key, _Entry(num_rows))
         if entry.num_rows != num_rows:
             raise InputError(f"item {user[1]}: its hash stands for {entry.num_rows} encoder rows, here it has {num_rows}")
-        entry.users.add(user)
+        entry.holders.add(user)
 
-    def mark_encoded(self, key: str) -> None:
-        self._entries[key].encoded = True
+    def read(self, key: str, user: User) -> bool | None:
+        """Keep the rows until `unread`: True when they are here, False when they have to be made, None for no room."""
+        entry = self._entries[key]
+        if key in self._resident:
+            self.hits += user not in entry.readers
+            self._resident.move_to_end(key)
+            entry.readers.add(user)
+            return True
+        if not self._make_room(entry.num_rows * self.row_bytes):
+            return None
+        self.misses += 1
+        self.bytes += entry.num_rows * self.row_bytes
+        self._resident[key] = None
+        entry.readers.add(user)
+        return False
 
-    def mark_failed(self, key: str) -> None:
-        """The encoder raised: nothing is resident."""
+    def unread(self, key: str, user: User) -> None:
+        """The user has computed the item, or was interrupted: the rows need not stay for it."""
         if key in self._entries:
-            self._entries[key].encoded = False
+            self._entries[key].readers.discard(user)
 
     def release(self, key: str, user: User) -> None:
         """The user is done; unknown users are ignored, so releasing twice is harmless."""
         entry = self._entries.get(key)
         if entry is None:
             return
-        entry.users.discard(user)
-        if not entry.users:
+        entry.holders.discard(user)
+        entry.readers.discard(user)
+        self._tidy(key)
+
+    def fail(self, key: str) -> None:
+        """The rows could not be made: nothing is resident."""
+        if key in self._resident:
+            self._drop(key)
+
+    def holders(self, key: str) -> list[str]:
+        """Ids of the requests that have the item."""
+        entry = self._entries.get(key)
+        return [] if entry is None else sorted({request_id for request_id, _ in entry.holders})
+
+    def drop_again(self, keys: tuple[str, ...]) -> None:
+        """Say these once more: the runner may not have heard."""
+        self._dropped.extend(keys)
+
+    def take_dropped(self) -> tuple[str, ...]:
+        """Hashes whose rows the runner has to drop, once; those made again meanwhile are not among them."""
+        dropped, self._dropped = tuple(key for key in dict.fromkeys(self._dropped) if key not in self), []
+        return dropped
+
+    def _make_room(self, size: int) -> bool:
+        idle = [key for key in self._resident if not self._entries[key].readers]
+        fixed = self.bytes - sum(self._entries[key].num_rows for key in idle) * self.row_bytes
+        if fixed + size > self.capacity:
+            return False
+        for key in idle:
+            if self.bytes + size <= self.capacity:
+                break
+            self._drop(key)
+            self.evictions += 1
+        return True
+
+    def _drop(self, key: str) -> None:
+        del self._resident[key]
+        self.bytes -= self._entries[key].num_rows * self.row_bytes
+        self._dropped.append(key)
+        self._tidy(key)
+
+    def _tidy(self, key: str) -> None:
+        entry = self._entries[key]
+        if key not in self._resident and not entry.holders:
             del self._entries[key]
-            self._freed.append(key)
-
-    def refree(self, keys: tuple[str, ...]) -> None:
-        """Say these again: the runner may not have heard."""
-        self._freed.extend(keys)
-
-    def take_freed(self) -> tuple[str, ...]:
-        """Hashes whose rows the runner may drop, once; those wanted and encoded again meanwhile are not among them."""
-        freed, self._freed = tuple(key for key in dict.fromkeys(self._freed) if key not in self), []
-        return freed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,11 @@ def allocate_caches(specs: Sequence[CacheSpec], num_blocks: int, block_size: int
     return [_lazy_zeros(shape, spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
 
 
+def group_of_layer(groups: Sequence[CacheGroup]) -> list[int]:
+    """Index of the group of each layer, in order of layers."""
+    return [index for _, index in sorted((layer, index) for index, group in enumerate(groups) for layer in group.layers)]
+
+
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, align: int = 64) -> Tensor:
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + align, dtype=np.uint8)  # calloc: the kernel hands out zero pages on first touch
@@ -51,57 +57,121 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, align: int = 64) -> 
 
 
 class BlockPool:
-    """The free blocks of one group."""
+    """The blocks of one group. Each is in use by so many sequences, or kept (nobody's, its content known), or blank.
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._used = bytearray(num_blocks)
+    Args:
+        num_blocks: all there are.
+        most_kept: kept blocks beyond this many are made blank, the least recently used first.
+    """
+
+    def __init__(self, num_blocks: int, most_kept: int) -> None:
+        self.num_blocks, self._most_kept = num_blocks, most_kept
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._users = [0] * num_blocks
+        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._key_of: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
+        self.evictions = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that `allocate` can give."""
+        return len(self._blank) + len(self._kept)
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        assert count <= len(self._free), "allocate() without asking num_free first"
-        taken = tuple(self._free.pop() for _ in range(count))
+        """Blank blocks, made from kept ones where need be."""
+        assert count <= self.num_free, "allocate() without asking num_free first"
+        while len(self._blank) < count:
+            self._evict()
+        taken = tuple(self._blank.pop() for _ in range(count))
         for block in taken:
-            assert not self._used[block], f"block {block} was handed out twice"
-            self._used[block] = 1
+            assert not self._users[block], f"block {block} was handed out twice"
+            self._users[block] = 1
         return taken
 
     def free(self, blocks: Sequence[int]) -> None:
+        """One user less for each; the ends of sequences are forgotten before their beginnings."""
+        for block in reversed(blocks):
+            assert self._users[block], f"block {block} was freed twice"
+            self._users[block] -= 1
+            if not self._users[block]:
+                if block in self._key_of:
+                    self._kept[block] = None
+                else:
+                    self._blank.append(block)
+        while len(self._kept) > self._most_kept:
+            self._evict()
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest known beginning of a chain of keys."""
+        found = []
+        for key in keys:
+            block = self._by_key.get(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One user more for each block of `find`."""
         for block in blocks:
-            assert self._used[block], f"block {block} was freed twice"
-            self._used[block] = 0
-            self._free.append(block)
+            self._users[block] += 1
+            self._kept.pop(block, None)
+
+    def name(self, block: int, key: bytes) -> None:
+        """The block is full and holds what `key` says; of two alike the first is the one to be found."""
+        assert self._users[block], f"block {block} is nobody's"
+        if key not in self._by_key and block not in self._key_of:
+            self._by_key[key], self._key_of[block] = block, key
+
+    def is_shared(self, block: int) -> bool:
+        return self._users[block] > 1
+
+    def forget(self, block: int) -> None:
+        """Its content is about to change."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._by_key[key]
+
+    def _evict(self) -> None:
+        block, _ = self._kept.popitem(last=False)
+        self.forget(block)
+        self._blank.append(block)
+        self.evictions += 1
 
 
 class KVBlocks:
-    """One pool per group; a sequence's blocks grow and shrink in all groups together."""
+    """One pool per group; `lengths` are given per group."""
 
-    def __init__(self, num_groups: int, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_groups: int, num_blocks: int, block_size: int, most_kept: int | None = None) -> None:
+        """`most_kept`: blocks kept for nobody in particular; None: any number."""
         self.block_size = block_size
         self.capacity = num_blocks * block_size  # tokens one sequence could hold
-        self.pools = tuple(BlockPool(num_blocks) for _ in range(num_groups))
+        self.pools = tuple(BlockPool(num_blocks, num_blocks if most_kept is None else most_kept) for _ in range(num_groups))
         self.empty: Blocks = ((),) * num_groups
 
     @property
     def num_free(self) -> int:
         return min(pool.num_free for pool in self.pools)
 
-    def grow(self, blocks: Blocks, num_tokens: int) -> Blocks | None:
-        """Blocks for `num_tokens` tokens, the old ones first, or None when a pool has too few."""
-        need = -(-num_tokens // self.block_size)
-        if all(len(held) >= need for held in blocks):
+    def grow(self, blocks: Blocks, lengths: Sequence[int]) -> Blocks | None:
+        """Blocks for so many tokens in each group, the old ones first, or None when a pool has too few."""
+        need = [-(-length // self.block_size) - len(held) for held, length in zip(blocks, lengths, strict=True)]
+        if all(count <= 0 for count in need):
             return blocks
-        if any(need - len(held) > pool.num_free for held, pool in zip(blocks, self.pools, strict=True)):
+        if any(count > pool.num_free for count, pool in zip(need, self.pools, strict=True)):
             return None
-        return tuple(held + pool.allocate(max(0, need - len(held))) for held, pool in zip(blocks, self.pools, strict=True))
+        return tuple(held + pool.allocate(max(0, count)) for held, count, pool in zip(blocks, need, self.pools, strict=True))
 
-    def shrink(self, blocks: Blocks, num_tokens: int) -> Blocks:
-        """The blocks that `num_tokens` tokens still need; the rest are free again."""
-        keep = -(-num_tokens // self.block_size)
-        for held, pool in zip(blocks, self.pools, strict=True):
+    def shrink(self, blocks: Blocks, lengths: Sequence[int]) -> Blocks:
+        """The blocks that so many tokens still need; the rest lose this user."""
+        kept = []
+        for held, length, pool in zip(blocks, lengths, self.pools, strict=True):
+            keep = -(-length // self.block_size)
             pool.free(held[keep:])
-        return tuple(held[:keep] for held in blocks)
+            kept.append(held[:keep])
+        return tuple(kept)

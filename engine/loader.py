@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from ..mm.errors import ConfigError
+from ..mm.hashing import digest
 from ..mm.registry import Architecture, find
 from ..models.interface import Model
 from ..models.weights import load as load_weights
@@ -18,10 +19,14 @@ from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
 from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks
 from .core import EngineCore
+from .encoder_cache import EncoderCache
+from .encoder_store import EncoderStore
 from .kv import KVBlocks, bytes_per_block, group_layers
+from .quarantine import Quarantine
 from .runner import ModelRunner
-from .scheduler import Scheduler
+from .scheduler import Scheduler, SchedulerLimits
 
+_LEAST_ENCODER_BYTES = 128 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +55,8 @@ def load_processing(
     return cast(ProcessingInfo, resolve(row.processing)(given, options))
 
 
-def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
-    """Build the model, load its weights, plan and allocate the cache.
+def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -> Engine:
+    """Build the model, load its weights, plan and allocate the caches.
 
     Raises:
         ConfigError: an unknown architecture, options that contradict the model, a cache that cannot hold one sequence.
@@ -61,9 +66,14 @@ def load_engine(config: EngineConfig, files: ModelFiles) -> Engine:
     dtype = files.dtype(config.dtype)
     model = cast(Model, resolve(row.model)(files.config, dtype, device))
     max_model_len = resolve_max_model_len(config, model, device)
-    core = build_core(model, config, max_model_len)  # a plan that does not work out is said before weights are read
+    fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
+    folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes
+    store = EncoderStore(folder, most, fingerprint, model.hidden_size, dtype, device)
+    encoder_bytes = config.encoder_cache_bytes or max(_LEAST_ENCODER_BYTES, 4 * max_model_len * store.row_bytes)
+    # a plan that does not work out is said before weights are read
+    core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store)
     load_weights(files.path, model)
-    return Engine(core, max_model_len, dtype, model.hidden_size * dtype.itemsize)
+    return Engine(core, max_model_len, dtype, store.row_bytes)
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.device) -> int:
@@ -77,12 +87,31 @@ def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.devi
     return min(most, room)
 
 
-def build_core(model: Model, config: EngineConfig, max_model_len: int) -> EngineCore:
-    """Scheduler, cache and runner around a model that is ready to run."""
-    device = config.torch_device
+def build_core(
+    model: Model, config: EngineConfig, max_model_len: int, prefill: str, encoder_bytes: int, store: EncoderStore
+) -> EngineCore:
+    """Scheduler, caches and runner around a model that is ready to run.
+
+    Args:
+        prefill: how its prompts may be cut, see `SchedulerLimits`.
+        encoder_bytes: of resident encoder rows.
+    """
     if max_model_len < 2:
         raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer")
-    blocks = num_cache_blocks(config, bytes_per_block(model.cache_specs, config.block_size), max_model_len, device)
-    kv = KVBlocks(len(group_layers(model.cache_specs)), blocks, config.block_size)
-    scheduler = Scheduler(kv, config.max_num_seqs, config.max_num_batched_tokens, max_model_len)
-    return EngineCore(scheduler, ModelRunner(model, blocks, config.block_size, device))
+    block_bytes = bytes_per_block(model.cache_specs, config.block_size)
+    blocks = num_cache_blocks(config, block_bytes, max_model_len, config.torch_device)
+    kept = None if config.prefix_cache_bytes is None else config.prefix_cache_bytes // block_bytes
+    groups = group_layers(model.cache_specs)
+    atom = 1 if prefill == "causal" else max_model_len
+    limits = SchedulerLimits(
+        config.max_num_seqs,
+        max(config.max_num_batched_tokens, atom + config.max_num_seqs - 1),  # an atom beside a row of every other sequence
+        max_model_len,
+        config.max_encoder_tokens,
+        prefill,
+        config.enable_prefix_caching,
+    )
+    kv = KVBlocks(len(groups), blocks, config.block_size, kept)
+    scheduler = Scheduler(kv, EncoderCache(encoder_bytes, store.row_bytes), limits, [group.spec.kind for group in groups])
+    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store)
+    return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
+from .admission import check_features
 from .encoder_cache import User
 from .kv import Blocks
-from .types import EngineRequest
+from .prefix_cache import extend_keys, root_key
+from .types import EngineRequest, SequenceStats
+
+CROSS = -1  # index of the encoder side among a sequence's items
 
 
 class State(Enum):
@@ -32,17 +36,29 @@ class Request:
     block_ids: Blocks
     token_ids: list[int]
     features: list[MultiModalFeature]
+    root: bytes  # what its chain of block keys starts from
+    hold_open: bool
     state: State = State.WAITING
     num_computed: int = 0
+    num_named: int = 0  # blocks whose content is known to the prefix cache
+    cross_done: bool = True  # the encoder side's keys and values are in the cache
     turn_start: int = 0  # tokens before the answer being generated
-    next_feature: int = 0  # items before this one are computed and released
+    next_feature: int = 0  # items before this one are computed and not read any more
+    keys: list[bytes] = field(default_factory=list)  # of full blocks, as far as they were asked for
     times: dict[str, float] = field(default_factory=dict)
     encode_seconds: float = 0.0
+    cached_tokens: int | None = None  # of the prompt, when first admitted
+    preemptions: int = 0
+    repairs: int = 0  # loops taken back in this answer
+    sources: dict[int, str] = field(default_factory=dict)  # item -> how its rows came to be
 
     @classmethod
     def new(cls, message: EngineRequest, arrival: int, empty: Blocks) -> Request:
         tokens = list(message.prompt_token_ids)
-        request = cls(message, (message.priority, arrival), empty, tokens, list(message.features), turn_start=len(tokens))
+        root = root_key(message.salt, message.adapter, message.cross.hash if message.cross else "")
+        order = (message.priority, arrival)
+        request = cls(message, order, empty, tokens, list(message.features), root, message.hold_open)
+        request.turn_start, request.cross_done = len(tokens), message.cross is None
         request.times["arrival"] = time.perf_counter()
         return request
 
@@ -60,31 +76,53 @@ class Request:
         return len(self.token_ids) - self.turn_start
 
     @property
-    def open_features(self) -> range:
-        return range(self.next_feature, len(self.features))
+    def cross_rows(self) -> int:
+        """Rows of the encoder side."""
+        return 0 if self.message.cross is None else self.message.cross.range.num_embeds
+
+    def item(self, index: int) -> MultiModalFeature:
+        """By index, CROSS for the encoder side."""
+        cross = self.message.cross
+        return cross if index == CROSS and cross is not None else self.features[index]
+
+    def items(self) -> Iterator[tuple[int, MultiModalFeature]]:
+        """All items by index, the encoder side included."""
+        if self.message.cross is not None:
+            yield CROSS, self.message.cross
+        yield from enumerate(self.features)
 
     def user(self, index: int) -> User:
         return self.request_id, index
+
+    def block_keys(self, block_size: int) -> list[bytes]:
+        """Of all full blocks of known tokens."""
+        extend_keys(self.keys, self.root, self.token_ids, self.features, block_size)
+        return self.keys
 
     def append(self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
         """Continue with these tokens; a new answer starts after them."""
         check_features(features, len(self.token_ids), len(self.token_ids) + len(token_ids))
         self.token_ids += token_ids
         self.features += features
-        self.turn_start = len(self.token_ids)
+        self.turn_start, self.repairs = len(self.token_ids), 0
         self.num_computed = min(self.num_computed, len(self.token_ids) - 1)
 
-    def truncate(self, num_tokens: int) -> None:
+    def truncate(self, num_tokens: int, block_size: int) -> None:
         """Keep the first `num_tokens` tokens and the items among them; InputError when an item would be cut."""
         if not 1 <= num_tokens <= len(self.token_ids):
             raise InputError(f"truncate to {num_tokens} tokens: the sequence has {len(self.token_ids)}, keep 1 or more")
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         check_features(kept, 0, num_tokens)
         del self.token_ids[num_tokens:]
+        del self.keys[num_tokens // block_size :]
         self.features = kept
-        self.next_feature = min(self.next_feature, len(kept))
         self.turn_start = min(self.turn_start, num_tokens)
-        self.num_computed = min(self.num_computed, num_tokens - 1)
+        self.rewind(min(self.num_computed, num_tokens - 1))
+
+    def rewind(self, num_computed: int) -> None:
+        """Tokens from here on are computed again, with the items among them."""
+        self.num_computed = num_computed
+        self.next_feature = sum(feature.range.end <= num_computed for feature in self.features)
 
     def finish_reason(self, limit: int) -> tuple[str, int | None] | None:
         """(reason, stop token) if the last token ends the answer; `limit` is the longest sequence there can be."""
@@ -110,14 +148,6 @@ class Request:
             "decode_steps": now - first,
         }
 
-
-def check_features(features: Sequence[MultiModalFeature], start: int, stop: int) -> None:
-    """InputError unless the items lie in order, apart, inside the tokens `[start, stop)`, as long as their grids say."""
-    for index, feature in enumerate(features):
-        if feature.range.offset < start or feature.range.end > stop:
-            where = f"[{feature.range.offset}, {feature.range.end})"
-            raise InputError(f"{feature.modality} {index}: its tokens {where} are not inside [{start}, {stop})")
-        rows, slots = feature.geometry.num_embeds, feature.range.num_embeds
-        if rows != slots:
-            raise InputError(f"{feature.modality} {index}: {slots} placeholder tokens stand for {rows} encoder rows")
-        start = feature.range.end
+    def stats(self) -> SequenceStats:
+        sources = tuple(self.sources.get(index, "prefix") for index in range(len(self.features)))
+        return SequenceStats(self.cached_tokens or 0, self.preemptions, sources)

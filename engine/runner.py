@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,10 +16,12 @@ from ..mm.errors import InputError, SensoriumError
 from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature
 from ..models.interface import Model
-from .batch import Row, Track, build_batch
-from .kv import allocate_caches, group_layers
+from .batch import Caches, Row, Track, build_batch
+from .encoder_store import EncoderStore
+from .kv import allocate_caches, group_layers, group_of_layer
+from .quarantine import bisect, is_out_of_memory
 from .sampler import gather_logprobs, sample
-from .types import EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, TokenOutput
+from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
 _log = logging.getLogger(__name__)
@@ -26,99 +30,108 @@ _log = logging.getLogger(__name__)
 class ModelRunner:
     """The one path of prompt and decode rows. All it needs arrives in SchedulerOutput; it keeps tokens, rows and caches."""
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, device: torch.device) -> None:
-        self.model, self.block_size, self.device = model, block_size, device
-        self.kv_caches = allocate_caches(model.cache_specs, num_blocks, block_size, device)
-        groups = enumerate(group_layers(model.cache_specs))
-        self.group_of = [index for _, index in sorted((layer, index) for index, group in groups for layer in group.layers)]
+    def __init__(self, model: Model, num_blocks: int, block_size: int, device: torch.device, store: EncoderStore) -> None:
+        self.model, self.device, self.store = model, device, store
+        groups = group_layers(model.cache_specs)
+        tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
+        self.caches = Caches(tensors, group_of_layer(groups), [group.spec.kind for group in groups], block_size)
         self.tracks: dict[str, Track] = {}
-        self.encoded: dict[str, Tensor] = {}  # hash -> [rows, hidden]
 
     @torch.inference_mode()
-    def run(self, output: SchedulerOutput) -> list[TokenOutput]:
-        """One result per scheduled sequence, in order; a failing item is the error of the sequences that need it."""
+    def run(self, output: SchedulerOutput) -> StepOutput:
+        """One result per scheduled sequence, in order; an item that fails is the error of the sequences that read it."""
         self._update(output)
-        errors: dict[str, str] = {}
-        seconds = self._encode(output.encode, errors)
+        start = time.perf_counter()
+        encoded = self._encode(output.encode)
+        seconds = time.perf_counter() - start if encoded else 0.0
+        failed = {result.hash: result.error for result in encoded if result.error is not None}
         rows: list[Row] = []
+        results: dict[str, TokenOutput] = {}
         for task in output.scheduled:
-            error = errors.get(task.request_id) or self._missing_item(task, errors)
+            track = self.tracks[task.request_id]
+            error = (
+                next((failed[item.hash] for item in track.read_items(task) if item.hash in failed), None) if failed else None
+            )
             if error is None:
-                rows.append((self.tracks[task.request_id], task))
+                rows.append((track, task))
             else:
-                errors[task.request_id] = error
-        results = {result.request_id: result for result in self._forward(rows)} if rows else {}
-        results.update({name: TokenOutput(name, (), error=error) for name, error in errors.items()})
-        for name in {task.request_id for task in output.encode} & results.keys():
-            results[name].timings["encode"] = seconds
-        return [results[task.request_id] for task in output.scheduled]
+                results[task.request_id] = TokenOutput(task.request_id, (), error=error)
+        if rows:
+            results.update((result.request_id, result) for result in self._forward(rows))
+        return StepOutput(tuple(results[task.request_id] for task in output.scheduled), encoded, seconds)
 
     def _update(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
             self.tracks.pop(request_id, None)
-        for key in output.free_encoder:
-            self.encoded.pop(key, None)
+        self.store.drop(output.free_encoder)
+        for tensor, number in zip(self.caches.tensors, self.caches.group_of, strict=True):
+            if output.zero_blocks and output.zero_blocks[number]:
+                tensor[:, list(output.zero_blocks[number])] = 0
         for message in output.new_requests:
             self.tracks[message.request_id] = Track(message, self.model.rope_axes)
         for change in output.updates:
             self.tracks[change.request_id].update(change)
 
-    def _encode(self, tasks: Sequence[EncodeTask], errors: dict[str, str]) -> float:
-        """Items of many requests in one call per kind; seconds taken."""
-        if not tasks:
-            return 0.0
-        start = time.perf_counter()
-        features = [self.tracks[task.request_id].features[task.index] for task in tasks]
-        for ids in group([feature.kwargs for feature in features], [feature.modality for feature in features]):
-            failed = self._encode_items([features[i] for i in ids])
-            errors.update({tasks[i].request_id: error for i, error in zip(ids, failed, strict=True) if error})
-        return time.perf_counter() - start
+    def _encode(self, tasks: Sequence[EncodeTask]) -> tuple[EncodeResult, ...]:
+        """Items of many requests in one call per kind; those with files are read."""
+        results, todo = [], []
+        for task in tasks:
+            item = self.tracks[task.request_id].item(task.index)
+            if self.store.load(item.hash, item.range.num_embeds) is None:
+                todo.append(item)
+            else:
+                results.append(EncodeResult(item.hash, "disk"))
+        for ids in group([item.kwargs for item in todo], [item.modality for item in todo]):
+            items = [todo[i] for i in ids]
+            for item, rows in zip(items, bisect(items, self._rows), strict=True):
+                if isinstance(rows, Exception):
+                    results.append(_failed(item, rows))
+                else:
+                    self.store.put(item.hash, rows, keep=ROWS not in item.kwargs)
+                    results.append(EncodeResult(item.hash))
+        return tuple(results)
 
-    def _encode_items(self, items: list[MultiModalFeature]) -> list[str | None]:
-        """Store the rows of items that merge; on an exception each is tried alone, so that only the bad one fails."""
-        try:
-            merged = merge([item.kwargs for item in items], self.device)
-            for item, rows in zip(items, self._rows(items, merged), strict=True):
-                if rows.shape[0] != item.range.num_embeds:
-                    raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
-                self.encoded[item.hash] = rows.clone() if len(items) > 1 else rows  # a view would keep all of them alive
-        except Exception as error:
-            if len(items) > 1:
-                return [failed for item in items for failed in self._encode_items([item])]
-            _log.warning("encoding failed", exc_info=not isinstance(error, InputError))
-            return [f"{items[0].modality}: encoding failed: {describe(error)}"]
-        return [None] * len(items)
-
-    def _rows(self, items: list[MultiModalFeature], merged: dict[str, object]) -> list[Tensor]:
+    def _rows(self, items: Sequence[MultiModalFeature]) -> list[Tensor]:
         """Encoder rows of items that merge: the caller's own, or the encoder's."""
         if ROWS in items[0].kwargs:
-            return [torch.as_tensor(item.kwargs[ROWS].data).to(self.device) for item in items]
-        return self.model.embed_multimodal(items[0].modality, merged)
-
-    def _missing_item(self, task: ScheduledRequest, errors: dict[str, str]) -> str | None:
-        """The error of a sequence whose item another sequence was to encode, and could not."""
-        track = self.tracks[task.request_id]
-        start, stop = task.num_computed, task.num_computed + task.num_tokens
-        if not errors or start >= track.media_end:
-            return None
-        inside = (f for f in track.features if f.range.offset < stop and f.range.end > start)
-        missing = next((f for f in inside if f.hash not in self.encoded), None)
-        return None if missing is None else f"{missing.modality}: another request was to encode it and failed; ask again"
+            found = [torch.as_tensor(item.kwargs[ROWS].data).to(self.device) for item in items]
+        else:
+            found = self.model.embed_multimodal(items[0].modality, merge([item.kwargs for item in items], self.device))
+        for item, rows in zip(items, found, strict=True):
+            if rows.shape[0] != item.range.num_embeds:
+                raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
+            if not _finite(rows).all():
+                raise InputError("the encoder made values that are not finite")
+        return [rows.clone() for rows in found] if len(items) > 1 else found  # a view would keep all of them alive
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
-        batch = build_batch(rows, self.encoded, self.kv_caches, self.group_of, self.block_size, self.device)
+        batch = build_batch(rows, self.store.rows, self.caches, self.device)
         hidden = self.model.forward(batch)
         starts = batch.attn[0].query_start
-        prompts = [self._prompt_logprobs(*row, hidden, start) for row, start in zip(rows, starts, strict=False)]
-        ends = [stop - 1 for (_, task), stop in zip(rows, starts[1:], strict=True) if task.sample]
-        sampling = [track for track, task in rows if task.sample]
-        if not sampling:
-            return [TokenOutput(task.request_id, (), None, done) for (_, task), done in zip(rows, prompts, strict=True)]
+        whole = _whole(_finite(hidden), starts)
+        good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]
+        prompts = {task.request_id: self._prompt_logprobs(track, task, hidden, start) for (track, task), start in good}
+        ends = [stop - 1 for (_, task), stop, fine in zip(rows, starts[1:], whole, strict=True) if task.sample and fine]
+        sampled = self._sample([track for (track, task), _ in good if task.sample], hidden, ends)
+        return [
+            replace(sampled.get(task.request_id, TokenOutput(task.request_id, ())), prompt_logprobs=prompts[task.request_id])
+            if fine
+            else TokenOutput(task.request_id, (), error="the model computed values that are not finite (NaN or infinity)")
+            for (_, task), fine in zip(rows, whole, strict=True)
+        ]
+
+    def _sample(self, tracks: Sequence[Track], hidden: Tensor, ends: Sequence[int]) -> dict[str, TokenOutput]:
+        """One token for each sequence from its last row."""
+        if not tracks:
+            return {}
         last = hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
-        tokens, logprobs = sample(self.model.compute_logits(last), [track.sample_row() for track in sampling])
-        for track, token in zip(sampling, tokens, strict=True):
+        tokens, logprobs = sample(self.model.compute_logits(last), [track.sample_row() for track in tracks])
+        results = {}
+        for track, token, entry in zip(tracks, tokens, logprobs, strict=True):
             track.token_ids.append(token)
-        return _results(rows, prompts, tokens, logprobs)
+            name = track.message.request_id
+            results[name] = TokenOutput(name, (token,), None if entry is None else (entry,))
+        return results
 
     def _prompt_logprobs(
         self, track: Track, task: ScheduledRequest, hidden: Tensor, start: int
@@ -138,21 +151,23 @@ class ModelRunner:
         return tuple(done) if len(done) == len(prompt) else None
 
 
-def _results(
-    rows: list[Row],
-    prompts: Sequence[tuple[dict[int, Logprob] | None, ...] | None],
-    tokens: Sequence[int],
-    logprobs: Sequence[dict[int, Logprob] | None],
-) -> list[TokenOutput]:
-    sampled = iter(zip(tokens, logprobs, strict=True))
-    results = []
-    for (_, task), prompt in zip(rows, prompts, strict=True):
-        if not task.sample:
-            results.append(TokenOutput(task.request_id, (), None, prompt))
-            continue
-        token, entry = next(sampled)
-        results.append(TokenOutput(task.request_id, (token,), None if entry is None else (entry,), prompt))
-    return results
+def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:
+    _log.warning("encoding failed", exc_info=error if not isinstance(error, InputError) else None)
+    memory = is_out_of_memory(error)
+    hint = "; send fewer or smaller items at once" if memory else ""
+    return EncodeResult(item.hash, "", f"{item.modality}: encoding failed: {describe(error)}{hint}", poison=not memory)
+
+
+def _whole(finite: Tensor, starts: Sequence[int]) -> list[bool]:
+    """Whether all rows of each sequence are finite."""
+    if finite.all():
+        return [True] * (len(starts) - 1)
+    return [bool(finite[start:stop].all()) for start, stop in pairwise(starts)]
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """bool `[n]`: rows without NaN and infinities (a float32 sum of finite half-precision values does not overflow)."""
+    return rows.sum(-1, dtype=torch.float32).isfinite()
 
 
 def describe(error: Exception) -> str:

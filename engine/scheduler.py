@@ -4,79 +4,142 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
-from .encoder_cache import EncoderCache
+from .admission import check_atoms, check_cross, check_features, check_length
+from .atoms import Atom, atoms, clip
+from .block_tables import BlockTables
+from .encoder_cache import EncoderCache, User
 from .kv import KVBlocks
-from .request import Request, State, check_features
-from .types import EncodeTask, EngineRequest, RequestUpdate, ScheduledRequest, SchedulerOutput
+from .request import CROSS, Request, State
+from .types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, ScheduledRequest, SchedulerOutput
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What one step may hold, and how prompts may be cut.
+
+    Args:
+        max_num_seqs: sequences with blocks at once.
+        max_num_batched_tokens: rows of a step. At least one prefill atom and a row for every other sequence.
+        max_model_len: tokens of a sequence.
+        max_encoder_tokens: rows that encoders make in a step; an item of more is encoded alone.
+        prefill: "causal", cut anywhere; "item_atomic", the tokens of an item are computed together; "prompt_atomic", the
+            whole prompt is.
+        prefix_caching: blocks of equal beginnings are shared.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_encoder_tokens: int = 1 << 30
+    prefill: str = "causal"
+    prefix_caching: bool = True
+
+
+@dataclass
+class _Step:
+    """A step being put together."""
+
+    budget: int
+    encoder_budget: int
+    chunks: dict[str, int] = field(default_factory=dict)
+    encode: list[EncodeTask] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What a step's token meant: the answer is complete (`finish_reason`), or `num_removed` tokens were taken back."""
+
+    finish_reason: str | None = None
+    stop_token: int | None = None
+    num_removed: int = 0
 
 
 class Scheduler:
     """Continuous batching with chunked prefill.
 
-    Rows of a step go to sequences with one token to compute first, then to started prompts, then to waiting ones, as
-    far as the token budget reaches; a prompt may be cut anywhere. A sequence is admitted when the pool has blocks for
-    all its known tokens. When an answer finds no block to grow into, idle sequences lose theirs first, then the
-    running one with the largest (priority, arrival); what was lost is computed again later, and its items encoded again.
+    Rows of a step go to sequences with one token to compute first, then to started prompts, then to waiting ones in
+    order of (priority, arrival), as far as the token budget reaches. A prompt may be cut where its family allows it, and is
+    cut before an item whose rows cannot be made in this step. A sequence is admitted when the pool has blocks for all its
+    known tokens, less those it shares with earlier ones. When an answer finds no block to grow into, or a more urgent
+    sequence none to start with, idle sequences lose theirs first, then the running one with the largest (priority, arrival).
+
+    Progress: only running sequences keep encoder rows from being dropped, each until it has computed the item; a sequence at
+    the start of an item keeps none. So there is always one that can go on, and one item always fits.
     """
 
-    def __init__(self, kv: KVBlocks, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> None:
-        self.kv = kv
-        self.encoder = EncoderCache()
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.limit = min(max_model_len, kv.capacity)  # tokens of the longest sequence
+    def __init__(self, kv: KVBlocks, encoder: EncoderCache, limits: SchedulerLimits, kinds: Sequence[str] = ("full",)) -> None:
+        """`kinds`: of each group of `kv`, "full" or "cross"."""
+        self.kv, self.encoder, self.limits = kv, encoder, limits
+        self.tables = BlockTables(kv, kinds, limits.prefix_caching and limits.prefill != "prompt_atomic")
+        self.limit = min(limits.max_model_len, kv.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # by order
         self.running: list[Request] = []
-        self._arrivals = self._step = 0
+        self._arrivals = self._steps = self._preemptions = self._cut_items = 0
         self._new: list[EngineRequest] = []
         self._updates: list[RequestUpdate] = []
         self._finished: list[str] = []
+        self._unclean: list[list[int]] = [[] for _ in kv.pools]
 
     def add(self, message: EngineRequest) -> None:
         """InputError for a prompt that could never run; then nothing is changed."""
         if message.request_id in self.requests:
             raise InputError(f"request {message.request_id!r} is already being served")
-        self._check_length(len(message.prompt_token_ids))
         check_features(message.features, 0, len(message.prompt_token_ids))
         request = Request.new(message, self._arrivals, self.kv.empty)
-        self._acquire(request, request.open_features)
+        check_cross(request.cross_rows, self.kv.capacity, "cross" in self.tables.kinds)
+        self._check(request)
+        self._hold(request, request.items())
         self._arrivals += 1
         self.requests[message.request_id] = request
         self._new.append(message)
         insort(self.waiting, request, key=_order)
 
-    def append(self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
+    def append(
+        self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature] = (), close: bool = False
+    ) -> None:
+        """New tokens, and with them a new answer; `close`: the last of both, without tokens the end as soon as it is idle."""
         request = self._live(request_id)
-        self._check_length(len(request.token_ids) + len(token_ids))
-        known, length = len(request.features), len(request.token_ids)
+        if not token_ids and not (close and not features):
+            raise InputError("nothing to append; give at least one token")
+        if token_ids:
+            self._append(request, token_ids, features)
+        if close:
+            request.hold_open = False
+            if request.state is State.IDLE:
+                self.abort(request_id)
+
+    def _append(self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
+        known, length, turn = len(request.features), len(request.token_ids), request.turn_start
         request.append(token_ids, features)
         try:
-            self._acquire(request, range(known, len(request.features)))
+            self._check(request)
+            self._hold(request, [(index, request.features[index]) for index in range(known, len(request.features))])
         except InputError:
             del request.features[known:], request.token_ids[length:]
-            request.turn_start = length
+            request.turn_start = turn
             raise
-        self._updates.append(RequestUpdate(request_id, length, tuple(token_ids), tuple(features), restart=True))
+        self._updates.append(RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True))
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another needs them
             self._wake(request)
 
-    def truncate(self, request_id: str, num_tokens: int) -> None:
+    def truncate(self, request_id: str, num_tokens: int, forbid: tuple[tuple[int, ...], ...] = ()) -> None:
+        """Roll back; what was computed of the tokens that stay is kept where nobody else reads the block they end in."""
         request = self._live(request_id)
         dropped = [(f.hash, request.user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
-        request.truncate(num_tokens)
+        request.truncate(num_tokens, self.kv.block_size)
         for key, user in dropped:
             self.encoder.release(key, user)
-        self._reacquire(request)
-        request.block_ids = self.kv.shrink(request.block_ids, num_tokens)
-        self._updates.append(RequestUpdate(request_id, num_tokens))
+        self.tables.roll_back(request)
+        self._updates.append(RequestUpdate(request_id, num_tokens, forbid=forbid))
 
-    def abort(self, request_id: str) -> bool:
-        """Free everything a sequence holds; False if there is none of that name."""
+    def abort(self, request_id: str, unclean: bool = False) -> bool:
+        """Free everything a sequence holds; False if there is none of that name. `unclean`: its blocks may hold NaN."""
         request = self.requests.pop(request_id, None)
         if request is None:
             return False
@@ -84,8 +147,12 @@ class Scheduler:
             self.running.remove(request)
         elif request.state is State.WAITING:
             self.waiting.remove(request)
-        self._release(request, request.open_features)
-        request.block_ids = self.kv.shrink(request.block_ids, 0)
+        for index, feature in request.items():
+            self.encoder.release(feature.hash, request.user(index))
+        if unclean:
+            for blocks, held in zip(self._unclean, self.tables.unnamed(request), strict=True):
+                blocks += held
+        self.tables.drop(request)
         self._new = [message for message in self._new if message.request_id != request_id]
         self._updates = [update for update in self._updates if update.request_id != request_id]
         self._finished.append(request_id)
@@ -93,79 +160,109 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step. Computed counts advance in `advance`, once it has run."""
-        chunks: dict[str, int] = {}
-        budget, preempted = self._schedule_running(chunks)
-        if not preempted:
-            self._schedule_waiting(chunks, budget)
-        assert chunks or not (self.waiting or self.running), "sequences wait and none can run"
-        encode = [task for request_id, count in chunks.items() for task in self._encode_tasks(request_id, count)]
-        scheduled = tuple(_scheduled(self.requests[request_id], count) for request_id, count in chunks.items())
+        step = _Step(self.limits.max_num_batched_tokens, self.limits.max_encoder_tokens)
+        self._grow_running()
+        self._make_way()
+        for request in sorted(self.running, key=_by_need):
+            self._take(request, step)
+        while self.waiting and step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            if not self._admit(self.waiting[0]):
+                break
+            self._take(self.running[-1], step)
+        assert step.chunks or not (self.waiting or self.running), "sequences wait and none can run"
         output = SchedulerOutput(
-            step=self._step,
-            scheduled=scheduled,
-            encode=tuple(encode),
+            step=self._steps,
+            scheduled=tuple(_scheduled(self.requests[request_id], count) for request_id, count in step.chunks.items()),
+            encode=tuple(step.encode),
             new_requests=tuple(self._new),
             updates=tuple(self._updates),
             finished=tuple(self._finished),
-            free_encoder=self.encoder.take_freed(),
+            free_encoder=self.encoder.take_dropped(),
+            zero_blocks=tuple(map(tuple, self._unclean)) if any(self._unclean) else (),
         )
-        self._step += 1
+        self._steps += bool(step.chunks)
         self._new, self._updates, self._finished = [], [], []
+        self._unclean = [[] for _ in self.kv.pools]
         return output
 
     def redeliver(self, output: SchedulerOutput) -> None:
         """What a step that broke off was to free is said again with the next; freeing twice is harmless."""
         self._finished = [*output.finished, *self._finished]
-        self.encoder.refree(output.free_encoder)
+        self.encoder.drop_again(output.free_encoder)
 
-    def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int]) -> tuple[str, int | None] | None:
-        """Book what a step did for one sequence; (finish reason, stop token) when its answer is complete."""
+    def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int]) -> Advance:
+        """Book what a step did for one sequence."""
         request = self.requests[scheduled.request_id]
         request.num_computed += scheduled.num_tokens
-        self._release_computed(request)
+        if scheduled.write_cross and request.message.cross is not None:
+            self.tables.name_cross(request)
+            self.encoder.unread(request.message.cross.hash, request.user(CROSS))
+        self.tables.name(request)
+        self._unread_computed(request)
         if not token_ids:
-            return None
+            return Advance()
         request.times.setdefault("first_token", time.perf_counter())
         request.token_ids += token_ids
         finish = request.finish_reason(self.limit)
-        if finish is not None and request.message.hold_open:
-            self.running.remove(request)
-            request.state = State.IDLE
-        elif finish is not None:
-            self.abort(request.request_id)
-        return finish
+        if finish is None:
+            return Advance()
+        self._end(request)
+        return Advance(*finish)
 
-    def _schedule_running(self, chunks: dict[str, int]) -> tuple[int, bool]:
-        budget, preempted = self.max_num_batched_tokens, False
-        for request in sorted(self.running, key=_is_chunked):
-            if budget == 0 or request.state is not State.RUNNING:  # taken from by an earlier one of this loop
-                continue
-            while (blocks := self.kv.grow(request.block_ids, len(request.token_ids))) is None:
-                victim = self._spare(request) or max(self.running, key=_order)
-                budget += chunks.pop(victim.request_id, 0)
-                preempted = preempted or victim.state is State.RUNNING
-                self._evict(victim)
-                if victim is request:
+    @property
+    def stats(self) -> EngineStats:
+        states = [request.state for request in self.requests.values()]
+        return EngineStats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            idle=states.count(State.IDLE),
+            steps=self._steps,
+            blocks=sum(pool.num_blocks for pool in self.kv.pools),
+            blocks_used=sum(pool.num_blocks - pool.num_free for pool in self.kv.pools),
+            blocks_kept=sum(pool.num_kept for pool in self.kv.pools),
+            prefix_queries=self.tables.queries,
+            prefix_hits=self.tables.hits,
+            prefix_evictions=sum(pool.evictions for pool in self.kv.pools),
+            encoder_hits=self.encoder.hits,
+            encoder_evictions=self.encoder.evictions,
+            encoder_bytes=self.encoder.bytes,
+            encoder_capacity=self.encoder.capacity,
+            preemptions=self._preemptions,
+            cut_items=self._cut_items,
+        )
+
+    def _grow_running(self) -> None:
+        """A block for the next token of every running sequence, or else for one fewer of them."""
+        for request in list(self.running):
+            while request.state is State.RUNNING:
+                if self.tables.grow(request):
                     break
-            else:
-                request.block_ids = blocks
-                budget -= chunks.setdefault(request.request_id, min(request.remaining, budget))
-        return budget, preempted
+                self._evict(self._spare(request) or max(self.running, key=_order))
 
-    def _schedule_waiting(self, chunks: dict[str, int], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
-            while (blocks := self.kv.grow(request.block_ids, len(request.token_ids))) is None:
-                victim = self._spare(request)
-                if victim is None:
-                    return
-                self._evict(victim)
-            self.waiting.pop(0)
-            self.running.append(request)
-            request.state, request.block_ids = State.RUNNING, blocks
-            request.times.setdefault("scheduled", time.perf_counter())
-            chunks[request.request_id] = min(request.remaining, budget)
-            budget -= chunks[request.request_id]
+    def _make_way(self) -> None:
+        """Running sequences give way to a more urgent one (by priority, not by arrival) that waits."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], max(self.running, key=_order)
+            seat = len(self.running) < self.limits.max_num_seqs
+            if last.message.priority <= first.message.priority or (seat and self._admit(first)):
+                return
+            self._evict(last)
+
+    def _admit(self, request: Request) -> bool:
+        """From waiting to running, with blocks for all known tokens; False for no room."""
+        fresh = not any(request.block_ids)
+        while not (self.tables.place(request, self._atoms(request)) if fresh else self.tables.grow(request)):
+            victim = self._spare(request)
+            if victim is None:
+                return False
+            self._evict(victim)
+        if request.cached_tokens is None:
+            request.cached_tokens = request.num_computed
+        self.waiting.remove(request)
+        self.running.append(request)
+        request.state = State.RUNNING
+        request.times.setdefault("scheduled", time.perf_counter())
+        return True
 
     def _spare(self, keep: Request) -> Request | None:
         """A sequence that holds blocks and does not run: an idle one, else the last of the waiting ones."""
@@ -174,10 +271,11 @@ class Scheduler:
         return next(spare, None)
 
     def _evict(self, request: Request) -> None:
-        """Take a sequence's blocks; its tokens are computed again when it runs next."""
-        request.block_ids = self.kv.shrink(request.block_ids, 0)
-        request.num_computed = 0
-        self._reacquire(request)
+        """Take a sequence's blocks. What the prefix cache still has of them when it runs next is not computed again."""
+        self.tables.drop(request)
+        self._unread(request)
+        request.preemptions += 1
+        self._preemptions += 1
         if request.state is State.RUNNING:
             self.running.remove(request)
             self._wake(request)
@@ -186,62 +284,105 @@ class Scheduler:
         request.state = State.WAITING
         insort(self.waiting, request, key=_order)
 
-    def _encode_tasks(self, request_id: str, count: int) -> list[EncodeTask]:
-        request, tasks = self.requests[request_id], []
-        stop = request.num_computed + count
-        for index in request.open_features:
+    def _take(self, request: Request, step: _Step) -> None:
+        """Rows for one running sequence, as many as budgets, atoms and encoder rows allow."""
+        start, parts = request.num_computed, self._atoms(request)
+        count = clip(start, min(request.remaining, step.budget), step.budget, parts)
+        tasks: list[EncodeTask] = []
+        count = clip(start, self._read_items(request, count, step, tasks), count, parts)
+        if count == 0:
+            for task in tasks:
+                self.encoder.fail(task.hash)
+            self._unread(request)
+            return
+        step.chunks[request.request_id] = count
+        step.budget -= count
+        step.encode += tasks
+        step.encoder_budget -= sum(request.item(task.index).range.num_embeds for task in tasks)
+        stop = start + count
+        self._cut_items += any(f.range.offset < stop < f.range.end for f in request.features[request.next_feature :])
+
+    def _read_items(self, request: Request, count: int, step: _Step, tasks: list[EncodeTask]) -> int:
+        """Tokens before the first item whose rows can neither be had nor made in this step; `tasks`: what is to be made."""
+        budget = step.encoder_budget
+        for index, feature in self._needed(request, count):
+            rows = feature.range.num_embeds
+            fresh = feature.hash not in self.encoder
+            if fresh and rows > budget and (step.encode or tasks):
+                return max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            here = self.encoder.read(feature.hash, request.user(index))
+            if here is None:
+                return max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            request.sources.setdefault(index, "cache" if here else "encoded")
+            if not here:
+                tasks.append(EncodeTask(request.request_id, index, feature.hash))
+                budget -= rows
+        return count
+
+    def _needed(self, request: Request, count: int) -> Iterable[tuple[int, MultiModalFeature]]:
+        """Items whose rows the next `count` tokens read."""
+        if count and not request.cross_done and request.message.cross is not None:
+            yield CROSS, request.message.cross
+        for index in range(request.next_feature, len(request.features)):
             feature = request.features[index]
-            if feature.range.offset >= stop:
-                break
-            if feature.hash not in self.encoder:
-                self.encoder.mark_encoded(feature.hash)
-                tasks.append(EncodeTask(request_id, index, feature.hash))
-        return tasks
+            if feature.range.offset >= request.num_computed + count:
+                return
+            yield index, feature
 
-    def _acquire(self, request: Request, indices: range) -> None:
-        try:
-            for index in indices:
-                feature = request.features[index]
-                self.encoder.acquire(feature.hash, feature.range.num_embeds, request.user(index))
-        except InputError:
-            self._release(request, indices)
-            raise
+    def _atoms(self, request: Request) -> Sequence[Atom]:
+        return atoms(self.limits.prefill, len(request.message.prompt_token_ids), request.features)
 
-    def _reacquire(self, request: Request) -> None:
-        """After computed tokens were lost: the items among them, and behind, are wanted again."""
-        ends = [feature.range.end for feature in request.features]
-        request.next_feature = sum(end <= request.num_computed for end in ends)
-        self._acquire(request, request.open_features)
+    def _unread(self, request: Request) -> None:
+        for index, feature in request.items():
+            self.encoder.unread(feature.hash, request.user(index))
 
-    def _release(self, request: Request, indices: range) -> None:
-        for index in indices:
-            self.encoder.release(request.features[index].hash, request.user(index))
-
-    def _release_computed(self, request: Request) -> None:
+    def _unread_computed(self, request: Request) -> None:
         features = request.features
         while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
-            self.encoder.release(features[request.next_feature].hash, request.user(request.next_feature))
+            self.encoder.unread(features[request.next_feature].hash, request.user(request.next_feature))
             request.next_feature += 1
+
+    def _end(self, request: Request) -> None:
+        if request.hold_open:
+            self.running.remove(request)
+            request.state = State.IDLE
+        else:
+            self.abort(request.request_id)
+
+    def _hold(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
+        """Announce items to the encoder cache: all or, with an InputError, none."""
+        held: list[tuple[str, User]] = []
+        for index, feature in items:
+            try:
+                self.encoder.hold(feature.hash, feature.range.num_embeds, request.user(index))
+            except InputError:
+                for key, user in held:
+                    self.encoder.release(key, user)
+                raise
+            held.append((feature.hash, request.user(index)))
 
     def _live(self, request_id: str) -> Request:
         if request_id not in self.requests:
             raise InputError(f"request {request_id!r} is not being served")
         return self.requests[request_id]
 
-    def _check_length(self, length: int) -> None:
-        if length == 0:
-            raise InputError("the prompt has no tokens; give at least one")
-        if length >= self.limit:
-            raise InputError(f"prompt has {length} tokens, max_model_len is {self.limit}: shorten it or raise max_model_len")
+    def _check(self, request: Request) -> None:
+        check_length(len(request.token_ids), self.limit)
+        room = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a row for each of the others
+        rows = self.encoder.capacity // max(1, self.encoder.row_bytes)
+        check_atoms(self._atoms(request), request.features, room, rows)
 
 
 def _order(request: Request) -> tuple[int, int]:
     return request.order
 
 
-def _is_chunked(request: Request) -> bool:
-    return request.remaining > 1
+def _by_need(request: Request) -> tuple[bool, tuple[int, int]]:
+    """Sequences with one token to compute first."""
+    return request.remaining > 1, request.order
 
 
 def _scheduled(request: Request, count: int) -> ScheduledRequest:
-    return ScheduledRequest(request.request_id, request.num_computed, count, request.block_ids, count == request.remaining)
+    sample = count == request.remaining
+    cross = not request.cross_done
+    return ScheduledRequest(request.request_id, request.num_computed, count, request.block_ids, sample, cross)

@@ -58,18 +58,23 @@ class RequestUpdate:
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """`num_tokens` rows of one request in this step, after `num_computed` that are done, on `block_ids`."""
+    """`num_tokens` rows of one request in this step, after `num_computed` that are done, on `block_ids`.
+
+    `sample`: False for a chunk that does not reach the last known token. `write_cross`: the keys and values of the encoder's
+    side are made in this step.
+    """
 
     request_id: str
     num_computed: int
     num_tokens: int
     block_ids: tuple[tuple[int, ...], ...]  # per cache group
-    sample: bool = True  # False for a chunk that does not reach the last known token
+    sample: bool = True
+    write_cross: bool = False
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Item `index` of the request is to be encoded before this step's forward."""
+    """Item `index` of the request (-1: its encoder side) is to be encoded before this step's forward."""
 
     request_id: str
     index: int
@@ -87,6 +92,7 @@ class SchedulerOutput:
     updates: tuple[RequestUpdate, ...] = ()  # in the order they were made, after new_requests
     finished: tuple[str, ...] = ()  # requests whose memory the worker may drop
     free_encoder: tuple[str, ...] = ()  # encoder-cache hashes no longer needed
+    zero_blocks: tuple[tuple[int, ...], ...] = ()  # per group, blocks that may hold NaN: 0 x NaN would leak from them
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,69 @@ class TokenOutput:
     num_removed: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     stats: SequenceStats | None = None
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """What became of one EncodeTask.
+
+    Args:
+        source: "encoded", or "disk" when the rows were found there.
+        error: why there are no rows, or None.
+        poison: the item itself broke the encoder (not the memory that was short): it should not be tried again soon.
+    """
+
+    hash: str
+    source: str = "encoded"
+    error: str | None = None
+    poison: bool = False
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a worker answers to a SchedulerOutput: one TokenOutput per scheduled request, in order."""
+
+    tokens: tuple[TokenOutput, ...]
+    encoded: tuple[EncodeResult, ...] = ()
+    encode_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the start, except where "now" is said.
+
+    Args:
+        running, waiting, idle: sequences now; idle ones are answered and held open.
+        steps: batches computed.
+        blocks, blocks_used, blocks_kept: key/value blocks there are, in use now, and kept for later sequences now.
+        prefix_queries, prefix_hits: tokens of admitted prompts, and those found in the prefix cache.
+        prefix_evictions: kept blocks that were given to others.
+        encoder_calls: items encoded. encoder_disk_hits: items read from disk instead.
+        encoder_hits: items whose rows were resident. encoder_evictions: rows that were dropped for others.
+        encoder_bytes, encoder_capacity: of resident rows now, and their most.
+        preemptions: times a sequence lost its blocks to another. cut_items: items computed in more than one step.
+        quarantined: items refused now.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    idle: int = 0
+    steps: int = 0
+    blocks: int = 0
+    blocks_used: int = 0
+    blocks_kept: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prefix_evictions: int = 0
+    encoder_calls: int = 0
+    encoder_disk_hits: int = 0
+    encoder_hits: int = 0
+    encoder_evictions: int = 0
+    encoder_bytes: int = 0
+    encoder_capacity: int = 0
+    preemptions: int = 0
+    cut_items: int = 0
+    quarantined: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sensorium.engine.core import EngineCore
-from sensorium.engine.kv import KVBlocks
+from sensorium.engine.encoder_cache import EncoderCache
+from sensorium.engine.encoder_store import EncoderStore
+from sensorium.engine.kv import KVBlocks, group_layers
+from sensorium.engine.quarantine import Quarantine
 from sensorium.engine.runner import ModelRunner
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.scheduler import Scheduler
+from sensorium.engine.scheduler import Scheduler, SchedulerLimits
 from sensorium.engine.types import EngineRequest
 from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.hashing import digest
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
 from sensorium.models.interface import CacheSpec
 
@@ -71,10 +75,30 @@ class ToyModel:
         list(weights)
 
 
-def make_core(blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 64, max_len: int = 200) -> EngineCore:
-    kv = KVBlocks(1, blocks, block_size)
-    runner = ModelRunner(ToyModel(), blocks, block_size, torch.device("cpu"))
-    return EngineCore(Scheduler(kv, seqs, budget, max_len), runner)
+def make_core(
+    blocks: int = 64,
+    block_size: int = 4,
+    seqs: int = 8,
+    budget: int = 64,
+    max_len: int = 200,
+    encoder_rows: int = 40,
+    encoder_budget: int = 1 << 20,
+    prefill: str = "causal",
+    caching: bool = True,
+    kept: int | None = None,
+    folder: str | None = None,
+    quarantine: float = 60.0,
+    model: torch.nn.Module | None = None,
+) -> EngineCore:
+    """An engine around the toy; `encoder_rows` fit into its encoder cache."""
+    model = model or ToyModel()
+    kinds = [group.spec.kind for group in group_layers(model.cache_specs)]
+    device = torch.device("cpu")
+    store = EncoderStore(folder, 1 << 20, "toy", model.hidden_size, torch.float64, device)
+    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
+    encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
+    scheduler = Scheduler(KVBlocks(len(kinds), blocks, block_size, kept), encoder, limits, kinds)
+    return EngineCore(scheduler, ModelRunner(model, blocks, block_size, device, store), Quarantine(quarantine))
 
 
 def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:
@@ -82,7 +106,7 @@ def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiMod
     mask = torch.tensor([False, *[True] * rows, False]) if edges else None
     where = PlaceholderRange(offset, rows + 2 * edges, mask)
     kwargs = {"seed": FieldElem(torch.tensor(seed), BatchedField()), "rows": FieldElem(torch.tensor(rows), BatchedField())}
-    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), f"hash-{seed}-{rows}")
+    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), digest("toy", seed, rows))
 
 
 def make_request(name: str, rng: random.Random, media: bool = True, hold_open: bool = False, **params) -> EngineRequest:
@@ -120,9 +144,10 @@ def assert_empty(core: EngineCore) -> None:
     core.step()
     assert not core.scheduler.requests
     assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.kv.pools)
-    assert len(core.scheduler.encoder) == 0
+    encoder = core.scheduler.encoder
+    assert not any(encoder.holders(key) for key in core.runner.store.rows)
+    assert encoder.bytes == sum(rows.nbytes for rows in core.runner.store.rows.values())
     assert not core.runner.tracks
-    assert not core.runner.encoded
 
 
 @pytest.fixture(scope="session")

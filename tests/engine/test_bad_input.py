@@ -75,7 +75,6 @@ def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
     assert first.outputs[0].token_ids == last.outputs[0].token_ids == alone.outputs[0].token_ids
     assert first.error is None
     assert not llm._driver.core.runner.tracks
-    assert not llm._driver.core.runner.encoded
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,6 @@ def test_threads_share_one_llm(llm: LLM) -> None:
         thread.join(120)
     assert [[o.outputs[0].token_ids for o in found[i]] for i in range(4)] == [alone] * 4
     assert not llm._driver.core.runner.tracks
-    assert not llm._driver.core.runner.encoded
 
 
 def test_errors_have_one_base() -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sensorium.engine.batch import Track, build_batch, window
+from sensorium.engine.batch import Caches, Track, build_batch, window
 from sensorium.engine.types import RequestUpdate, ScheduledRequest
 from sensorium.mm.types import PlaceholderRange
 
+CACHES = Caches([], [0], ["full"], 4)
 MASKED = PlaceholderRange(10, 5, torch.tensor([False, True, False, True, True]))
 
 
@@ -44,7 +45,7 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
     two.token_ids += [50, 51]
     encoded = {one.features[0].hash: torch.arange(4.0)[:, None].expand(4, 8)}
     tasks = [ScheduledRequest("a", 3, 4, ((7, 2),)), ScheduledRequest("b", 9, 1, ((1, 4, 5),))]
-    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, [], [0], 4, torch.device("cpu"))
+    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, CACHES, torch.device("cpu"))
     assert batch.input_ids.tolist() == [3, 3, 3, 7, 51]
     assert batch.attn[0].query_start == (0, 4, 5)
     assert batch.attn[0].seq_lens == (7, 10)
@@ -57,7 +58,7 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
 
 def test_a_step_of_text_has_no_embeddings(toy):
     track = make_track(toy)
-    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, [], [0], 4, torch.device("cpu"))
+    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, CACHES, torch.device("cpu"))
     assert batch.embed_index is None
     assert batch.embed_rows is None
 

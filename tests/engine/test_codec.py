@@ -45,20 +45,23 @@ def feature():
 
 def messages():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias={4: 1.5}, bad_words=["x"], seed=2**63)
-    request = types.EngineRequest("r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True)
-    scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False)
-    update = types.RequestUpdate("r", 2, (4,), (feature(),), True)
+    request = types.EngineRequest(
+        "r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True, "salt", "lora", feature()
+    )
+    scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False, True)
+    update = types.RequestUpdate("r", 2, (4,), (feature(),), True, ((3, 4),))
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
     stats = types.SequenceStats(16, 1, ("cache", "encoded"))
+    encoded = types.EncodeResult("h", "disk", "e", True)
+    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats)
     return [
         params, request, scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
-        types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",)),
-        types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats),
-        stats,
+        types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)),
+        done, stats, encoded, types.StepOutput((done,), (encoded,), 0.5), types.EngineStats(1, 2),
         completion,
         types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}),
         plan,
@@ -88,7 +91,7 @@ def test_an_engine_fed_through_bytes_gives_the_same(toy):
         core = toy.make_core(budget=7)
         if through_bytes:
             real = core.runner.run
-            core.runner.run = lambda output: decode(encode(tuple(real(decode(encode(output))))))
+            core.runner.run = lambda output: decode(encode(real(decode(encode(output)))))
         for i in range(5):
             request = toy.make_request(f"r{i}", random.Random(i), temperature=float(i % 2), logprobs=2)
             core.add(decode(encode(request)) if through_bytes else request)

@@ -86,7 +86,6 @@ def test_errors_stay_with_their_prompt(llm):
     assert "max_model_len is 512" in outputs[5].error
     core = llm._driver.core
     assert not core.scheduler.requests
-    assert not core.runner.encoded
     assert core.scheduler.kv.num_free == core.scheduler.kv.pools[0].num_blocks
 
 
@@ -160,6 +159,6 @@ def test_low_precision_runs_as_asked(checkpoint):
 
 def test_the_cache_costs_memory_only_where_it_is_used(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=64)
-    blocks, caches = llm._driver.core.scheduler.kv.pools[0].num_blocks, llm._driver.core.runner.kv_caches
+    blocks, caches = llm._driver.core.scheduler.kv.pools[0].num_blocks, llm._driver.core.runner.caches.tensors
     assert blocks == 64 * -(-llm.max_model_len // 16)
     assert caches[0].shape[1] == blocks

@@ -138,12 +138,21 @@ def test_an_item_is_released_when_its_tokens_are_computed(toy):
     core = toy.make_core(budget=3)
     request = toy.make_request("r", random.Random(0), media=False)
     core.add(replace(request, prompt_token_ids=(5, *[toy.PAD] * 4, *[7] * 6), features=(toy.item(1, 4),)))
+    (hash_,) = (feature.hash for feature in core.scheduler.requests["r"].features)
+    other = replace(request, request_id="other", prompt_token_ids=(*[toy.PAD] * 40, 7), features=(toy.item(0, 40, seed=2),))
+    core.add(other)
     core.step()
-    assert len(core.scheduler.encoder) == 1
+    assert hash_ in core.scheduler.encoder
     core.step()  # tokens 3-5: the item ends at 5
-    assert len(core.scheduler.encoder) == 0
+    assert hash_ in core.scheduler.encoder, "nobody reads it, and nobody needs its room"
     core.step()
-    assert not core.runner.encoded
+    core.step()
+    core.step()
+    assert hash_ not in core.scheduler.encoder, "an item of the whole capacity took its place"
+    assert hash_ not in core.runner.store.rows
+    toy.drain(core)
+    assert core.stats.encoder_evictions == 1
+    toy.assert_empty(core)
 
 
 def test_a_bad_item_ends_only_its_own_request(toy):

@@ -1,0 +1,53 @@
+"""What could never run is refused when it comes: lengths, places of items, atoms, the encoder side. Knows no queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..mm.errors import InputError
+from ..mm.types import MultiModalFeature
+from .atoms import Atom
+
+
+def check_length(length: int, limit: int) -> None:
+    """InputError for a prompt without tokens, or without room for one more."""
+    if length == 0:
+        raise InputError("the prompt has no tokens; give at least one")
+    if length >= limit:
+        raise InputError(f"prompt has {length} tokens, max_model_len is {limit}: shorten it or raise max_model_len")
+
+
+def check_features(features: Sequence[MultiModalFeature], start: int, stop: int) -> None:
+    """InputError unless the items lie in order, apart, inside the tokens `[start, stop)`, as long as their grids say."""
+    for index, feature in enumerate(features):
+        if feature.range.offset < start or feature.range.end > stop:
+            where = f"[{feature.range.offset}, {feature.range.end})"
+            raise InputError(f"{feature.modality} {index}: its tokens {where} are not inside [{start}, {stop})")
+        rows, slots = feature.geometry.num_embeds, feature.range.num_embeds
+        if rows != slots:
+            raise InputError(f"{feature.modality} {index}: {slots} placeholder tokens stand for {rows} encoder rows")
+        start = feature.range.end
+
+
+def check_cross(rows: int, capacity: int, takes_cross: bool) -> None:
+    """InputError unless the encoder side is there where the model reads one, and the key/value cache can hold it."""
+    if takes_cross != (rows > 0):
+        wanted = "needs" if takes_cross else "has no place for"
+        raise InputError(f"this model {wanted} an encoder side, from which the answer is read")
+    if rows > capacity:
+        raise InputError(f"the encoder side has {rows} rows, the key/value cache holds {capacity}; raise kv_cache_memory_bytes")
+
+
+def check_atoms(parts: Sequence[Atom], features: Sequence[MultiModalFeature], room: int, encoder_rows: int) -> None:
+    """InputError for tokens that have to be computed together and never could: one step's `room`, or the rows they read."""
+    for first, last in parts:
+        if last - first > room:
+            raise InputError(
+                f"{last - first} tokens have to be computed at once, a step has room for {room}; raise max_num_batched_tokens"
+            )
+        inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
+        rows = sum(inside.values())
+        if rows > encoder_rows:
+            raise InputError(
+                f"{rows} encoder rows are needed at once, there is room for {encoder_rows}; raise encoder_cache_bytes"
+            )
