@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..mm.errors import InputError
-from ..mm.types import MultiModalFeature
+from ..mm.types import MultiModalFeature, name_item
 from .quarantine import Quarantine
 from .request import Request
 from .runner import ModelRunner, describe
@@ -127,12 +127,13 @@ class EngineCore:
             for name in self.scheduler.encoder.holders(result.hash) if result.poison else ():
                 request = self.scheduler.requests[name]
                 self.scheduler.abort(name)
-                failed.append(_ended(request, TokenOutput(name, (), finish_reason="error", error=result.error)))
+                error = f"{name_item(request.features, result.hash)}: {result.error}"
+                failed.append(_ended(request, TokenOutput(name, (), finish_reason="error", error=error)))
         return failed
 
     def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
-        for index, feature in enumerate(features):
-            self._quarantine.check(feature.hash, f"{feature.modality} {index}")
+        for feature in features:
+            self._quarantine.check(feature.hash, name_item(features, feature.hash))
 
     def _check_tokens(self, what: str, token_ids: Iterable[int]) -> None:
         vocab = self.runner.model.vocab_size

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..mm.embeddings import ROWS
 from ..mm.errors import InputError, SensoriumError
 from ..mm.fields import group, merge
-from ..mm.types import MultiModalFeature
+from ..mm.types import MultiModalFeature, name_item
 from ..models.interface import Model
 from .batch import Caches, Row, Track, build_batch
 from .encoder_store import EncoderStore
@@ -23,6 +24,7 @@ from .quarantine import bisect, is_out_of_memory
 from .sampler import gather_logprobs, sample
 from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
+_NO_NUMBERS = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
 _log = logging.getLogger(__name__)
 
@@ -49,12 +51,11 @@ class ModelRunner:
         results: dict[str, TokenOutput] = {}
         for task in output.scheduled:
             track = self.tracks[task.request_id]
-            error = (
-                next((failed[item.hash] for item in track.read_items(task) if item.hash in failed), None) if failed else None
-            )
-            if error is None:
+            broken = next((item.hash for item in track.read_items(task) if item.hash in failed), None) if failed else None
+            if broken is None:
                 rows.append((track, task))
             else:
+                error = f"{name_item(track.features, broken)}: {failed[broken]}"
                 results[task.request_id] = TokenOutput(task.request_id, (), error=error)
         if rows:
             results.update((result.request_id, result) for result in self._forward(rows))
@@ -111,27 +112,39 @@ class ModelRunner:
         whole = _whole(_finite(hidden), starts)
         good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]
         prompts = {task.request_id: self._prompt_logprobs(track, task, hidden, start) for (track, task), start in good}
-        ends = [stop - 1 for (_, task), stop, fine in zip(rows, starts[1:], whole, strict=True) if task.sample and fine]
-        sampled = self._sample([track for (track, task), _ in good if task.sample], hidden, ends)
+        lasts = [(row[0], stop - 1) for row, stop, fine in zip(rows, starts[1:], whole, strict=True) if row[1].sample and fine]
+        sampled = self._sample(lasts, hidden)
         return [
             replace(sampled.get(task.request_id, TokenOutput(task.request_id, ())), prompt_logprobs=prompts[task.request_id])
             if fine
-            else TokenOutput(task.request_id, (), error="the model computed values that are not finite (NaN or infinity)")
+            else TokenOutput(task.request_id, (), error=_NO_NUMBERS)
             for (_, task), fine in zip(rows, whole, strict=True)
         ]
 
-    def _sample(self, tracks: Sequence[Track], hidden: Tensor, ends: Sequence[int]) -> dict[str, TokenOutput]:
-        """One token for each sequence from its last row."""
-        if not tracks:
-            return {}
-        last = hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
-        tokens, logprobs = sample(self.model.compute_logits(last), [track.sample_row() for track in tracks])
+    def _sample(self, lasts: Sequence[tuple[Track, int]], hidden: Tensor) -> dict[str, TokenOutput]:
+        """One token for each sequence from its last row; one that cannot be sampled fails alone."""
         results = {}
-        for track, token, entry in zip(tracks, tokens, logprobs, strict=True):
-            track.token_ids.append(token)
+        for (track, _), found in zip(lasts, bisect(lasts, partial(self._choose, hidden)), strict=True):
             name = track.message.request_id
+            if isinstance(found, Exception):
+                _log.warning("sampling failed", exc_info=found if not isinstance(found, InputError) else None)
+                results[name] = TokenOutput(
+                    name, (), error=f"sampling failed: {describe(found)}; ask again with other parameters"
+                )
+                continue
+            token, entry = found
+            track.token_ids.append(token)
             results[name] = TokenOutput(name, (token,), None if entry is None else (entry,))
         return results
+
+    def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[tuple[int, dict[int, Logprob] | None]]:
+        ends = [end for _, end in lasts]
+        last = hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
+        logits = self.model.compute_logits(last)
+        if not logits.amax(-1).isfinite().all():  # NaN is the largest of all
+            raise InputError(_NO_NUMBERS)
+        tokens, logprobs = sample(logits, [track.sample_row() for track, _ in lasts])
+        return list(zip(tokens, logprobs, strict=True))
 
     def _prompt_logprobs(
         self, track: Track, task: ScheduledRequest, hidden: Tensor, start: int
@@ -154,8 +167,8 @@ class ModelRunner:
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:
     _log.warning("encoding failed", exc_info=error if not isinstance(error, InputError) else None)
     memory = is_out_of_memory(error)
-    hint = "; send fewer or smaller items at once" if memory else ""
-    return EncodeResult(item.hash, "", f"{item.modality}: encoding failed: {describe(error)}{hint}", poison=not memory)
+    hint = "send fewer or smaller items at once" if memory else "send another one, this one is refused for a while"
+    return EncodeResult(item.hash, "", f"encoding failed: {describe(error)}; {hint}", poison=not memory)
 
 
 def _whole(finite: Tensor, starts: Sequence[int]) -> list[bool]:

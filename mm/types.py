@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -258,3 +258,12 @@ class MultiModalFeature:
     range: PlaceholderRange
     geometry: ItemGeometry
     hash: str
+
+
+def name_item(features: Sequence[MultiModalFeature], key: str) -> str:
+    """The first item of this hash as its sender counts them, "image 1"; the encoder side is not among `features`."""
+    index = next((i for i, feature in enumerate(features) if feature.hash == key), None)
+    if index is None:
+        return "the encoder side"
+    modality = features[index].modality
+    return f"{modality} {sum(feature.modality == modality for feature in features[:index])}"
