@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..mm.types import ItemPlan
+from ..mm.errors import InputError
 from ..processors.text import StreamDecoder, Tokenizer
+from .input import Prepared
 from .sampling_params import SamplingParams
-from .types import CompletionOutput, Logprob, RequestOutput, TokenOutput
+from .types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
 
 Logprobs = dict[int, Logprob]
 
@@ -20,19 +21,23 @@ class Answer:
         self.index, self.params, self._tokenizer = index, params, tokenizer
         self.token_ids: list[int] = []
         self.logprobs: list[Logprobs] = []
-        self._text = ""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
-        self._undecoded: list[int] = []
+        self._total = 0.0  # log probability of all tokens
         self._cut = False  # at a stop string
         self._searched = 0  # characters searched already: a stop string must end after them
+        self._told = (0, 0)  # tokens and characters that the last output ended with
+        self._reset()
 
     def add(self, output: TokenOutput) -> bool:
         """Take what a step made; True when a stop string ends the answer that the engine would go on with."""
+        if output.num_removed:
+            self._take_back(output.num_removed)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.token_ids += output.token_ids
-        self.logprobs += [with_text(entry, self._tokenizer) for entry in output.logprobs or ()]
+        if output.logprobs:
+            self.logprobs += [with_text(entry, self._tokenizer) for entry in output.logprobs]
+            self._total += sum(e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True))
         self._undecoded += output.token_ids
         if output.finish_reason == "stop" and not self.params.include_stop_str_in_output:
             self._undecoded.pop()  # the ending token is no text
@@ -47,6 +52,41 @@ class Answer:
             if self.finish_reason is not None:
                 self._text += self._decoder.flush()
         return self._text
+
+    @property
+    def shown(self) -> str:
+        """The text that no stop string will take back."""
+        text = self.text
+        if self.finish_reason is not None or not self.params.stop_strings:
+            return text
+        return text[: len(text) - held_back(text, self.params.stop_strings)]
+
+    def output(self, delta: bool = False) -> CompletionOutput:
+        """All of it, or what is new since the last output; a loop that was taken back makes the whole shorter."""
+        text, tokens, start = self.shown, len(self.token_ids), (0, 0)
+        if delta:
+            start, self._told = self._told, (tokens, len(text))
+        scored = self.params.logprobs is not None
+        return CompletionOutput(
+            self.index,
+            text[start[1] :],
+            tuple(self.token_ids[start[0] :]),
+            tuple(self.logprobs[start[0] :]) if scored else None,
+            self._total if scored else None,
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+    def _reset(self) -> None:
+        """Decode from the start."""
+        self._text, self._undecoded = "", list(self.token_ids)
+        self._decoder = StreamDecoder(self._tokenizer, self.params.skip_special_tokens)
+
+    def _take_back(self, count: int) -> None:
+        del self.token_ids[-count:], self.logprobs[len(self.token_ids) :]
+        self._total = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=False))
+        self._reset()
+        self._searched = min(self._searched, len(self.text))
 
     def _stop(self) -> bool:
         if not self.params.stop_strings:
@@ -64,19 +104,6 @@ class Answer:
         self.finish_reason, self.stop_reason = "stop", stop
         return True
 
-    @property
-    def shown(self) -> str:
-        """The text that will not be taken back."""
-        if self.finish_reason is not None:
-            return self.text
-        return self.text[: len(self.text) - held_back(self.text, self.params.stop_strings)]
-
-    def output(self) -> CompletionOutput:
-        logprobs = tuple(self.logprobs) if self.params.logprobs is not None else None
-        total = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=True)) if logprobs is not None else None
-        ids = tuple(self.token_ids)
-        return CompletionOutput(self.index, self.shown, ids, logprobs, total, self.finish_reason, self.stop_reason)
-
 
 class Assembly:
     """Everything that comes back for one prompt: its answers, by engine request id."""
@@ -85,53 +112,74 @@ class Assembly:
         self.request_id, self.params, self._tokenizer = request_id, params, tokenizer
         self.answers = {f"{request_id}.{i}": Answer(i, params, tokenizer) for i in range(params.n)}
         self.open = set(self.answers)  # engine requests that still run
-        self.prompt: str | None = None
-        self.prompt_token_ids: tuple[int, ...] = ()
+        self.prepared = Prepared(None, ())
         self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self.error: str | None = None
-        self.items: tuple[ItemPlan, ...] = ()
         self.timings: dict[str, float] = {}
-        self.media_bytes = 0  # held for this prompt
+        self.stats: dict[str, SequenceStats] = {}
         self.changed = False
 
     @property
     def finished(self) -> bool:
         return not self.open
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the sequence of the first answer."""
+        return len(self.prepared.token_ids) + len(next(iter(self.answers.values())).token_ids)
+
+    def start(self, prepared: Prepared) -> None:
+        """The prompt is known."""
+        self.prepared = prepared
+        self.timings.update(prepared.timings)
+
     def add(self, output: TokenOutput) -> bool:
         """Take a step's output for one of the answers; True when the engine has to be told to stop it."""
         answer = self.answers[output.request_id]
-        self.changed = self.changed or bool(output.token_ids or output.finish_reason)
+        self.changed = self.changed or bool(output.token_ids or output.finish_reason or output.num_removed)
         if output.prompt_logprobs is not None:
             texts = (None if e is None else with_text(e, self._tokenizer) for e in output.prompt_logprobs)
             self.prompt_logprobs = tuple(texts)
         stopped = answer.add(output)
         self.error = self.error or output.error
+        if output.stats is not None:
+            self.stats[output.request_id] = output.stats
         for stage, seconds in output.timings.items():
             self.timings[stage] = max(self.timings.get(stage, 0.0), seconds)
         if answer.finish_reason is not None:
             self.open.discard(output.request_id)
         return stopped
 
-    def fail(self, error: str) -> None:
+    def end(self, reason: str, error: str | None = None) -> None:
         """Nothing more will come."""
-        self.error, self.changed = error, True
+        self.error, self.changed = error or self.error, True
         for answer in self.answers.values():
-            answer.finish_reason = answer.finish_reason or "error"
+            answer.finish_reason = answer.finish_reason or reason
         self.open.clear()
 
-    def output(self) -> RequestOutput:
+    def output(self, delta: bool = False) -> RequestOutput:
+        """All of it, or of each answer what is new since the last output."""
+        first = self.stats.get(next(iter(self.answers)), SequenceStats())
         return RequestOutput(
             self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            tuple(answer.output() for answer in self.answers.values()),
+            self.prepared.prompt,
+            self.prepared.token_ids,
+            tuple(answer.output(delta) for answer in self.answers.values()),
             self.prompt_logprobs,
             self.finished,
             self.error,
-            self.items,
+            self.prepared.items,
             dict(self.timings),
+            tuple(replace(item, encoder=self._encoder(i)) for i, item in enumerate(self.prepared.trace)),
+            first.cached_tokens,
+            sum(stats.preemptions for stats in self.stats.values()),
         )
+
+    def _encoder(self, item: int) -> str:
+        """How the rows of an item came to be, in words of SequenceStats: the costliest way of its pieces and answers."""
+        pieces = [place for place, owner in enumerate(self.prepared.item_of) if owner == item]
+        ways = {stats.items[place] for stats in self.stats.values() for place in pieces if place < len(stats.items)}
+        return next((way for way in ("encoded", "disk", "cache", "prefix") if way in ways), "")
 
 
 def find_stop(text: str, stops: Sequence[str], searched: int) -> tuple[int, str] | None:

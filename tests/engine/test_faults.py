@@ -1,0 +1,218 @@
+"""One request breaks in one stage: it ends with a line that says what, where and what to do; the others see nothing of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from hostile import MARK, MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
+from sensorium import LLM, RequestOutput, SamplingParams
+from sensorium.engine import runner
+from sensorium.engine.output import StreamDecoder
+
+BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return LLM(MODEL, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, quarantine_seconds=60.0)
+
+
+GOOD = [asked(picture(1)), asked(picture(2), picture(3)), {"prompt": "user 1 moves left"}]
+
+
+def answers(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[RequestOutput]:
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
+    assert [output.error for output in outputs] == [None] * len(outputs)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def assert_idle(llm: LLM) -> None:
+    """Every block is free or cached, no sequence is known to anybody."""
+    core = llm._driver.core
+    assert not core.scheduler.requests
+    assert not core.runner.tracks
+    assert not llm._driver._owners
+
+
+def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
+    """The error of `bad`, served among good ones whose answers are those without it."""
+    alone = [tokens(answers(llm, [prompt]))[0] for prompt in GOOD]
+    outputs = answers(llm, [GOOD[0], bad, *GOOD[1:]], [GREEDY, params, GREEDY, GREEDY])
+    failed = outputs.pop(1)
+    assert tokens(outputs) == alone
+    assert failed.finished
+    assert failed.error is not None
+    assert failed.outputs[0].finish_reason == "error"
+    assert "\n" not in failed.error
+    assert_idle(llm)
+    assert tokens(answers(llm, GOOD)) == alone
+    return failed.error
+
+
+def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, harm: Any) -> Poisoned:
+    model = llm._driver.core.runner.model
+    monkeypatch.setattr(model, "embed_multimodal", Poisoned(model.embed_multimodal, harm))
+    return model.embed_multimodal
+
+
+def forward_without_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    model, token = llm._driver.core.runner.model, llm.get_tokenizer().token_to_id(NO_NUMBER)
+    monkeypatch.setattr(model, "forward", numberless(model.forward, token, value))
+
+
+BROKEN = RuntimeError("an index is out of range")
+
+
+def test_decoding(llm: LLM) -> None:
+    error = fails_alone(llm, asked(picture(4), png(picture(9))[:-300]))
+    assert "image 1: it is broken or cut off" in error
+
+
+def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = type(llm._inputs._info)
+    real = info.process
+
+    def process(self: Any, item: Any, dtype: Any) -> Any:
+        if tuple(item.pixels[0, 0].tolist()) == MARK:
+            raise BROKEN
+        return real(self, item, dtype)
+
+    monkeypatch.setattr(info, "process", process)
+    error = fails_alone(llm, asked(picture(4), marked()))
+    assert error == "image 1: processing failed: RuntimeError: an index is out of range; send it in another size or format"
+
+
+def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tower = poison(llm, monkeypatch, raising(BROKEN))
+    error = fails_alone(llm, asked(picture(4), marked()))
+    assert error.startswith("image 1: encoding failed: RuntimeError: an index is out of range; send another one")
+    assert tower.calls < 16
+
+
+def test_rows_of_another_number(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(llm, monkeypatch, lambda rows: rows[:-1])
+    error = fails_alone(llm, asked(marked()))
+    assert "image 0: encoding failed: the encoder made 7 rows for 8" in error
+
+
+def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [asked(picture(seed, 32, 32)) for seed in range(20, 28)]
+    alone = [tokens(answers(llm, [prompt]))[0] for prompt in prompts]
+    fresh = LLM(MODEL, max_model_len=256)
+    tower = poison(fresh, monkeypatch, raising(BROKEN))
+    outputs = answers(fresh, [*prompts[:5], asked(marked()), *prompts[5:]])
+    assert outputs.pop(5).error is not None
+    assert tokens(outputs) == alone
+    assert tower.calls < 2 * len(prompts)
+
+
+def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0)
+    tower = poison(llm, monkeypatch, raising(BROKEN))
+    (first,) = answers(llm, [asked(marked())])
+    calls = tower.calls
+    (again, other) = answers(llm, [asked(marked(), text="Read."), asked(picture(1))])
+    assert "image 0" in str(again.error)
+    assert "broke the encoder before" in str(again.error)
+    assert other.error is None
+    assert tower.calls == calls + 1
+    (tenant,) = answers(llm, [asked(marked(), cache_salt="b")])
+    assert tenant.error == first.error
+    assert tower.calls == calls + 2
+    time.sleep(1.05)
+    assert answers(llm, [asked(marked())])[0].error == first.error
+    monkeypatch.undo()
+    time.sleep(1.05)
+    assert answers(llm, [asked(marked())])[0].error is None
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_running_out_of_memory_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with monkeypatch.context() as patch:
+        poison(llm, patch, raising(error))
+        assert "image 0: encoding failed" in fails_alone(llm, asked(marked()))
+    assert answers(llm, [asked(marked())])[0].error is None
+
+
+def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        poison(llm, patch, raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            answers(llm, [asked(marked())])
+    assert answers(llm, [asked(marked())])[0].error is None
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1, "top_p": 0.9, "logprobs": 2}])
+def test_logits_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float, sampling: dict[str, Any]) -> None:
+    forward_without_numbers(llm, monkeypatch, value)
+    error = fails_alone(llm, {"prompt": f"user 2 moves left{NO_NUMBER}"}, SamplingParams(max_tokens=8, **sampling))
+    assert "logits are not finite" in error
+
+
+def test_freed_blocks_poison_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values full of NaN are left in the few blocks there are; whoever gets those next reads none of them."""
+    few = LLM(MODEL, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=4 * 4 * BLOCK_BYTES)
+    alone = [tokens(answers(few, [prompt]))[0] for prompt in GOOD]
+    forward_without_numbers(few, monkeypatch, float("nan"))
+    for seed in range(4):
+        bad = asked(picture(seed, 96, 96), text=f"user 2{NO_NUMBER}")
+        outputs = answers(few, [bad, *GOOD])
+        assert outputs[0].error is not None
+        assert tokens(outputs[1:]) == alone
+    assert_idle(few)
+
+
+def test_rows_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(llm, monkeypatch, lambda rows: rows * float("nan"))
+    error = fails_alone(llm, asked(picture(4), marked()))
+    assert "image 1: encoding failed" in error
+    assert "not finite" in error
+
+
+def test_a_head_that_makes_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sequence of the step fails, each for itself, and the next step is served."""
+    model = llm._driver.core.runner.model
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "compute_logits", lambda hidden: torch.full((len(hidden), model.vocab_size), float("nan")))
+        for output in answers(llm, GOOD):
+            assert "not finite" in str(output.error)
+    assert_idle(llm)
+    tokens(answers(llm, GOOD))
+
+
+def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = runner.sample
+
+    def sample(logits: torch.Tensor, rows: Any) -> Any:
+        if any(row.params.presence_penalty == 1.5 for row in rows):
+            raise BROKEN
+        return real(logits, rows)
+
+    monkeypatch.setattr(runner, "sample", sample)
+    error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))
+    assert "sampling failed" in error
+    assert "out of range" in error
+    assert "ask again" in error
+
+
+@pytest.mark.parametrize("stop", [None, ["never"]])  # stop strings need the text at every step, else it is made at the end
+def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str] | None) -> None:
+    token, real = llm.get_tokenizer().encode("~")[-1], StreamDecoder.push
+
+    def push(self: Any, ids: Any) -> str:
+        if token in list(ids):
+            raise BROKEN
+        return real(self, ids)
+
+    monkeypatch.setattr(StreamDecoder, "push", push)
+    error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, logit_bias={token: 100.0}, stop=stop))
+    assert error == "detokenising failed: RuntimeError: an index is out of range; token_ids hold the answer"
