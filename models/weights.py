@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..mm.errors import CheckpointError
 from .interface import Model
 from .layers.basic import Embedding, Norm
-from .layers.linear import Linear
+from .layers.linear import Head, Linear
 
 _MAPPED_BYTES = 64 << 20
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -121,6 +121,9 @@ def fill(
             layer.pack()
     _complain("lacks", {name for _, views in wanted.values() for name in views})
     _complain("holds unknown", surplus)
+    for module in root.modules():
+        if isinstance(module, Head):
+            module.pack()
 
 
 def _complain(verb: str, names: Iterable[str]) -> None:

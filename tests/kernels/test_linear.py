@@ -1,0 +1,104 @@
+"""Products with packed weights: a row's bits do not depend on its company, 8 bits stay within their bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sensorium.kernels.int8 import LEVELS, Int8, int8_linear, pack_int8, quantize_rows, supported
+from sensorium.kernels.linear import Packed, Plain, Weights, linear, pack
+
+CPU = torch.device("cpu")
+SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
+ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
+needs_int8 = pytest.mark.skipif(not supported(CPU), reason="this CPU has no VNNI")
+
+
+def weights(form: str, size: tuple[int, int], dtype: torch.dtype) -> Weights:
+    weight, bias = (torch.randn(size[::-1]) / size[0] ** 0.5).to(dtype), torch.randn(size[1]).to(dtype)
+    if form == "plain":
+        return Plain(weight, bias)
+    return pack(weight, bias, "int8" if form == "int8" else None)
+
+
+def check_rows_do_not_see_each_other(form: str, size: tuple[int, int], dtype: torch.dtype, counts: tuple[int, ...]) -> None:
+    """Any first rows, every row alone, and a row that moved, against all rows at once."""
+    torch.manual_seed(0)
+    packed, x = weights(form, size, dtype), torch.randn(max(counts), size[0]).to(dtype)
+    whole = linear(x, packed)
+    assert [n for n in counts if not torch.equal(linear(x[:n], packed), whole[:n])] == []
+    assert [i for i in range(0, len(x), 37) if not torch.equal(linear(x[i : i + 1], packed), whole[i : i + 1])] == []
+    order = torch.randperm(len(x))
+    assert torch.equal(linear(x[order], packed), whole[order])
+
+
+@pytest.mark.parametrize("form", ["packed", "plain", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SHAPES[1::3] + SHAPES[-1:])
+def test_rows_do_not_see_each_other(form: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    check_rows_do_not_see_each_other(form, size, dtype, ROWS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["packed", "plain", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [*SHAPES, (512, 32000)])
+def test_rows_do_not_see_each_other_at_any_count(form: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+    check_rows_do_not_see_each_other(form, size, dtype, tuple(range(1, 601)) if size[1] < 10000 else ROWS)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 130])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_packed_linear(rows: int, bias: bool, dtype: torch.dtype, limit: float) -> None:
+    """The error stays below `limit` of the largest output."""
+    x, weight, b = torch.randn(rows, 33).to(dtype), torch.randn(48, 33).to(dtype), torch.randn(48).to(dtype) if bias else None
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    for packed in (pack(weight, b), Plain(weight, b)):
+        out = linear(x, packed)
+        assert out.dtype == dtype
+        assert (out.double() - expected).abs().max() < limit * expected.abs().max()
+
+
+def test_quantised_rows() -> None:
+    x = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]])
+    rows, scale = quantize_rows(x)
+    assert rows.tolist() == [[64, -127, 32], [0, 0, 0]]
+    assert scale[0].item() == pytest.approx(2 / LEVELS)
+
+
+@needs_int8
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 77])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", [(768, 100), (33, 48), (1176, 512)])
+def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple[int, int]) -> None:
+    """Every x is off by half a step a of its row at most, every w by half a step b of its output, so a sum of n products is
+    off by at most n * (a/2 * max|w| + b/2 * max|x| + a*b/4), and the result is rounded once more."""
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, size[0]).to(dtype), torch.randn(size[::-1]).to(dtype)
+    b = torch.randn(size[1]).to(dtype) if bias else None
+    packed = pack(weight, b, "int8")
+    assert isinstance(packed, Int8)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    out = linear(x, packed)
+    assert out.dtype == dtype
+    most_x, most_w = x.double().abs().amax(1, keepdim=True), weight.double().abs().amax(1)
+    bound = size[0] * most_x * most_w * (1 / LEVELS + 1 / (4 * LEVELS**2))
+    error = (out.double() - expected).abs()
+    assert (error <= bound + torch.finfo(dtype).eps * expected.abs() + 1e-5).all()
+    assert error.square().mean().sqrt() < 0.02 * expected.square().mean().sqrt()  # rounding errors cancel: about 1 %
+
+
+@needs_int8
+def test_int8_gives_integers_exactly() -> None:
+    """Rows and weights that are their own quantised form, 127 among each, come out as the exact product."""
+    x, weight = torch.randint(-127, 128, (9, 65)).float(), torch.randint(-127, 128, (17, 65)).float()
+    x[:, 0], weight[:, 0] = 127, -127
+    assert torch.equal(int8_linear(x, pack_int8(weight, None)), x @ weight.T)
+
+
+def test_onednn_packs_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch")
+    assert isinstance(pack(torch.randn(4, 4), None), Plain)
+    monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
+    assert isinstance(pack(torch.randn(4, 4), None), Packed)
