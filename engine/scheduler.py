@@ -289,7 +289,8 @@ class Scheduler:
         start, parts = request.num_computed, self._atoms(request)
         count = clip(start, min(request.remaining, step.budget), step.budget, parts)
         tasks: list[EncodeTask] = []
-        count = clip(start, self._read_items(request, count, step, tasks), count, parts)
+        readable = self._read_items(request, count, step, tasks)
+        count = clip(start, readable, readable, parts)
         if count == 0:
             for task in tasks:
                 self.encoder.fail(task.hash)
@@ -307,12 +308,14 @@ class Scheduler:
         budget = step.encoder_budget
         for index, feature in self._needed(request, count):
             rows = feature.range.num_embeds
-            fresh = feature.hash not in self.encoder
-            if fresh and rows > budget and (step.encode or tasks):
-                return max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            alone = before == 0 or self.limits.prefill == "prompt_atomic"  # without this item nothing can be computed
+            late = step.encode or (tasks and not alone)
+            if rows > budget and late and feature.hash not in self.encoder:
+                return before
             here = self.encoder.read(feature.hash, request.user(index))
             if here is None:
-                return max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+                return before
             request.sources.setdefault(index, "cache" if here else "encoded")
             if not here:
                 tasks.append(EncodeTask(request.request_id, index, feature.hash))

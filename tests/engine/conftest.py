@@ -29,9 +29,10 @@ class ToyModel:
     """Its next token depends on every earlier token, position and encoder row, all read back through the paged cache."""
 
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
-    cache_specs = (CacheSpec("full", 1, 8, torch.float64), CacheSpec("full", 1, 8, torch.float64))
 
-    def __init__(self) -> None:
+    def __init__(self, reads_encoder_side: bool = False) -> None:
+        kinds = ("full", "cross") if reads_encoder_side else ("full",)
+        self.cache_specs = tuple(CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2)
         generator = torch.Generator().manual_seed(0)
         self.table = torch.randn(self.vocab_size, 8, generator=generator, dtype=torch.float64)
         self.head = torch.randn(8, self.vocab_size, generator=generator, dtype=torch.float64)
@@ -48,23 +49,24 @@ class ToyModel:
         ]
 
     def forward(self, batch) -> torch.Tensor:
-        meta = batch.attn[0]
         self.forward_rows.append(len(batch.input_ids))
         x = self.table[batch.input_ids].clone()
         if batch.embed_index is not None:
             x[batch.embed_index] = batch.embed_rows
         x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
-        for layer, cache in enumerate(batch.kv_caches):
+        for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
-            keys[meta.slot_mapping], values[meta.slot_mapping] = x, torch.cos(x * (layer + 1))
+            source = x if meta.causal else batch.cross_rows
+            if source is not None:
+                keys[meta.slot_mapping], values[meta.slot_mapping] = source, torch.cos(source * (layer + 1))
             out = torch.empty_like(x)
             for i, length in enumerate(meta.seq_lens):
                 first, last = meta.query_start[i], meta.query_start[i + 1]
                 token = torch.arange(length)
                 slot = meta.block_tables[i, token // meta.block_size].long() * meta.block_size + token % meta.block_size
                 scores = x[first:last] @ keys[slot].T
-                causal = token[None] <= torch.arange(length - (last - first), length)[:, None]
-                out[first:last] = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ values[slot]
+                seen = torch.arange(length - (last - first), length) if meta.causal else torch.full((last - first,), length)
+                out[first:last] = scores.masked_fill(token[None] > seen[:, None], -torch.inf).softmax(-1) @ values[slot]
             x = torch.tanh(x + 2 * out)
         return x
 
