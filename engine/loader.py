@@ -72,7 +72,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -
     encoder_bytes = config.encoder_cache_bytes or max(_LEAST_ENCODER_BYTES, 4 * max_model_len * store.row_bytes)
     # a plan that does not work out is said before weights are read
     core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store)
-    load_weights(files.path, model)
+    load_weights(files.path, model, config.quantization)
     return Engine(core, max_model_len, dtype, store.row_bytes)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..mm.errors import CheckpointError
+from ..kernels.int8 import supported
+from ..mm.errors import CheckpointError, ConfigError
 from .interface import Model
 from .layers.basic import Embedding, Norm
 from .layers.linear import Head, Linear
@@ -56,9 +57,30 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(shards))]
 
 
-def load(folder: Path, model: Model) -> None:
-    """Fill `model` from a folder; CheckpointError as `fill` and `read_checkpoint` say."""
+def load(folder: Path, model: Model, quantization: str | None = None) -> None:
+    """Fill `model` from a folder; CheckpointError as `fill` and `read_checkpoint` say, ConfigError as `quantize` says."""
+    if quantization is not None:
+        assert isinstance(model, nn.Module)
+        quantize(model, quantization)
     model.load_weights(read_checkpoint(folder))
+
+
+def quantize(root: nn.Module, quantization: str) -> None:
+    """Have every linear layer, towers included, packed as `quantization` says ("int8"), the head's excepted.
+
+    Raises:
+        ConfigError: the model's device has no fast products of 8-bit numbers.
+    """
+    heads = {module.proj for module in root.modules() if isinstance(module, Head)}
+    for module in root.modules():
+        if isinstance(module, Linear) and module not in heads:
+            assert module.weight is not None, "weights are packed already"
+            if not supported(module.weight.device):
+                raise ConfigError(
+                    f"quantization={quantization!r} needs a CPU with VNNI (avx512_vnni or avx_vnni), not this "
+                    f"{module.weight.device.type}: leave it out, or use device='cpu' on such a machine"
+                )
+            module.quantization = quantization
 
 
 def named_layers(root: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
