@@ -54,11 +54,7 @@ def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[Embeddi
 
 def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
     """`[n, width]`, floating, dense and finite; a copy, since the caller may go on using the original."""
-    tensor = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
-        raise MediaError(modality, index, f"rows are a dense tensor, not {getattr(tensor, 'layout', type(tensor).__name__)}")
-    if not tensor.is_floating_point():
-        raise MediaError(modality, index, f"rows are floating point, not {str(tensor.dtype).removeprefix('torch.')}")
+    tensor = _dense(modality, index, rows)
     if tensor.ndim != 2 or tensor.shape[1] != width or not tensor.shape[0]:
         raise MediaError(modality, index, f"rows have the shape [n, {width}] for this model, not {list(tensor.shape)}")
     if not bool(torch.isfinite(tensor).all()):
@@ -66,11 +62,26 @@ def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
     return tensor.detach().clone()
 
 
+def _dense(modality: str, index: int, rows: object) -> Tensor:
+    """Floating and dense, of any shape; arrays may have any strides and byte order."""
+    if isinstance(rows, np.ndarray) and rows.dtype.name in ("float16", "float32", "float64"):
+        return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ("C", "W")))
+    if not isinstance(rows, Tensor | np.ndarray):
+        raise MediaError(modality, index, f"rows are a dense tensor, not {type(rows).__name__}")
+    if isinstance(rows, np.ndarray) or not rows.is_floating_point():
+        raise MediaError(modality, index, f"rows are floating point, not {str(rows.dtype).removeprefix('torch.')}")
+    if rows.layout != torch.strided or rows.is_meta:
+        raise MediaError(modality, index, f"rows are a dense tensor, not {rows.layout} on {rows.device}")
+    return rows
+
+
 def _looks_like_rows(value: object) -> bool:
     """Floating tensors; three axes that end or begin with channels are a picture of the wrong type, and said so elsewhere."""
     if isinstance(value, list | tuple):
         return any(isinstance(entry, Tensor | np.ndarray) and _looks_like_rows(entry) for entry in value)
-    if not isinstance(value, Tensor | np.ndarray) or "float" not in str(value.dtype):
+    if not isinstance(value, Tensor | np.ndarray):
+        return False
+    if not (value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"):
         return False
     return not (value.ndim == 3 and (value.shape[-1] in (1, 3, 4) or value.shape[0] in (1, 3, 4)) and value.shape[-1] < 64)
 
@@ -79,7 +90,7 @@ def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object
     """One value per item."""
     if isinstance(value, list | tuple):
         return value
-    assert isinstance(value, Tensor | np.ndarray)
+    value = _dense(modality, 0, value)
     if value.ndim not in (2, 3):
         raise MediaError(modality, 0, f"rows have 2 or 3 axes, the last of {spec.width}, not {value.ndim}; pixels are uint8")
     return [value] if value.ndim == 2 else list(value)
@@ -110,7 +121,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
 
 def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: EmbeddingSpec) -> list[object]:
     """Rows of all items laid end to end, cut as the grids say."""
-    tensor = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
+    tensor = _dense(modality, 0, rows)
     if tensor.ndim == 3:
         return list(tensor)
     if tensor.ndim != 2 or len(tensor) != sum(counts):
@@ -121,7 +132,7 @@ def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: Emb
 
 def _grids(modality: str, value: object, spec: EmbeddingSpec) -> list[tuple[int, int, int]]:
     try:
-        grid = torch.as_tensor(value)
+        grid = torch.as_tensor(value.tolist() if isinstance(value, Tensor | np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError):
         grid = torch.zeros(0)
     if grid.ndim == 1 and grid.numel() == 3:

@@ -101,6 +101,8 @@ class MultiModalDataParser:
             except InputError as error:
                 raise MediaError(modality, index, str(error)) from None
         data = media.data
+        if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
+            raise MediaError(modality, index, f"its uuid is a text that is not empty, not {str(media.uuid)[:40]!r}")
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or a uuid of one that was given before")
         spec = self.embeddings.get(modality)
@@ -144,7 +146,7 @@ def _is_several(modality: str, value: object) -> bool:
     if modality == "video":
         return not (_with_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in value)))
     if modality == "audio":
-        numbers = len(value) > 0 and all(isinstance(entry, int | float) for entry in value)
+        numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in value)
         return not (numbers or _with_rate(value))
     return True
 
@@ -153,7 +155,11 @@ _AXES = {"image": 4, "video": 5}  # of an array that holds several items
 
 
 def _with_metadata(value: Sequence[object]) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and (isinstance(value[1], Mapping) or hasattr(value[1], "fps"))
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    frames, metadata = value
+    unknown = metadata is None and isinstance(frames, list | np.ndarray | Tensor)  # of a path, it is a second clip's place
+    return unknown or isinstance(metadata, Mapping) or hasattr(metadata, "fps")
 
 
 def _with_rate(value: Sequence[object]) -> bool:

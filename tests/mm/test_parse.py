@@ -37,6 +37,8 @@ def count(modality: str, value: object) -> int:
         ("video", [FRAME, FRAME], 1),
         ("video", [Image.new("RGB", (4, 4))] * 3, 1),
         ("video", [CLIP, CLIP], 2),
+        ("video", (CLIP, None), 1),
+        ("audio", [np.float32(0.5), np.float32(0.25)], 1),
         ("video", np.zeros((2, 5, 4, 6, 3), np.uint8), 2),
         ("video", (CLIP, {"fps": 5.0}), 1),
         ("video", [(CLIP, {"fps": 5.0}), b"mp4"], 2),
@@ -132,6 +134,8 @@ def test_uint8_tensors_are_pixels():
         (torch.full((3, 8), torch.nan), "image 0: rows hold NaN"),
         (torch.full((3, 8), torch.inf), "image 0: rows hold NaN or infinite"),
         (torch.eye(8).to_sparse(), "image 0: rows are a dense tensor"),
+        (np.ones((3, 8), np.longdouble), "image 0: rows are floating point"),
+        (torch.ones(2, 3, 8, device="meta"), "image 0: rows are a dense tensor"),
         ([torch.ones(3, 8), FRAME], "image 1: rows are floating point"),
         ([torch.ones(3, 8), "x.png"], "image 1: rows are a dense tensor"),
         ({"image_embeds": torch.ones(3, 8, dtype=torch.int32)}, "image 0: rows are floating point"),
@@ -145,6 +149,22 @@ def test_rows_that_do_not_fit_are_refused_by_name(value, reason):
         ROWS_PARSER.parse({"image": value})
 
 
+def test_arrays_of_rows_have_any_strides_and_byte_order():
+    rows = np.arange(32, dtype=np.float32).reshape(4, 8)
+    fixed = np.frombuffer(rows.tobytes(), np.float32).reshape(4, 8)  # not writable
+    for form in (rows[::-1].copy()[::-1], rows.astype(">f4"), np.asfortranarray(rows), fixed):
+        for value in ([form], {"image_embeds": form, "image_grid_thw": np.array([[4, 4, 1]])[:, ::-1]}):
+            parser = GRID_PARSER if isinstance(value, dict) else ROWS_PARSER
+            (source,) = parser.parse({"image": value})["image"]
+            assert torch.equal(source.data.tensors[ROWS], torch.from_numpy(rows))
+
+
+@pytest.mark.parametrize("uuid", ["", 5, b"x"])
+def test_a_name_is_a_text(uuid):
+    with pytest.raises(InputError, match="image 1: its uuid is a text"):
+        PARSER.parse({"image": [FRAME, Media(FRAME, uuid=uuid)]})
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -155,6 +175,8 @@ def test_rows_that_do_not_fit_are_refused_by_name(value, reason):
         ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw names 2"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[1, 4, 5]]}, "not divisible by the merge size 2"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[0, 4, 4]]}, "whole numbers above 0"),
+        ({"image_embeds": torch.ones(4, 8).to_sparse(), "image_grid_thw": [[1, 4, 4]]}, "rows are a dense tensor"),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": torch.ones(1, 3, device="meta")}, "whole numbers above 0"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": "x"}, "whole numbers above 0"),
     ],
 )
