@@ -12,6 +12,8 @@ import torch
 from .errors import InputError
 from .types import ItemGeometry
 
+MOST_ROWS = 1 << 22  # of one item: more than any context holds
+
 
 @dataclass(frozen=True)
 class ResizePolicy:
@@ -73,10 +75,17 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
 def patch_grid(
     size: tuple[int, int], policy: ResizePolicy, merge: int, frames: int = 1, per_step: int = 1, time_step: float = 1.0
 ) -> ItemGeometry:
-    """The grid of a picture or clip of `size` (height, width): `frames` are grouped by `per_step`, the last group filled up."""
+    """The grid of a picture or clip of `size` (height, width): `frames` are grouped by `per_step`, the last group filled up.
+
+    Raises:
+        InputError: a size that cannot be resized, or more than MOST_ROWS embeddings.
+    """
     tall, wide = smart_resize(*size, policy)
     patch = policy.factor // merge
-    return ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
+    grid = ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
+    if grid.num_embeds > MOST_ROWS:  # before anything is made that is as long
+        raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MOST_ROWS:,}; lower min_pixels or num_frames")
+    return grid
 
 
 def sample_indices(

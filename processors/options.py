@@ -13,6 +13,8 @@ from ..mm.geometry import SamplingPolicy
 Known = Mapping[str, Collection[str]]
 """Option names by modality."""
 
+_MOST = 10**9  # frames, frames per second, or seconds
+
 
 def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dict[str, Any]:
     """The options that hold for one modality: flat ones it knows, overlaid with those under `<modality>s_kwargs`.
@@ -54,8 +56,11 @@ def with_sampling(policy: SamplingPolicy, options: Mapping[str, Any]) -> Samplin
     if fps is not None and num_frames is not None:
         raise ConfigError("fps and num_frames exclude each other; give one of them")
     for name, value in (("fps", fps), ("max_duration", duration)):
-        if value is not None and not (_number(value, float) and 0 < value < float("inf")):
+        if value is not None and not (_number(value, float) and value > 0):
             raise ConfigError(f"{name} is {value!r}; give a positive number")
+    for name, value in (("fps", fps), ("max_duration", duration), ("num_frames", num_frames)):
+        if value is not None and _number(value, float) and value > _MOST:
+            raise ConfigError(f"{name} is over the limit of {_MOST:,}; give a smaller number")
     if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
         raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
     if fps is not None or num_frames is not None:

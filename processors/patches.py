@@ -20,6 +20,7 @@ from ..mm.types import ItemGeometry
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
+_LARGEST = 1 << 48  # pixels that an option may ask for; what an item may really take is bounded by its rows
 _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -105,6 +106,8 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     for name, area in (("min_pixels", least), ("max_pixels", most)):
         if area is not None and (isinstance(area, bool) or not isinstance(area, int) or area < 1):
             raise ConfigError(f"{name} is {area!r}; an area is a positive whole number of pixels")
+        if area is not None and area > _LARGEST:
+            raise ConfigError(f"{name} is over the limit of {_LARGEST:,} pixels; give less")
     if least is None:
         least = min(spec.min_pixels, most or spec.min_pixels)
     if most is None:

@@ -237,6 +237,9 @@ def test_an_item_can_shrink_to_a_number_of_rows():
         ({"max_duration": 0}, "max_duration is 0"),
         ({"num_frames": 2.5}, "num_frames is 2.5"),
         ({"fps": True}, "fps is True"),
+        ({"fps": 10**5000}, "fps is over the limit of 1,000,000,000"),
+        ({"num_frames": 10**10}, "num_frames is over the limit"),
+        ({"images_kwargs": {"min_pixels": 10**400}}, "min_pixels is over the limit"),
     ],
 )
 def test_bad_options_are_named(options, text):
@@ -247,6 +250,11 @@ def test_bad_options_are_named(options, text):
 def test_a_tower_of_another_patch_size_is_refused():
     with pytest.raises(ConfigError, match="patch_size is 16"):
         made({"patch_size": 14}, config={"vision_config": {"patch_size": 16}})
+
+
+def test_an_item_of_more_rows_than_any_context_is_refused_before_its_tokens_are_made():
+    with pytest.raises(InputError, match="the limit is 4,194,304"):
+        made().tuned({"min_pixels": 10**13}).geometry(MediaHeader("image", 40, 60))
 
 
 def test_extreme_shape_is_refused():
