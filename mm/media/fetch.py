@@ -8,7 +8,10 @@ import ipaddress
 import re
 import socket
 import ssl
+import string
+import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -78,7 +81,9 @@ def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
         path = quote(parts.path or "/", safe=_IN_PATH) + ("?" + quote(parts.query, safe=_IN_PATH + "?") if parts.query else "")
     except ValueError:  # UnicodeError too
         raise InputError(f"{url[:200]!r} is not a URL") from None
-    if scheme not in _PORTS or not 0 < len(host) <= _LONGEST_HOST or _UNSAFE.search(url):
+    if _UNSAFE.search(url):
+        raise InputError(f"{url[:200]!r} holds a space, a backslash or a control character; write them as %20 and so on")
+    if scheme not in _PORTS or not 0 < len(host) <= _LONGEST_HOST:
         raise InputError(f"{url[:200]!r} is not an http or https URL with a host; give one, or bytes")
     if parts.username is not None or parts.password is not None:
         raise InputError("a URL with a user name or password is refused; fetch it yourself and give bytes")
@@ -147,7 +152,7 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
-    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    found = _resolve(target, _patience(policy, deadline))
     for *_, place in found:
         if not policy.allow_private_hosts and not _is_public(ipaddress.ip_address(str(place[0]))):
             raise InputError(f"{target.host} has an address that is not public (media: allow_private_hosts)")
@@ -162,6 +167,23 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.so
             stream.close()
             failure = error
     raise failure
+
+
+def _resolve(target: _Target, seconds: float) -> list[Any]:
+    """What `getaddrinfo` finds. It knows no time limit: it runs in a thread of its own, which is left behind by a slow one."""
+    found: Future[list[Any]] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+        except BaseException as error:  # it reaches the one who waits
+            found.set_exception(error)
+
+    threading.Thread(target=look_up, name="sensorium-resolve", daemon=True).start()
+    try:
+        return found.result(seconds)
+    except TimeoutError:
+        raise TimeoutError("its name is not resolved in time") from None
 
 
 def _is_public(address: Address) -> bool:
@@ -189,7 +211,7 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
         location = response.getheader("Location")
         if not location:
             raise InputError(f"{target.host} redirects to nowhere")
-        return location
+        return quote(location.strip(), safe=string.punctuation, encoding="latin-1")  # its bytes, as http.client shows them
     if response.status != 200:
         raise InputError(f"{target.host} answers with status {response.status}")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":

@@ -78,17 +78,30 @@ class MediaPolicy:
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
         for name in ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds"):
             _positive(name, getattr(self, name))
+        if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
+            raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more")
         for name in ("worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if len(self.background) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in self.background):
             raise ConfigError(f"background is {self.background}; give three whole numbers from 0 to 255")
         if isinstance(self.allowed_media_domains, str):
             raise ConfigError("allowed_media_domains is a list of host names, not one text")
+        for name in self.allowed_media_domains or ():
+            _host(name)
 
 
 def _positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(f"{name} is {value!r}; give a positive number")
+
+
+def _host(name: object) -> None:
+    try:
+        plain = isinstance(name, str) and name.rstrip(".").encode("idna")
+    except UnicodeError:
+        plain = b""
+    if not plain:
+        raise ConfigError(f"allowed_media_domains holds {str(name)[:80]!r}; give whole host names, such as example.org")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

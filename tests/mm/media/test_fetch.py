@@ -13,7 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import fetch as module
 from sensorium.mm.media.fetch import fetch
 from sensorium.mm.media.policy import MediaPolicy
@@ -36,6 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         "/away": b"HTTP/1.1 302 x\r\nLocation: http://localhost:1/x\r\nContent-Length: 0\r\n\r\n",
         "/noise": b"\x00\x01\x02\r\n\r\n",
         "/once": b"HTTP/1.1 302 x\r\nLocation: good\r\nContent-Length: 0\r\n\r\n",
+        "/accents": "HTTP/1.1 302 x\r\nLocation: /b\u00e9 c?d=%20\r\nContent-Length: 0\r\n\r\n".encode(),
+        "/b%C3%A9%20c?d=%20": b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndata",
         "/loop": b"HTTP/1.1 302 x\r\nLocation: /loop\r\nContent-Length: 0\r\n\r\n",
         "/file": b"HTTP/1.1 302 x\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n",
         "/bad": b"HTTP/1.1 302 x\r\nLocation: http://[bad\r\nContent-Length: 0\r\n\r\n",
@@ -85,7 +87,7 @@ def server():
     thread.join()
 
 
-@pytest.mark.parametrize("path", ["good", "chunked", "once", "late", "late-chunked", "late-end"])
+@pytest.mark.parametrize("path", ["good", "chunked", "once", "accents", "late", "late-chunked", "late-end"])
 def test_a_body_arrives(server, path):
     assert fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL) == b"data"
     assert server.seen[-1][1]["Accept-Encoding"] == "identity"
@@ -138,6 +140,24 @@ def test_a_redirect_is_checked_anew(server, monkeypatch):
     with pytest.raises(InputError, match="localhost has an address that is not public"):
         fetch(url, MediaPolicy())
     assert hidden == [1]
+
+
+def test_a_name_that_is_never_resolved_is_given_up(monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(10) and [])
+    with pytest.raises(InputError, match=r"slow.example cannot be fetched from \(its name is not resolved in time"):
+        fetch("http://slow.example/x", MediaPolicy(timeout=0.05))
+    with pytest.raises(InputError, match=r"longer than 0\.05 s"):
+        fetch("http://slow.example/x", MediaPolicy(max_seconds=0.05))
+    release.set()
+
+
+@pytest.mark.parametrize("names", [("*..example.org",), ("",), (".example.org",), (b"x",)])
+def test_domains_that_are_no_names_are_refused_when_they_are_set(names):
+    with pytest.raises(ConfigError, match="whole host names"):
+        MediaPolicy(allowed_media_domains=names)
+    with pytest.raises(ConfigError, match="max_redirects"):
+        MediaPolicy(max_redirects=-1)
 
 
 def test_https_never_becomes_http(monkeypatch):
@@ -202,7 +222,7 @@ def test_what_is_public():
         ("http://u:p@a.example/", "user name or password"),
         ("http://a.example:99999/", "is not a URL"),
         ("http://[bad/", "is not a URL"),
-        ("http://a.example/\r\nX: y", "not an http or https URL"),
+        ("http://a.example/\r\nX: y", "a control character; write them as %20"),
         ("http://a.example/\ud800", "is not a URL"),
         ("http://" + "a" * 9000, "9007 characters"),
         ("http://sub.good.example/", "allowed_media_domains"),
