@@ -145,10 +145,19 @@ def _open(data: bytes) -> Image.Image:
         reader, accepts = Image.OPEN.get(name, (None, None))
         if reader is not None and accepts is not None and accepts(data[:16]) is True:
             try:
-                return reader(io.BytesIO(data), "")
+                image = reader(io.BytesIO(data), "")
             except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
                 continue
+            _narrow_clear(image)
+            return image
     raise UnidentifiedImageError
+
+
+def _narrow_clear(image: Image.Image) -> None:
+    """The transparent colour of 16-bit RGB in the upper bytes that Pillow leaves of pixels: near colours go with it."""
+    clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
+    if isinstance(clear, tuple) and tiles and tiles[0][3] == "RGB;16B":
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:

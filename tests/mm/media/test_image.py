@@ -183,6 +183,16 @@ def test_deep_grey_with_one_clear_value():
     assert load(Image.fromarray(np.array([[np.nan, 7]], np.float32)))[0, :, 0].tolist() == [0, 7]
 
 
+def test_deep_colour_with_one_clear_value():
+    deep = np.array([[[0x0012, 0, 0], [0x1200, 0, 0]], [[0xFF00, 0xFFFF, 0], [0x12FF, 0, 1]]], ">u2")
+    header = struct.pack(">2I5B", 2, 2, 16, 2, 0, 0, 0)
+    lines = zlib.compress(b"".join(b"\0" + row.tobytes() for row in deep))
+    clear = chunk(b"tRNS", struct.pack(">3H", 0x1200, 0, 0))
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + clear + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    got = load(png, MediaPolicy(background=(1, 2, 3)))
+    assert got.tolist() == [[[0, 0, 0], [1, 2, 3]], [[255, 255, 0], [1, 2, 3]]]  # the last is near enough
+
+
 def test_limits_are_ours_and_not_pillows(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert np.array_equal(load(encoded(Image.fromarray(PIXELS))).numpy(), PIXELS)
