@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..mm.errors import CheckpointError, InputError
+from ..mm.hashing import MAX_DEPTH
 from ..mm.types import Media
 from .parts import split_media
 from .text import Tokenizer
@@ -120,14 +121,16 @@ def _up_to(rendered: str, last: str, end: str) -> str:
     return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
 
 
-def _cut(value: Any, literals: tuple[str, ...], mark: str) -> Any:
+def _cut(value: Any, literals: tuple[str, ...], mark: str, depth: int = 0) -> Any:
     """The same nesting with a mark inside every special token that its strings spell, or could spell with a neighbour."""
     if isinstance(value, str):
         return _cut_text(value, literals, mark)
+    if depth > MAX_DEPTH:
+        raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
     if isinstance(value, Mapping):
-        return {_cut(key, literals, mark): _cut(entry, literals, mark) for key, entry in value.items()}
+        return {_cut(key, literals, mark): _cut(entry, literals, mark, depth + 1) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_cut(entry, literals, mark) for entry in value]
+        return [_cut(entry, literals, mark, depth + 1) for entry in value]
     if value is None or isinstance(value, int | float):
         return value
     raise InputError(

@@ -238,6 +238,15 @@ def test_only_plain_values_reach_the_template(tok):
             render_chat([], CHAT_TEMPLATE, tok, mood=value)
 
 
+def test_what_nests_without_end_is_refused(tok):
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    for messages, tools in (([{"role": "user", "content": "x", "name": deep}], None), ([], deep)):
+        with pytest.raises(InputError, match="nest at most 64 deep"):
+            render_chat(messages, CHAT_TEMPLATE, tok, tools=tools)
+
+
 def test_roles_and_templates_that_refuse(tok):
     with pytest.raises(InputError, match="a role is expected"):
         render_chat([{"role": "im_end|><|im_start", "content": ""}], CHAT_TEMPLATE, tok)
