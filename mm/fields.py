@@ -119,14 +119,12 @@ def merge_shared(values: Sequence[Value]) -> Value:
     return values[0]
 
 
-def merge(
-    items: Sequence[Mapping[str, FieldElem]], device: torch.device | str | None = None, pin: bool = False
-) -> dict[str, object]:
+def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str | None = None) -> dict[str, object]:
     """A batch of items for the encoder: name -> tensor, list or object.
 
     Flat elements whose other axes differ are filled with zeros on the right; their true shapes then lie beside
     them as `"<name>.sizes"`, int64 `[items, axes]`, on the CPU. With `device`, tensors go there unless their field
-    keeps them on the CPU; `pin` sends those that go to a CUDA device through page-locked memory, without waiting.
+    keeps them on the CPU; nothing is pinned.
 
     Raises:
         InputError: as `merge_elems`, or items whose tensor names differ.
@@ -139,7 +137,7 @@ def merge(
     for name in items[0]:
         elems = [item[name] for item in items]
         value, target = merge_elems(elems), None if elems[0].field.keep_on_cpu else device
-        merged[name] = [_placed(v, target, pin) for v in value] if isinstance(value, list) else _placed(value, target, pin)
+        merged[name] = [_placed(v, target) for v in value] if isinstance(value, list) else _placed(value, target)
         if _is_ragged(elems):
             merged[f"{name}.sizes"] = torch.tensor([list(e.data.shape) for e in elems if isinstance(e.data, Tensor)])
     return merged
@@ -259,8 +257,5 @@ def _is_ragged(elems: Sequence[FieldElem]) -> bool:
     return any(other != others[0] for other in others)
 
 
-def _placed(value: object, device: torch.device | str | None, pin: bool) -> object:
-    if device is None or not isinstance(value, Tensor):
-        return value
-    pinned = pin and value.device.type == "cpu" and torch.device(device).type == "cuda" and torch.cuda.is_available()
-    return value.pin_memory().to(device, non_blocking=True) if pinned else value.to(device)
+def _placed(value: object, device: torch.device | str | None) -> object:
+    return value if device is None or not isinstance(value, Tensor) else value.to(device)

@@ -69,7 +69,7 @@ def decode_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -
     return VideoItem(clip.pixels(used, policy), plan)
 
 
-def hash_video(value: object, policy: MediaPolicy | None = None) -> str:
+def hash_video(value: object, policy: MediaPolicy) -> str:
     """64 hex digits of the source: encoded bytes, or frames with the rate and numbers that their metadata gives.
 
     Equal frames have one hash in whatever form they come.
@@ -79,7 +79,6 @@ def hash_video(value: object, policy: MediaPolicy | None = None) -> str:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return digest("video", bytes(value))
-    policy = policy or MediaPolicy()
     clip = given_frames(value, policy)
     return digest("frames", clip.pixels(range(len(clip.numbers)), policy), clip.fps, clip.total, clip.numbers, clip.sampled)
 

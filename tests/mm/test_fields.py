@@ -169,32 +169,6 @@ def test_same_minds_type_and_dtype():
     assert not same(torch.ones(1), 1)
 
 
-def test_pinning_is_asked_for_and_harmless_without_a_gpu(monkeypatch):
-    items = [{"x": FieldElem(torch.ones(2), FlatField()), "n": FieldElem(torch.ones(2), BatchedField(keep_on_cpu=True))}]
-    for device in (None, "cpu", "meta"):
-        merged = merge(items, device, pin=True)
-        assert merged["x"].device.type == (device or "cpu")
-        assert merged["n"].device.type == "cpu"
-        if device != "meta":
-            assert not merged["x"].is_pinned()
-    pinned: list[tuple[int, ...]] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(tuple(t.shape)) or t)
-    monkeypatch.setattr(torch.Tensor, "to", lambda t, device, non_blocking=False: (t, device, non_blocking))
-    assert merge(items, "cuda")["x"][1:] == ("cuda", False)
-    assert not pinned
-    assert merge(items, "cuda:0", pin=True)["x"][1:] == ("cuda:0", True)
-    assert pinned == [(2,)]  # not what stays on the CPU
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_pinned_batches_arrive():
-    items = [{"x": FieldElem(torch.full((n, 3), float(n)), FlatField())} for n in (0, 2, 5)]
-    merged = merge(items, "cuda", pin=True)["x"]
-    assert merged.device.type == "cuda"
-    assert torch.equal(merged.cpu(), merge(items)["x"])
-
-
 @st.composite
 def batches(draw):
     """Items of one, two or many requests, with every kind of field: name -> elements, and the layout to split them by."""

@@ -197,5 +197,5 @@ def test_pictures_and_clips():
     )
     assert hash_image(array[:, ::2], MediaPolicy()) == hash_image(array[:, ::2].copy(), MediaPolicy())
     frames = np.stack([array, array])
-    assert hash_video(frames) == hash_video(list(frames)) != hash_video(frames[:1])
-    assert hash_image(array, MediaPolicy()) != hash_video(array[None])
+    assert hash_video(frames, MediaPolicy()) == hash_video(list(frames), MediaPolicy()) != hash_video(frames[:1], MediaPolicy())
+    assert hash_image(array, MediaPolicy()) != hash_video(array[None], MediaPolicy())

@@ -170,7 +170,7 @@ def test_sound_and_pictures_are_no_clips():
 
 def test_the_hash_is_of_the_source():
     data = clip("h264-mp4")
-    assert hash_video(data) == hash_video(bytearray(data)) != hash_video(data[:-1])
+    assert hash_video(data, MediaPolicy()) == hash_video(bytearray(data), MediaPolicy()) != hash_video(data[:-1], MediaPolicy())
 
 
 @pytest.mark.parametrize("name", ["h264-mp4", "h264-open-gop-mkv", "vp9-webm", "mjpeg-avi", "h264-ts", "gif"])

@@ -20,7 +20,7 @@ FRAMES = np.random.default_rng(0).integers(0, 256, (10, 8, 12, 3), dtype=np.uint
 
 def test_bare_frames_are_used_as_they_are():
     forms = [FRAMES, torch.from_numpy(FRAMES), FRAMES.transpose(0, 3, 1, 2), list(FRAMES), [Image.fromarray(f) for f in FRAMES]]
-    assert len({hash_video(form) for form in forms}) == 1
+    assert len({hash_video(form, POLICY) for form in forms}) == 1
     for form in forms:
         item = decode_video(form, TWO, POLICY)
         assert item.header == probe_video(form, TWO, POLICY)
@@ -115,7 +115,7 @@ def test_what_is_refused_is_named(value, text):
 
 def test_the_hash_is_of_frames_and_what_is_said_of_them():
     hashes = [
-        hash_video(value)
+        hash_video(value, POLICY)
         for value in (
             FRAMES,
             FRAMES[:5],
@@ -129,6 +129,6 @@ def test_the_hash_is_of_frames_and_what_is_said_of_them():
         )
     ]
     assert len(set(hashes)) == len(hashes)
-    assert hash_video((FRAMES, {"fps": 30.0, "width": 12})) == hash_video((FRAMES, {"fps": 30}))
+    assert hash_video((FRAMES, {"fps": 30.0, "width": 12}), POLICY) == hash_video((FRAMES, {"fps": 30}), POLICY)
     with pytest.raises(InputError):
-        hash_video(7)
+        hash_video(7, POLICY)
