@@ -108,7 +108,7 @@ def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiMod
     mask = torch.tensor([False, *[True] * rows, False]) if edges else None
     where = PlaceholderRange(offset, rows + 2 * edges, mask)
     kwargs = {"seed": FieldElem(torch.tensor(seed), BatchedField()), "rows": FieldElem(torch.tensor(rows), BatchedField())}
-    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), digest("toy", seed, rows))
+    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), digest("toy", seed, rows, edges))
 
 
 def make_request(name: str, rng: random.Random, media: bool = True, hold_open: bool = False, **params) -> EngineRequest:
