@@ -63,11 +63,11 @@ class Poisoned:
         return [self.harm(rows) if part.any() else rows for rows, part in zip(made, parts, strict=True)]
 
 
-def raising(error: BaseException) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A harm."""
+def raising(kind: type[BaseException], *args: object) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A harm. Each error is a new one: the same one again would hold the frames of all before."""
 
     def harm(rows: torch.Tensor) -> torch.Tensor:
-        raise error
+        raise kind(*args)
 
     return harm
 
