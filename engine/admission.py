@@ -38,16 +38,24 @@ def check_cross(rows: int, capacity: int, takes_cross: bool) -> None:
         raise InputError(f"the encoder side has {rows} rows, the key/value cache holds {capacity}; raise kv_cache_memory_bytes")
 
 
-def check_atoms(parts: Sequence[Atom], features: Sequence[MultiModalFeature], room: int, encoder_rows: int) -> None:
-    """InputError for tokens that have to be computed together and never could: one step's `room`, or the rows they read."""
+def check_atoms(
+    parts: Sequence[Atom], features: Sequence[MultiModalFeature], cross_rows: int, room: int, most_rows: int
+) -> None:
+    """InputError for tokens that have to be computed together and never could be.
+
+    Args:
+        parts: prefill atoms; every item is one as far as its rows go.
+        cross_rows: of the encoder side, which the first step reads beside an item.
+        room: tokens of one step. most_rows: that the encoder cache holds.
+    """
     for first, last in parts:
         if last - first > room:
-            raise InputError(
-                f"{last - first} tokens have to be computed at once, a step has room for {room}; raise max_num_batched_tokens"
-            )
+            reason = f"{last - first} tokens have to be computed at once, a step has room for {room}"
+            raise InputError(f"{reason}; raise max_num_batched_tokens")
+    for first, last in (*parts, *((feature.range.offset, feature.range.end) for feature in features)):
         inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
-        rows = sum(inside.values())
-        if rows > encoder_rows:
+        rows = sum(inside.values()) + cross_rows
+        if rows > most_rows:
             raise InputError(
-                f"{rows} encoder rows are needed at once, there is room for {encoder_rows}; raise encoder_cache_bytes"
+                f"{rows} encoder rows are needed at once, there is room for {most_rows}; raise encoder_cache_bytes"
             )

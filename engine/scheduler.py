@@ -373,7 +373,7 @@ class Scheduler:
         check_length(len(request.token_ids), self.limit)
         room = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a row for each of the others
         rows = self.encoder.capacity // max(1, self.encoder.row_bytes)
-        check_atoms(self._atoms(request), request.features, room, rows)
+        check_atoms(self._atoms(request), request.features, request.cross_rows, room, rows)
 
 
 def _order(request: Request) -> tuple[int, int]:

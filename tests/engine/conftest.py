@@ -96,7 +96,7 @@ def make_core(
     model = model or ToyModel()
     kinds = [group.spec.kind for group in group_layers(model.cache_specs)]
     device = torch.device("cpu")
-    store = EncoderStore(folder, 1 << 20, "toy", model.hidden_size, torch.float64, device)
+    store = EncoderStore(folder, 1 << 20, "toy", model.hidden_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(len(kinds), blocks, block_size, kept), encoder, limits, kinds)

@@ -32,8 +32,7 @@ class History(RuleBasedStateMachine):
     def start(self, seed, budget, seqs, prefill, reads, **options):
         self.rng, self.prefill = random.Random(seed), prefill
         budget += {"causal": 0, "item_atomic": 10 + seqs, "prompt_atomic": 42 + seqs}[prefill]
-        if prefill == "prompt_atomic":
-            options["encoder_rows"] = 20
+        options["encoder_rows"] += {"prompt_atomic": 14}.get(prefill, 6 * reads)  # what has to be there at once
         self.model = self.toy.ToyModel(reads)
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prefill=prefill, model=self.model, block_size=4, max_len=48, **options

@@ -7,6 +7,7 @@ counted, and the log probabilities have to agree everywhere, beyond them too.
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from oracle import build_checkpoint, load_oracle
 from PIL import Image
 from sensorium import LLM, SamplingParams
+from sensorium.engine.types import EngineRequest
 from sensorium.mm.positions import mrope_positions
 
 TOKENS = 64
@@ -25,6 +27,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed < 2 else pytest.mark.full) for seed
 PADS = {"i": "<|vision_start|><|image_pad|><|vision_end|>", "v": "<|vision_start|><|video_pad|><|vision_end|>"}
 VISION = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
 CHUNKS = (2048, 7, 13)  # rows a step
+ANSWER = 24  # tokens of an answer in a history
 
 
 @cache
@@ -125,3 +128,74 @@ def test_another_picture_changes_the_answer(root, family, case):
     other["prompt"] = one["prompt"]
     outputs = llm.generate([one, other], greedy, use_tqdm=False)
     assert outputs[0].outputs[0].token_ids != outputs[1].outputs[0].token_ids
+
+
+def menu() -> list[dict[str, Any]]:
+    """Questions that begin alike and share pictures, so that blocks and encoder rows are found again."""
+    pictures = [make_prompt("i", seed)["multi_modal_data"]["image"][0] for seed in (1, 2, 3)]
+    texts = ("def f(x): return x", "def f(x): return y + 1", "import os and the rest", "")
+    begin = "class A: look at this and that one first, and then at the other one: "
+    shown = [(), (0,), (0, 1), (2,)]
+    return [
+        {
+            "prompt": begin + " and ".join(PADS["i"] for _ in which) + text,
+            "multi_modal_data": {"image": [pictures[i] for i in which]} if which else {},
+        }
+        for which in shown
+        for text in texts
+    ]
+
+
+def history(toy: Any, model: Any, requests: list[EngineRequest], rng: random.Random) -> tuple[dict[str, list], Any]:
+    """Some of the requests at random moments through an engine of random size; what each answered, and the counts."""
+    longest = max(len(request.prompt_token_ids) for request in requests) + ANSWER + 1
+    block_size = rng.choice([4, 16])
+    core = toy.make_core(
+        blocks=-(-longest // block_size) + rng.randint(0, longest // block_size),
+        block_size=block_size,
+        seqs=rng.randint(2, 8),
+        budget=rng.choice([1, 5, 16, 40, 200, 2000]),
+        max_len=longest,
+        encoder_rows=max(f.range.num_embeds for request in requests for f in request.features) + rng.choice([0, 0, 5, 99]),
+        encoder_budget=rng.choice([1, 30, 1000]),
+        kept=rng.choice([None, None, 0, 8]),
+        model=model,
+    )
+    coming = rng.sample(requests, rng.randint(4, 10))
+    answers: dict[str, list[int]] = {request.request_id: [] for request in coming}
+    while coming or core.scheduler.requests:
+        if coming and rng.random() < 0.4:
+            core.add(coming.pop())
+        if core.scheduler.requests and rng.random() < 0.02:
+            name = rng.choice(sorted(core.scheduler.requests))
+            core.abort(name)
+            del answers[name]
+        for output in core.step():
+            assert output.error is None
+            answers[output.request_id] += output.token_ids
+    toy.assert_empty(core)
+    return answers, core.stats
+
+
+@pytest.mark.parametrize("histories", [20, pytest.param(2000, marks=pytest.mark.full)])
+def test_histories_give_the_oracles_tokens(root, toy, histories):
+    path = checkpoint(root, "qwen2_5_vl", 0)
+    model, processor = load_oracle(path)
+    llm = LLM(path, max_num_seqs=8, max_model_len=1024)
+    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
+    prompts, short = menu(), SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
+    expected, requests = {}, []
+    for i, prompt in enumerate(prompts):
+        (output,) = llm.generate(prompt, greedy, use_tqdm=False)
+        assert count_ties(output, oracle_logits(model, processor, llm, prompt, output.outputs[0].token_ids)) == 0
+        prepared = llm._inputs.prepare(prompt)
+        expected[str(i)] = list(output.outputs[0].token_ids[:ANSWER])
+        requests.append(EngineRequest(str(i), prepared.token_ids, short, (), prepared.features))
+    counted = dict.fromkeys(("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items"), 0)
+    for seed in range(histories):
+        answers, stats = history(toy, llm._driver.core.runner.model, requests, random.Random(seed))
+        assert answers == {name: expected[name] for name in answers}, f"history {seed}"
+        for name in counted:
+            counted[name] += getattr(stats, name)
+    print(f"{histories} histories: {counted}")
+    assert all(count >= histories / 4 for count in counted.values()), counted
