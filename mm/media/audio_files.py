@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
+from .container import open_container
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -111,14 +112,8 @@ def _soundfile(data: bytes) -> Any:
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    import av
-
-    options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}  # playlists would open files and URLs
-    try:
-        container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="ignore")
-    except av.error.FFmpegError:
-        raise InputError("it cannot be decoded: it is not in a sound format that can be read, or is broken") from None
-    with container:
+    unknown = "it cannot be decoded: it is not in a sound format that can be read, or is broken"
+    with open_container(data, _FORMATS, unknown) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
             raise InputError("it holds no sound")

@@ -32,6 +32,8 @@ _TURNS = {  # EXIF's orientation -> what undoes it
     8: Image.Transpose.ROTATE_90,
 }
 _PNG_START = 8
+_MOST_CHUNKS = 1 << 18  # of a PNG that are looked at: two gigabytes in the usual pieces
+_MOST_READS = 1 << 16  # of a header: Pillow reads the usual ones in a few dozen, and endless ones for minutes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's picture may be lazy and in several prompts; Pillow loads it without a lock
 # What Pillow's readers are known to raise on broken files, besides their own UnidentifiedImageError (an OSError).
@@ -145,12 +147,26 @@ def _open(data: bytes) -> Image.Image:
         reader, accepts = Image.OPEN.get(name, (None, None))
         if reader is not None and accepts is not None and accepts(data[:16]) is True:
             try:
-                image = reader(io.BytesIO(data), "")
+                file = _Counted(data)
+                image = reader(file, "")
             except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
                 continue
+            file.left = _MOST_READS << 4  # as many as a PNG of half a gigabyte in the usual chunks needs
             _narrow_clear(image)
             return image
     raise UnidentifiedImageError
+
+
+class _Counted(io.BytesIO):
+    """A file that refuses to be read in a great many pieces."""
+
+    left = _MOST_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise InputError("it is in more small pieces than pictures are; the file is broken or hostile")
+        return super().read(size)
 
 
 def _narrow_clear(image: Image.Image) -> None:
@@ -165,7 +181,9 @@ def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
-    while position + 8 <= len(data):
+    for _ in range(_MOST_CHUNKS):
+        if position + 8 > len(data):
+            break
         length, kind = struct.unpack(">I4s", data[position : position + 8])
         if kind == b"eXIf":
             image.info["exif"] = data[position + 8 : position + 8 + length]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError
+from .container import open_container
 from .video_rotation import quarter_turns
 
 if TYPE_CHECKING:
@@ -238,12 +238,7 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    try:
-        options = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
-        container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="ignore")
-    except av.error.FFmpegError:
-        raise InputError("it is not in a video format that can be read") from None
-    with container:
+    with open_container(data, _FORMATS, "it is not in a video format that can be read") as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no moving pictures")

@@ -193,6 +193,24 @@ def test_deep_colour_with_one_clear_value():
     assert got.tolist() == [[[0, 0, 0], [1, 2, 3]], [[255, 255, 0], [1, 2, 3]]]  # the last is near enough
 
 
+def test_pictures_in_endless_pieces_are_refused():
+    png, jpeg, gif = (encoded(Image.fromarray(PIXELS), form) for form in ("PNG", "JPEG", "GIF"))
+    place, empty = gif.index(b"\x2c", 13 + 3 * 256), chunk(b"abCd", b"")
+    for data in (
+        png[:33] + empty * 100_000 + png[33:],
+        jpeg[:2] + b"\xff\xe5\0\2" * 100_000 + jpeg[2:],
+        jpeg[:2] + b"\xff" * 100_000 + jpeg[2:],
+        gif[:place] + b"\x21\xfe\0" * 100_000 + gif[place:],
+        b"P6\n" + b"#\n" * 100_000 + b"8 8\n255\n" + b"a" * 192,
+    ):
+        with pytest.raises(InputError, match="more small pieces than pictures are"):
+            probe_image(data, POLICY)
+    behind = png[:-12] + empty * 600_000 + png[-12:]
+    assert probe_image(behind, POLICY).size == PIXELS.shape[:2]
+    with pytest.raises(InputError, match="more small pieces"):
+        decode_image(behind, POLICY)
+
+
 def test_limits_are_ours_and_not_pillows(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert np.array_equal(load(encoded(Image.fromarray(PIXELS))).numpy(), PIXELS)

@@ -1,0 +1,27 @@
+"""Containers whose header never ends."""
+
+from __future__ import annotations
+
+import pytest
+from sensorium.mm.errors import InputError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.media import container
+from sensorium.mm.media.audio import probe_audio
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import probe_video
+
+BOXES = b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + b"\0\0\0\x08free" * 10_000
+
+
+def test_a_header_that_takes_too_long_is_refused(monkeypatch, capfd):
+    monkeypatch.setattr(container, "HEADER_SECONDS", 0.0)
+    with pytest.raises(InputError, match="reading its header takes longer than 0 s"):
+        probe_video(BOXES, SamplingPolicy(), MediaPolicy())
+    with pytest.raises(InputError, match="reading its header takes longer than 0 s"):
+        probe_audio(BOXES, 16000.0, MediaPolicy())
+    assert capfd.readouterr().err == ""
+
+
+def test_other_headers_are_said_to_be_unknown():
+    with pytest.raises(InputError, match="not in a video format"):
+        probe_video(BOXES, SamplingPolicy(), MediaPolicy())
