@@ -8,6 +8,7 @@ from torch import Tensor
 from .dense import dense_attention
 from .dispatch import backend
 from .metadata import AttentionMetadata, DecodeRows
+from .native import call, rows
 
 
 def write_cache(k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata) -> None:
@@ -27,26 +28,43 @@ def paged_attention_reference(q: Tensor, kv_cache: Tensor, meta: AttentionMetada
         where = meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size
         keys, values = slots[:, where].float().repeat_interleave(group, 2)  # [length, heads, dim]
         for row in range(first, last):
-            seen = length - (last - 1 - row)
+            seen = length - (last - 1 - row) if meta.causal else length
             weights = (torch.einsum("hd,khd->hk", q[row].float(), keys[:seen]) * scale).softmax(-1)
             out[row] = torch.einsum("hk,khd->hd", weights, values[:seen]).to(q.dtype)
     return out
 
 
+def paged_attention_native(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
+    """The C++ kernel. The bits of a row depend on its query, its position and the keys it sees, on nothing else."""
+    assert kv_cache.is_contiguous(), "the kernel takes the address of a slot from its number"
+    q, k, v = (rows(t) for t in (q, k, v))
+    n, heads, dim = q.shape
+    slots = kv_cache.shape[1] * kv_cache.shape[2]
+    out = torch.empty((n, heads, dim), dtype=q.dtype)
+    numbers = (len(meta.seq_lens), meta.block_tables, meta.block_tables.shape[1], meta.block_size)
+    where = (q, q.stride(0), k, k.stride(0), v, v.stride(0), kv_cache, slots, out)
+    sizes = (heads, kv_cache.shape[3], dim, scale)
+    call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], int(meta.causal))
+    return out
+
+
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
-    """Write this step's keys and values, then attend causally.
+    """Write this step's keys and values, then attend; each row sees the keys up to its own, or all (`meta.causal`).
 
     Args:
         q: `[rows, heads, dim]`; heads a multiple of the key/value heads (grouped-query attention).
-        k, v: `[rows, kv_heads, dim]` of this step.
+        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots.
         kv_cache: `[2, blocks, block_size, kv_heads, dim]`, written in place.
         scale: factor of the scores, usually `dim ** -0.5`.
 
     Returns:
         `[rows, heads, dim]`.
     """
+    chosen = backend("attention", q.device, q.dtype)
+    if chosen == "native" and q.shape[2] % 2 == 0:
+        return paged_attention_native(q, k, v, kv_cache, meta, scale)
     write_cache(k, v, kv_cache, meta)
-    if backend("attention", q.device, q.dtype) == "reference":
+    if chosen == "reference":
         return paged_attention_reference(q, kv_cache, meta, scale)
     out = torch.empty_like(q)
     for group in meta.decodes:
@@ -55,11 +73,11 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: Att
         out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale))
     for request in meta.chunks:
         rows = slice(meta.query_start[request], meta.query_start[request + 1])
-        if rows.stop - rows.start == meta.seq_lens[request]:  # nothing before this chunk: no need to read the cache
-            out[rows] = _causal(q[rows], k[rows], v[rows], scale)
+        if meta.causal and rows.stop - rows.start == meta.seq_lens[request]:  # its keys are those of this step
+            out[rows] = _several(q[rows], k[rows], v[rows], scale, meta.causal)
         else:
             keys, values = _context(kv_cache, meta, request)
-            out[rows] = _causal(q[rows], keys, values, scale)
+            out[rows] = _several(q[rows], keys, values, scale, meta.causal)
     return out
 
 
@@ -80,9 +98,9 @@ def _context(kv_cache: Tensor, meta: AttentionMetadata, request: int) -> tuple[T
     return keys, values
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """`q` are the last rows of the positions that `k` and `v` hold."""
+def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """Causally, `q` are the last rows of the positions that `k` and `v` hold."""
     n, length = q.shape[0], k.shape[0]
-    mask = None if n == length else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
+    mask = None if n == length or not causal else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
-    return dense_attention(q, k, v, scale, mask, causal=mask is None)[0].transpose(0, 1)
+    return dense_attention(q, k, v, scale, mask, causal and mask is None)[0].transpose(0, 1)

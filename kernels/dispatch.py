@@ -8,9 +8,13 @@ import os
 
 import torch
 
+from . import native
+
+NATIVE = ("attention", "varlen_attention")
+"""Ops that have a C++ kernel."""
 BACKENDS: dict[str, tuple[str, ...]] = {
-    "attention": ("torch", "reference"),
-    "varlen_attention": ("torch", "reference"),
+    "attention": ("native", "torch", "reference"),
+    "varlen_attention": ("native", "torch", "reference"),
     "dense_attention": ("sdpa", "products"),
     "rms_norm": ("torch", "triton"),
     "linear": ("onednn", "torch"),
@@ -36,6 +40,8 @@ def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
     forced = overrides(os.environ.get("SENSORIUM_KERNELS", ""))
     if op in forced:
         return forced[op]
+    if op in NATIVE and native.available(device, dtype):
+        return "native"
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"
     if op == "dense_attention":

@@ -53,6 +53,11 @@ class AttentionMetadata:
         return self.query_start[-1]
 
     @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """`query_start` and `seq_lens` as int64 tensors, for kernels in C++."""
+        return torch.tensor(self.query_start), torch.tensor(self.seq_lens)
+
+    @cached_property
     def chunks(self) -> tuple[int, ...]:
         """Indices of the requests with more than one query row."""
         starts = self.query_start

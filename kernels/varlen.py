@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .dense import dense_attention
 from .dispatch import backend
+from .native import call, rows
 
 
 def varlen_attention_reference(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
@@ -21,12 +22,26 @@ def varlen_attention_reference(q: Tensor, k: Tensor, v: Tensor, lengths: Sequenc
     return torch.cat(parts).to(q.dtype)
 
 
+def varlen_attention_native(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
+    """The C++ kernel. The bits of a row depend on its own segment, on nothing else."""
+    q, k, v = (rows(t) for t in (q, k, v))
+    sizes = torch.tensor(lengths, dtype=torch.int64)
+    starts = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
+    out = torch.empty(q.shape, dtype=q.dtype)
+    where = (q, q.stride(0), k, k.stride(0), v, v.stride(0), out)
+    call("varlen_attention", q.dtype, *where, q.shape[1], k.shape[1], q.shape[2], scale, starts, sizes, len(lengths))
+    return out
+
+
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
     """`q, k, v [tokens, heads, dim]` cut into segments of `lengths` -> `[tokens, heads, dim]`.
 
     Neighbouring segments of one length run as one batch, so a caller does well to lay equal windows side by side.
     """
-    if backend("varlen_attention", q.device, q.dtype) == "reference":
+    chosen = backend("varlen_attention", q.device, q.dtype)
+    if chosen == "native" and q.shape[2] % 2 == 0:
+        return varlen_attention_native(q, k, v, lengths, scale)
+    if chosen == "reference":
         return varlen_attention_reference(q, k, v, lengths, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, count, length in _runs(lengths):

@@ -1,0 +1,133 @@
+// Softmax attention over keys in blocks of a paged cache, or over packed segments; prompt chunks and decode rows alike.
+//
+// Keys are taken in tiles of 64 from the first key on, softmax runs along (arXiv 2307.08691). The arithmetic of a row is the
+// same in every company: each row has accumulators of its own, tiles start at absolute positions, and keys a row does not
+// see are not read or weigh exactly 0. Slots beyond a request's length are never read.
+#include <cmath>
+#include <vector>
+
+#include "common.h"
+
+static const int TILE = 64;         // keys taken at once
+static const int ROWS = 6;          // query rows in registers
+static const int64_t BLOCK = 192;   // query rows that share a tile once it is laid out
+
+struct Problem {
+    const char *q, *k, *v;
+    char* out;
+    int64_t q_stride, k_stride, v_stride;  // elements from a row to the next
+    int64_t heads, kv_heads, dim;
+    float scale;                  // of the scores, times log2(e)
+    const int64_t *starts, *lengths;
+    const int32_t* tables;        // null: the keys of a request are the rows of its queries
+    int64_t width, block_size;    // of the tables, of a block
+    bool causal;
+};
+
+struct Work {
+    int64_t request, kv_head, first, count;  // query rows of the request
+};
+
+struct Scratch {
+    std::vector<char> memory;
+
+    template <class T>
+    static T* take(char*& at, int64_t n) {
+        T* found = (T*)at;
+        at += (n * sizeof(T) + 63) / 64 * 64;
+        return found;
+    }
+};
+
+typedef void Attend(const Problem&, const Work&, Scratch&);
+
+#define NAMESPACE base
+#define VECTORS 1
+#include "attention_body.h"
+
+#if defined(__x86_64__) && !defined(__clang__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define NAMESPACE avx2
+#define VECTORS 1
+#include "attention_body.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+#define NAMESPACE avx512
+#define VECTORS 4
+#define TRANSPOSE
+#include "attention_body.h"
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
+#define NAMESPACE avx512_bf16
+#define VECTORS 4
+#define TRANSPOSE
+#define PAIRS
+#include "attention_body.h"
+#pragma GCC pop_options
+
+static Attend* choose(int type) {
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        if (type == FLOAT32) return avx512::attend<float>;
+        return __builtin_cpu_supports("avx512bf16") ? avx512_bf16::attend<bf16> : avx512::attend<bf16>;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;
+    return type == FLOAT32 ? base::attend<float> : base::attend<bf16>;
+}
+#else
+static Attend* choose(int type) { return type == FLOAT32 ? base::attend<float> : base::attend<bf16>; }
+#endif
+
+static void run(int type, Problem problem, int64_t requests, int threads) {
+    static thread_local Scratch scratch;
+    problem.scale *= 1.44269504f;
+    int64_t group = problem.heads / problem.kv_heads, step = BLOCK / group > 0 ? BLOCK / group : 1;
+    std::vector<Work> work;
+    for (int64_t i = 0; i < requests; i++)
+        for (int64_t head = 0; head < problem.kv_heads; head++)
+            for (int64_t n = problem.starts[i + 1] - problem.starts[i], first = 0; first < n; first += step)
+                work.push_back({i, head, first, n - first < step ? n - first : step});
+    Attend* attend = choose(type);
+    parallel_for(threads, (int64_t)work.size(), [&](int64_t i) { attend(problem, work[work.size() - 1 - i], scratch); });
+}
+
+static void write(const char* from, int64_t stride, char* cache, int64_t row, const int64_t* slots, int64_t n, int threads) {
+    const int64_t piece = 64;
+    parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
+        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++) memcpy(cache + slots[i] * row, from + i * stride, row);
+    });
+}
+
+extern "C" {
+
+// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, kv_heads, dim].
+void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
+                               int64_t v_stride, char* cache, int64_t cache_slots, char* out, int64_t heads, int64_t kv_heads,
+                               int64_t dim, float scale, const int64_t* starts, const int64_t* lengths, int64_t requests,
+                               const int32_t* tables, int64_t width, int64_t block_size, const int64_t* slots, int64_t written,
+                               int causal, int threads) {
+    int64_t size = type == FLOAT32 ? 4 : 2, row = kv_heads * dim;
+    char* values = cache + cache_slots * row * size;
+    write(k, k_stride * size, cache, row * size, slots, written, threads);
+    write(v, v_stride * size, values, row * size, slots, written, threads);
+    Problem problem{q,   cache, values, out,    q_stride, row,    row,   heads,      kv_heads,
+                    dim, scale, starts, lengths, tables,  width, block_size, causal != 0};
+    run(type, problem, requests, threads);
+}
+
+// q [rows, heads, dim], k, v [rows, kv_heads, dim], rows may be apart; segment i is the rows [starts[i], starts[i + 1]).
+void sensorium_varlen_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
+                                int64_t v_stride, char* out, int64_t heads, int64_t kv_heads, int64_t dim, float scale,
+                                const int64_t* starts, const int64_t* lengths, int64_t segments, int threads) {
+    Problem problem{q,   k,     v,      out,     q_stride, k_stride, v_stride, heads, kv_heads,
+                    dim, scale, starts, lengths, nullptr,  0,        1,        false};
+    run(type, problem, segments, threads);
+}
+}

@@ -1,0 +1,225 @@
+// The arithmetic of attention, compiled by attention.cpp once for each instruction set. No include guard: that is its purpose.
+//
+// NAMESPACE: its name. VECTORS: vectors of 16 columns in registers. PAIRS: products of bfloat16 pairs (vdpbf16ps), else of floats.
+// TRANSPOSE: 16 x 16 words are turned in registers.
+namespace NAMESPACE {
+
+#ifdef PAIRS
+static const int PER_WORD = 2;  // elements of a 32-bit word
+#else
+static const int PER_WORD = 1;
+#endif
+
+// acc + a * b, word by word.
+INLINE v16 multiply_add(v16 acc, v16 a, v16 b) {
+#ifdef PAIRS
+    return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    return a * b + acc;
+#endif
+}
+
+// c[R, 16 N] = a[R, depth] b[depth, 16 N] + keep[R] * c; from 0 where keep is null. Words of a and b, floats of c.
+template <int R, int N>
+INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                    const float* keep) {
+    v16 acc[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) acc[r][n] = keep ? load(c + r * ldc + 16 * n) * keep[r] : v16{};
+    for (int64_t k = 0; k < depth; k++) {
+        v16 columns[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) columns[n] = load(b + k * ldb + 16 * n);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            v16u word;
+            memcpy(&word[0], a + r * lda + k, 4);
+            v16 factor = (v16)(word[0] - v16u{});
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) acc[r][n] = multiply_add(acc[r][n], factor, columns[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) store(c + r * ldc + 16 * n, acc[r][n]);
+}
+
+template <int R>
+static void products(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                     int64_t vectors, const float* keep) {
+    int64_t n = 0;
+    for (; n + VECTORS <= vectors; n += VECTORS) product<R, VECTORS>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, keep);
+    for (; n < vectors; n++) product<R, 1>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, keep);
+}
+
+static void multiply(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                     int64_t vectors, const float* keep) {
+    typedef void Products(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, int64_t, const float*);
+    static Products* const by_rows[ROWS] = {products<1>, products<2>, products<3>, products<4>, products<5>, products<6>};
+    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, vectors, keep);
+}
+
+// One row of dim elements as words, zeros up to `words`.
+template <class T>
+INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
+    if (sizeof(T) * PER_WORD == 4) {
+        memcpy(to, from, dim * sizeof(T));
+        memset(to + dim / PER_WORD, 0, (words - dim / PER_WORD) * 4);
+        return;
+    }
+    int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) store(to + d, load(from + d));
+    if (d < words) store(to + d, load_part(from + d, dim - d));
+}
+
+// words[TILE, depth] -> turned[depth, TILE]; depth is a multiple of 16.
+INLINE void transpose(const float* words, int64_t depth, float* turned) {
+#ifdef TRANSPOSE
+    for (int64_t d = 0; d < depth; d += 16)
+        for (int key = 0; key < TILE; key += 16) {
+            __m512i a[16], b[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(words + (key + i) * depth + d);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i += 2) {
+                b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+                b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i += 4)
+                for (int j = 0; j < 2; j++) {
+                    a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+                    a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+                }
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i += 8)
+                for (int j = 0; j < 4; j++) {
+                    b[i + j] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0x88);
+                    b[i + j + 4] = _mm512_shuffle_i32x4(a[i + j], a[i + j + 4], 0xdd);
+                }
+#pragma GCC unroll 16
+            for (int j = 0; j < 8; j++) {
+                _mm512_storeu_si512(turned + (d + j) * TILE + key, _mm512_shuffle_i32x4(b[j], b[j + 8], 0x88));
+                _mm512_storeu_si512(turned + (d + j + 8) * TILE + key, _mm512_shuffle_i32x4(b[j], b[j + 8], 0xdd));
+            }
+        }
+#else
+    for (int64_t d = 0; d < depth; d++)
+        for (int key = 0; key < TILE; key++) turned[d * TILE + key] = words[key * depth + d];
+#endif
+}
+
+struct Tile {
+    float *staged, *keys, *values;  // words [TILE, depth], [depth, TILE], [TILE / PER_WORD, wide]
+    int64_t depth, wide;            // words of a row of keys, columns of a row of values; multiples of 16
+};
+
+// Lay out `count` keys and values from `start` on of one request and head; zeros behind them.
+template <class T>
+static void lay_out(const Problem& p, const Work& w, int64_t start, int count, const Tile& t) {
+    const T *k[TILE], *v[TILE];
+    for (int i = 0; i < count; i++) {
+        int64_t key = start + i, slot = p.starts[w.request] + key;
+        if (p.tables) slot = p.tables[w.request * p.width + key / p.block_size] * p.block_size + key % p.block_size;
+        k[i] = (const T*)p.k + slot * p.k_stride + w.kv_head * p.dim;
+        v[i] = (const T*)p.v + slot * p.v_stride + w.kv_head * p.dim;
+    }
+    for (int i = 0; i < count; i++) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
+    memset(t.staged + count * t.depth, 0, (TILE - count) * t.depth * 4);
+    transpose(t.staged, t.depth, t.keys);
+#ifdef PAIRS
+    const bf16 zeros[16] = {};
+    for (int i = 0; i < count; i += 2)
+        for (int64_t d = 0; d < p.dim; d += 16) {
+            v16u even = (v16u)load((const bf16*)v[i] + d), odd = (v16u)load(i + 1 < count ? (const bf16*)v[i + 1] + d : zeros);
+            store(t.values + i / 2 * t.wide + d, (v16)(even >> 16 | odd));
+        }
+#else
+    for (int i = 0; i < count; i++) stage(t.values + i * t.wide, v[i], p.dim, t.wide);
+#endif
+}
+
+// scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what remains of older sums.
+INLINE void soften(int rows, float* scores, const int* seen, float scale, float* top, float* sums, float* weights, float* keep) {
+    const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16 change = {};
+    for (int r = 0; r < rows; r++) {
+        v16 most = none;
+        for (int n = 0; n < TILE; n += 16) {
+            v16 x = load(scores + r * TILE + n) * scale;
+            if (seen[r] < n + 16) x = lanes < splat(seen[r] - n) ? x : none;
+            store(scores + r * TILE + n, x);
+            most = larger(x, most);
+        }
+        float highest = largest(most);
+        highest = highest > top[r] ? highest : top[r];
+        change[r] = top[r] - highest;
+        top[r] = highest;
+    }
+    store(keep, exp2(change));
+    for (int r = 0; r < rows; r++) {
+        v16 total = load(sums + 16 * r) * keep[r];
+        for (int n = 0; n < TILE; n += 16) {
+            v16 x = exp2(load(scores + r * TILE + n) - top[r]);
+            total += x;
+#ifdef PAIRS
+            __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+            memcpy(weights + (r * TILE + n) / 2, &half, sizeof half);
+#else
+            store(weights + r * TILE + n, x);
+#endif
+        }
+        store(sums + 16 * r, total);
+    }
+}
+
+template <class T>
+static void attend(const Problem& p, const Work& w, Scratch& scratch) {
+    int64_t group = p.heads / p.kv_heads, rows = w.count * group, depth = (p.dim / PER_WORD + 15) / 16 * 16;
+    int64_t wide = (p.dim + 15) / 16 * 16, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
+    int64_t before = length - (p.starts[w.request + 1] - p.starts[w.request]) + w.first;  // position of the first row
+    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + 2 * ROWS * TILE + 64) + 16 * 64);
+    char* at = scratch.memory.data() + (64 - (uintptr_t)scratch.memory.data() % 64);
+    float *q = Scratch::take<float>(at, rows * depth), *out = Scratch::take<float>(at, rows * wide);
+    float *top = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
+    float *scores = Scratch::take<float>(at, ROWS * TILE), *weights = Scratch::take<float>(at, ROWS * TILE);
+    float* keep = Scratch::take<float>(at, 16);
+    Tile tile{Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * wide), depth, wide};
+    for (int64_t r = 0; r < rows; r++)
+        stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
+    memset(out, 0, rows * wide * 4);
+    memset(sums, 0, rows * 16 * 4);
+    for (int64_t r = 0; r < rows; r++) top[r] = -INFINITY;
+    int64_t end = p.causal ? before + w.count : length;
+    for (int64_t start = 0; start < end; start += TILE) {
+        int count = (int)(end - start < TILE ? end - start : TILE);
+        lay_out<T>(p, w, start, count, tile);
+        int64_t blind = p.causal && start > before ? (start - before) * group : 0;  // rows that see nothing of the tile
+        for (int64_t r = blind; r < rows; r += ROWS) {
+            int n = (int)(rows - r < ROWS ? rows - r : ROWS), seen[ROWS];
+            for (int i = 0; i < n; i++) {
+                int64_t sees = p.causal ? before + (r + i) / group + 1 - start : count;
+                seen[i] = (int)(sees < count ? sees : count);
+            }
+            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, TILE / 16, nullptr);
+            soften(n, scores, seen, p.scale, top + r, sums + 16 * r, weights, keep);
+            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, keep);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        T* to = (T*)p.out + ((base + r / group) * p.heads + w.kv_head * group + r % group) * p.dim;
+        float inverse = 1.f / sum(load(sums + 16 * r));
+        int64_t d = 0;
+        for (; d + 16 <= p.dim; d += 16) store(to + d, load(out + r * wide + d) * inverse);
+        if (d < p.dim) store_part(to + d, load(out + r * wide + d) * inverse, p.dim - d);
+    }
+}
+
+}  // namespace NAMESPACE
+#undef NAMESPACE
+#undef VECTORS
+#undef TRANSPOSE
+#undef PAIRS

@@ -1,0 +1,125 @@
+// What every CPU kernel shares: vectors of 16 floats, bfloat16, 2^x, threads. Knows no op.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+// Bodies of hot loops are inlined into functions compiled for one instruction set each; none may stay outside.
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__x86_64__) && defined(__gnu_linux__)
+#define CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
+#else
+#define CLONES
+#endif
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef uint32_t v16u __attribute__((vector_size(64)));
+typedef uint16_t v16h __attribute__((vector_size(32)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+enum Type { FLOAT32 = 0, BFLOAT16 = 1 };
+
+INLINE v16 splat(float x) { return x - v16{}; }
+
+INLINE v16 load(const float* p) {
+    v16 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE v16 load(const bf16* p) {
+    v16h x;
+    memcpy(&x, p, sizeof x);
+    return (v16)(__builtin_convertvector(x, v16u) << 16);
+}
+
+INLINE void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
+
+// Rounded to nearest, ties to even; NaN stays NaN.
+INLINE void store(bf16* p, v16 x) {
+    v16u bits = (v16u)x;
+    v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    rounded = x == x ? rounded : (v16u)(v16i{} + 0x7fc0);
+    v16h out = __builtin_convertvector(rounded, v16h);
+    memcpy(p, &out, sizeof out);
+}
+
+// The first n (< 16) elements; the others read as 0 and are not written.
+template <class T>
+INLINE v16 load_part(const T* p, int64_t n) {
+    T all[16] = {};
+    memcpy(all, p, n * sizeof(T));
+    return load(all);
+}
+
+template <class T>
+INLINE void store_part(T* p, v16 x, int64_t n) {
+    T all[16];
+    store(all, x);
+    memcpy(p, all, n * sizeof(T));
+}
+
+INLINE v16 larger(v16 a, v16 b) { return a > b ? a : b; }
+
+// Lanes folded in halves: the order of the additions is the same on every machine.
+INLINE float sum(v16 x) {
+    float part[16];
+    store(part, x);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+
+INLINE float largest(v16 x) {
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef float v4 __attribute__((vector_size(16)));
+    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7), b = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    a = a > b ? a : b;
+    v4 c = __builtin_shufflevector(a, a, 0, 1, 2, 3), d = __builtin_shufflevector(a, a, 4, 5, 6, 7);
+    c = c > d ? c : d;
+    d = __builtin_shufflevector(c, c, 2, 3, 2, 3);
+    c = c > d ? c : d;
+    return c[0] > c[1] ? c[0] : c[1];
+}
+
+// 2^x to about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN.
+INLINE v16 exp2(v16 x) {
+    const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+    v16 shifted = x + magic, f = x - (shifted - magic);
+    v16 y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.f;
+    v16 scaled = (v16)((v16i)y + ((v16i)shifted << 23));
+    return x < -126.f ? v16{} : scaled;
+}
+
+// torch has loaded an OpenMP runtime into the process: its threads are used through the entry that compilers call, so that
+// there is one pool only. Weak: without a runtime everything runs on the calling thread.
+extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
+
+// f(i) for i in [0, n), each on one thread, in any order.
+template <class F>
+static void parallel_for(int threads, int64_t n, const F& f) {
+    struct Job {
+        std::atomic<int64_t> next;
+        int64_t n;
+        const F* f;
+    } job{{0}, n, &f};
+    auto run = [](void* data) {
+        Job& own = *(Job*)data;
+        for (int64_t i; (i = own.next.fetch_add(1, std::memory_order_relaxed)) < own.n;) (*own.f)(i);
+    };
+    if (threads > n) threads = (int)n;
+    if (threads > 1 && GOMP_parallel)
+        GOMP_parallel(run, &job, (unsigned)threads, 0);
+    else
+        run(&job);
+}
