@@ -44,15 +44,16 @@ def check_atoms(
     """InputError for tokens that have to be computed together and never could be.
 
     Args:
-        parts: prefill atoms; every item is one as far as its rows go.
-        cross_rows: of the encoder side, which the first step reads beside an item.
+        parts: prefill atoms.
+        cross_rows: of the encoder side, which the first step may have to read beside any item.
         room: tokens of one step. most_rows: that the encoder cache holds.
     """
     for first, last in parts:
         if last - first > room:
             reason = f"{last - first} tokens have to be computed at once, a step has room for {room}"
             raise InputError(f"{reason}; raise max_num_batched_tokens")
-    for first, last in (*parts, *((feature.range.offset, feature.range.end) for feature in features)):
+    items = [(feature.range.offset, feature.range.end) for feature in features] if cross_rows else []
+    for first, last in (*parts, *items):
         inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
         rows = sum(inside.values()) + cross_rows
         if rows > most_rows:

@@ -42,6 +42,7 @@ class Request:
     num_computed: int = 0
     num_named: int = 0  # blocks whose content is known to the prefix cache
     cross_done: bool = True  # the encoder side's keys and values are in the cache
+    prompt_length: int = 0  # tokens it began with, less what was taken back of them
     turn_start: int = 0  # tokens before the answer being generated
     next_feature: int = 0  # items before this one are computed and not read any more
     keys: list[bytes] = field(default_factory=list)  # of full blocks, as far as they were asked for
@@ -58,7 +59,8 @@ class Request:
         root = root_key(message.salt, message.adapter, message.cross.hash if message.cross else "")
         order = (message.priority, arrival)
         request = cls(message, order, empty, tokens, list(message.features), root, message.hold_open)
-        request.turn_start, request.cross_done = len(tokens), message.cross is None
+        request.prompt_length = request.turn_start = len(tokens)
+        request.cross_done = message.cross is None
         request.times["arrival"] = time.perf_counter()
         return request
 
@@ -117,6 +119,7 @@ class Request:
         del self.keys[num_tokens // block_size :]
         self.features = kept
         self.turn_start = min(self.turn_start, num_tokens)
+        self.prompt_length = min(self.prompt_length, num_tokens)
         self.rewind(min(self.num_computed, num_tokens - 1))
 
     def rewind(self, num_computed: int) -> None:

@@ -132,7 +132,10 @@ class Scheduler:
         """Roll back; what was computed of the tokens that stay is kept where nobody else reads the block they end in."""
         request = self._live(request_id)
         dropped = [(f.hash, request.user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
+        cuts_atom = self.limits.prefill == "prompt_atomic" and num_tokens < request.prompt_length
         request.truncate(num_tokens, self.kv.block_size)
+        if cuts_atom:
+            request.rewind(0)  # what stays was computed with what goes in sight
         for key, user in dropped:
             self.encoder.release(key, user)
         self.tables.roll_back(request)
@@ -333,7 +336,7 @@ class Scheduler:
             yield index, feature
 
     def _atoms(self, request: Request) -> Sequence[Atom]:
-        return atoms(self.limits.prefill, len(request.message.prompt_token_ids), request.features)
+        return atoms(self.limits.prefill, request.prompt_length, request.features)
 
     def _unread(self, request: Request) -> None:
         for index, feature in request.items():

@@ -67,7 +67,7 @@ class ToyModel:
                 scores = x[first:last] @ keys[slot].T
                 seen = torch.arange(length - (last - first), length) if meta.causal else torch.full((last - first,), length)
                 out[first:last] = scores.masked_fill(token[None] > seen[:, None], -torch.inf).softmax(-1) @ values[slot]
-            x = torch.tanh(x + 2 * out)
+            x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
         return x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
