@@ -22,11 +22,11 @@ from .core import EngineCore
 from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
 from .kv import KVBlocks, bytes_per_block, group_layers
+from .memory import encoder_cache_budget
 from .quarantine import Quarantine
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
 
-_LEAST_ENCODER_BYTES = 128 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes
     store = EncoderStore(folder, most, fingerprint, model.hidden_size, dtype, device)
-    encoder_bytes = config.encoder_cache_bytes or max(_LEAST_ENCODER_BYTES, 4 * max_model_len * store.row_bytes)
+    encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
     core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store)
     load_weights(files.path, model, config.quantization)
