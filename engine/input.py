@@ -38,7 +38,7 @@ class InputProcessor:
 
     def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MediaSettings, max_model_len: int) -> None:
         self._info, self._tokenizer, self._most = info, tokenizer, max_model_len
-        self.media = MediaProcessor(info, settings)
+        self.media = MediaProcessor(info, replace(settings, max_rows=max_model_len))
 
     def prepare(self, prompt: object, reserve: int = 1) -> Prepared:
         """Tokens with every slot expanded, and the processed item of each.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -18,6 +19,7 @@ from ..mm.cache import ByteCache, CacheStats, Names
 from ..mm.embeddings import ROWS
 from ..mm.errors import ConfigError, InputError, MediaError, SensoriumError
 from ..mm.fields import FieldElem, FlatField
+from ..mm.geometry import MOST_ROWS
 from ..mm.hashing import digest
 from ..mm.media import gate
 from ..mm.media.policy import MediaPolicy
@@ -66,6 +68,7 @@ class MediaSettings:
         dtype: of the tensors that go to the encoder.
         trust_uuid: a uuid stands for its content, which is not hashed.
         cache_bytes: of processed items that are kept.
+        max_rows: of one item.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -75,6 +78,7 @@ class MediaSettings:
     dtype: torch.dtype = torch.float32
     trust_uuid: bool = False
     cache_bytes: int = 512 << 20
+    max_rows: int = MOST_ROWS
 
 
 class MediaProcessor:
@@ -135,10 +139,14 @@ class MediaProcessor:
         Raises:
             MediaError: a source that cannot be decoded, or that the family refuses.
         """
+        if item.done is not None and item.source.uuid is None:
+            return item.done
+        try:  # what a name stands for is kept, rows that the caller made included
+            done = self._cache.make(item.key, lambda: item.done or self._process(item, timings))
+        except MediaError as error:  # perhaps that of another request, which counts the item otherwise
+            raise MediaError(item.source.modality, item.source.index, error.reason) from None
         if item.source.uuid is None:
-            return item.done or self._cache.make(item.key, partial(self._process, item, timings))
-        # what a name stands for is kept, rows that the caller made included
-        done = self._cache.make(item.key, lambda: item.done or self._process(item, timings))
+            return done
         with gate.named(item.source):
             self._names.bind(tenant, item.source.uuid, item.content)
         return done
@@ -230,7 +238,7 @@ class MediaProcessor:
     def _shrunk(self, item: Item, share: float, tenant: str | None) -> Item:
         own = item.plan.num_tokens - item.plan.num_embeds
         options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
-        source = replace(item.source, options={**item.source.options, **(options or {})})
+        source = replace(item.source, options=options or {})  # its own are in item.info; fps and num_frames exclude each other
         small = self._open(source, item.info, tenant, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens))
 
@@ -239,12 +247,20 @@ class MediaProcessor:
         with gate.named(source):
             with _stage("decoding"):
                 decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
+            if not item.plan.exact:
+                self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
             middle = time.perf_counter()
             with _stage("processing"):
                 pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
         return Processed(pieces, decoded[0].header.size, _joined([one.header.frames for one in decoded]))
+
+    def _check_rows(self, rows: Iterable[int]) -> None:
+        """What the header did not tell, before anything of that size is made."""
+        total, most = sum(rows), self.settings.max_rows
+        if total > most:
+            raise InputError(f"it makes {total} rows, max_model_len is {most}; make it smaller (max_pixels, fps, num_frames)")
 
 
 def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
@@ -307,11 +323,11 @@ class _Options:
     """Options as a key: equal when they mean the same."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
         try:
             self._key = digest("options", values)
         except InputError as error:
             raise InputError(f"mm_processor_kwargs: {error}") from None
+        self.values = deepcopy(values)  # they are remembered, and the caller may change its own
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Options) and self._key == other._key

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import torch
+from clips import clip
 from PIL import Image
 from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.mm.errors import InputError, MediaError
@@ -122,3 +123,60 @@ def test_items_are_processed_in_the_encoders_type():
 def test_options_without_an_identity_are_refused():
     with pytest.raises(InputError, match="mm_processor_kwargs: "):
         media().open({}, {}, {"size": object()}, None)
+
+
+def test_a_clip_with_a_rate_of_its_own_shrinks():
+    processor = media()
+    (item,) = processor.open({"video": Media(clip("h264-mp4"), fps=10.0, min_pixels=560 * 560)}, {}, {}, None)
+    (small,) = processor.shrink([item], 100, None)
+    assert item.plan.num_tokens == small.plan.shrunk_from == 8000
+    assert small.plan.num_tokens <= 100
+
+
+def test_what_the_header_did_not_tell_is_held_to_the_context_after_decoding(monkeypatch):
+    processor = media(max_rows=100)
+    options = {"num_frames": 8, "min_pixels": 560 * 560}
+    (item,) = processor.open({"video": Media(clip("h264-raw"), **options)}, {}, {}, None)
+    assert not item.plan.exact
+    monkeypatch.setattr(Qwen2VLProcessingInfo, "process", None)
+    with pytest.raises(MediaError, match="video 0: it makes 1600 rows, max_model_len is 100"):
+        processor.process(item, None, {})
+
+
+def test_an_error_names_the_item_as_each_request_counts_it(monkeypatch):
+    processor, begun, release = media(), threading.Event(), threading.Event()
+    broken = png(200)[:-30]
+
+    def decode(*args: object):
+        begun.set()
+        release.wait(5)
+        raise MediaError("image", 0, "it is broken")
+
+    monkeypatch.setattr(gate, "decode", decode)
+    first, second = ({"image": broken}, {"image": [png(90), broken]})
+    items = [processor.open(data, {}, {}, None)[-1] for data in (first, second)]
+    said = []
+
+    def work(item: object) -> None:
+        with pytest.raises(MediaError) as error:
+            processor.process(item, None, {})
+        said.append(str(error.value))
+
+    threads = [threading.Thread(target=work, args=(item,)) for item in items]
+    threads[0].start()
+    begun.wait(5)
+    threads[1].start()
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == ["image 0: it is broken", "image 1: it is broken"]
+
+
+def test_options_that_the_caller_changes_later_are_remembered_as_they_were():
+    processor, nested = media(), {"max_pixels": 28 * 28 * 4}
+    options = {"images_kwargs": nested}
+    (before,) = processor.open({"image": png(250)}, {}, options, None)
+    nested["max_pixels"] = 28 * 28 * 100
+    again = {"images_kwargs": {"max_pixels": 28 * 28 * 4}}
+    (after,) = processor.open({"image": Media(png(250), min_pixels=1)}, {}, again, None)
+    assert after.plan.num_tokens == before.plan.num_tokens
