@@ -10,7 +10,7 @@ import torch
 
 from . import native
 
-NATIVE = ("attention", "varlen_attention")
+NATIVE = ("attention", "varlen_attention", "int8_linear")
 """Ops that have a C++ kernel."""
 BACKENDS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "torch", "reference"),
@@ -18,6 +18,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "dense_attention": ("sdpa", "products"),
     "rms_norm": ("torch", "triton"),
     "linear": ("onednn", "torch"),
+    "int8_linear": ("native", "torch"),
 }
 """Every op and the backends it has."""
 

@@ -10,9 +10,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from . import native
+from .dispatch import backend
 
 LEVELS = 127
-_TINY = 1e-30  # the scale of a row of zeros: any positive number
+PANEL = 64  # outputs that the C++ kernel takes at once, see cpu/int8.cpp
+_TINY = 1e-30  # a row's largest magnitude is taken for no less
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,27 +29,66 @@ class Int8:
     bias: Tensor | None
 
 
+@dataclass(frozen=True, eq=False)
+class Int8Panels:
+    """The same for the C++ kernel, `out` and `in` padded with zeros to multiples of PANEL and 4.
+
+    Args:
+        panels: int8 `[out / PANEL, in / 4, PANEL, 4]`.
+        shift: int32 `[out]`, 128 times the sum of each output's weights.
+        scale, bias: float32 `[out]`.
+        outputs: `out` without its padding.
+    """
+
+    panels: Tensor
+    shift: Tensor
+    scale: Tensor
+    bias: Tensor
+    outputs: int
+
+
 def supported(device: torch.device) -> bool:
-    """Whether products of 8-bit numbers are exact and fast: x86 CPUs with VNNI."""
+    """Whether products of 8-bit numbers are exact and fast: x86 CPUs with AVX-512 VNNI."""
     return device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """`x [rows, n]` -> int8 `[rows, n]` and float32 scales `[rows, 1]`; each row's largest magnitude becomes 127."""
-    scale = x.abs().amax(1, keepdim=True).float().div_(LEVELS).clamp_(min=_TINY)
-    return (x / scale).round_().to(torch.int8), scale
+    largest = x.abs().amax(1, keepdim=True).float().clamp_(min=_TINY)
+    return x.float().mul(largest.reciprocal().mul_(LEVELS)).round_().to(torch.int8), largest / LEVELS
 
 
-def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8:
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8 | Int8Panels:
     """Quantise `weight [out, in]`, one scale per output."""
-    quantized, scale = quantize_rows(weight.float())
-    return Int8(quantized, scale.flatten(), bias)
+    quantized, scale = quantize_rows(weight)
+    if backend("int8_linear", weight.device, weight.dtype) != "native":
+        return Int8(quantized, scale.flatten(), bias)
+    outputs, inputs = weight.shape
+    padding = -outputs % PANEL
+    padded = F.pad(quantized, (0, -inputs % 4, 0, padding))
+    panels = padded.view(-1, PANEL, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    shift = padded.sum(1, dtype=torch.int32).mul_(128)
+    wide = torch.zeros(outputs) if bias is None else bias.float()
+    return Int8Panels(panels, shift, F.pad(scale.flatten(), (0, padding)), F.pad(wide, (0, padding)), outputs)
 
 
-def int8_linear(x: Tensor, weights: Int8) -> Tensor:
+def int8_linear_reference(x: Tensor, weights: Int8) -> Tensor:
     """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once."""
     rows, scale = quantize_rows(x)
     out = torch._int_mm(rows, weights.weight.t()).float().mul_(scale).mul_(weights.scale)
     if weights.bias is not None:
         out.add_(weights.bias)
     return out.to(x.dtype)
+
+
+def int8_linear(x: Tensor, weights: Int8 | Int8Panels) -> Tensor:
+    """See `int8_linear_reference`, whose bits it gives; rows that are not finite give some that are not, either way."""
+    if isinstance(weights, Int8):
+        return int8_linear_reference(x, weights)
+    (rows, inputs), width = x.shape, 4 * weights.panels.shape[1]
+    out = x.new_empty(rows, weights.outputs)
+    scratch = torch.empty(rows * (width + 4), dtype=torch.uint8)  # of each row its bytes and its scale
+    w, x = weights, x.contiguous()
+    sizes = (width, w.outputs)
+    native.call("int8_linear", x.dtype, x, rows, inputs, w.panels, w.shift, w.scale, w.bias, *sizes, scratch, out)
+    return out

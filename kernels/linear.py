@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .dispatch import backend
-from .int8 import Int8, int8_linear, pack_int8
+from .int8 import Int8, Int8Panels, int8_linear, pack_int8
 
 _FEWEST_PLAIN = 16
 
@@ -38,7 +38,7 @@ class Plain:
     bias: Tensor | None
 
 
-Weights = Packed | Plain | Int8
+Weights = Packed | Plain | Int8 | Int8Panels
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -> Weights:
@@ -52,7 +52,7 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -
 
 def linear(x: Tensor, weights: Weights) -> Tensor:
     """`x [rows, in]` -> `[rows, out]`."""
-    if isinstance(weights, Int8):
+    if isinstance(weights, (Int8, Int8Panels)):
         return int8_linear(x, weights)
     if isinstance(weights, Packed):
         return _packed(torch.cat((x, x)), weights)[:1] if len(x) == 1 else _packed(x, weights)

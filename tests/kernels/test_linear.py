@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.int8 import LEVELS, Int8, int8_linear, pack_int8, quantize_rows, supported
+from sensorium.kernels import native
+from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
 from sensorium.kernels.linear import Packed, Plain, Weights, linear, pack
 
 CPU = torch.device("cpu")
@@ -78,7 +79,6 @@ def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple
     x, weight = torch.randn(rows, size[0]).to(dtype), torch.randn(size[::-1]).to(dtype)
     b = torch.randn(size[1]).to(dtype) if bias else None
     packed = pack(weight, b, "int8")
-    assert isinstance(packed, Int8)
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
     out = linear(x, packed)
     assert out.dtype == dtype
@@ -90,11 +90,46 @@ def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple
 
 
 @needs_int8
+@pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [(3, 5), (33, 48), (768, 100), (1176, 512)])
+def test_the_kernel_gives_the_bits_of_the_reference(
+    dtype: torch.dtype, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(size[::-1]).to(dtype), torch.randn(size[1]).to(dtype)
+    fast = pack_int8(weight, bias)
+    monkeypatch.setenv("SENSORIUM_KERNELS", "int8_linear=torch")
+    slow = pack_int8(weight, bias)
+    assert (type(fast), type(slow)) == (Int8Panels, Int8)
+    for rows in (*range(1, 15), 95, 97, 200):
+        x = torch.randn(rows, size[0]).to(dtype) * 3
+        x[rows // 2] *= rows > 4  # a row of zeros
+        assert torch.equal(int8_linear(x, fast), int8_linear(x, slow)), rows
+
+
+@needs_int8
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("backend", ["", "int8_linear=torch"])
+def test_int8_hides_no_broken_row(value: float, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", backend)
+    packed, x = pack_int8(torch.randn(8, 40), None), torch.randn(3, 40)
+    x[1, 7] = value
+    assert int8_linear(x, packed).isfinite().all(1).tolist() == [True, False, True]
+
+
+@needs_int8
 def test_int8_gives_integers_exactly() -> None:
     """Rows and weights that are their own quantised form, 127 among each, come out as the exact product."""
     x, weight = torch.randint(-127, 128, (9, 65)).float(), torch.randint(-127, 128, (17, 65)).float()
     x[:, 0], weight[:, 0] = 127, -127
     assert torch.equal(int8_linear(x, pack_int8(weight, None)), x @ weight.T)
+
+
+def test_int8_wants_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not supported(torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    assert not supported(CPU)
 
 
 def test_onednn_packs_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
