@@ -84,6 +84,8 @@ class MediaPolicy:
             _positive(name, getattr(self, name))
         if len(self.background) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in self.background):
             raise ConfigError(f"background is {self.background}; give three whole numbers from 0 to 255")
+        if self.allowed_local_media_path == "":  # would be the folder that the process happens to be in
+            raise ConfigError('allowed_local_media_path is empty; give a folder, "." for the current one, or None')
         if isinstance(self.allowed_media_domains, str):
             raise ConfigError("allowed_media_domains is a list of host names, not one text")
         for name in self.allowed_media_domains or ():

@@ -58,7 +58,7 @@ def _check_size(size: int, policy: MediaPolicy) -> None:
 
 def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
     comma = url.find(",", 0, 1024)
-    if comma < 0 or not url[:comma].endswith(";base64"):
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
         raise InputError("a data: URL looks like data:<type>;base64,<data>")
     _check_size((len(url) - comma - 1) * 3 // 4 - 2, policy)  # before a copy of it is made
     try:
@@ -95,17 +95,21 @@ def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
         raise InputError(f"the file {path[:200]!r} cannot be read ({error})") from None
     if os.path.commonpath((real, base)) != base:
         raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path")
-    return _read_file(real, policy, os.O_NOFOLLOW)
+    return _read_file(real, policy, path, os.O_NOFOLLOW)
 
 
-def _read_file(path: str | bytes, policy: MediaPolicy, flags: int = 0) -> bytes:
-    """A regular file's content; a pipe or device would never end, and is opened without waiting."""
+def _read_file(path: str | bytes, policy: MediaPolicy, written: str | None = None, flags: int = 0) -> bytes:
+    """A regular file's content; a pipe or device would never end, and is opened without waiting.
+
+    `written`: what errors call the file, if not by its path: a message's sender does not learn where the root is.
+    """
+    name = repr(str(path if written is None else written)[:200])
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"{str(path)[:200]!r} is not a regular file")
+                raise InputError(f"{name} is not a regular file")
             _check_size(status.st_size, policy)
             with os.fdopen(handle, "rb", closefd=False) as file:
                 return file.read(status.st_size)
@@ -115,4 +119,4 @@ def _read_file(path: str | bytes, policy: MediaPolicy, flags: int = 0) -> bytes:
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"the file {str(path)[:200]!r} cannot be read ({reason})") from None
+        raise InputError(f"the file {name} cannot be read ({reason})") from None

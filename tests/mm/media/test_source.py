@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import source
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
@@ -138,3 +138,20 @@ def test_a_refusal_takes_no_memory(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_a_sender_does_not_learn_where_the_root_is(folder):
+    policy = MediaPolicy(allowed_local_media_path=str(folder / "root"))
+    for text in ("no.bin", "", "a.bin/x"):
+        with pytest.raises(InputError) as error:
+            read(MediaUrl(text), "image", policy)
+        assert str(folder) not in str(error.value)
+
+
+def test_an_empty_root_is_not_the_current_folder():
+    with pytest.raises(ConfigError, match="allowed_local_media_path is empty"):
+        MediaPolicy(allowed_local_media_path="")
+
+
+def test_the_marks_of_a_data_url_are_of_any_case():
+    assert read(DATA.replace("data", "DATA").replace("base64", "BASE64"), "image", POLICY) == b"abcd"
