@@ -73,9 +73,9 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
     Raises:
         InputError: as `decode_audio`, on the piece that shows it; a window of no samples.
     """
+    if not 0.5 < seconds * rate < math.inf:
+        raise InputError(f"a window of {seconds} s holds no samples, or no end of them; give positive seconds")
     size = round(seconds * rate)
-    if size < 1:
-        raise InputError(f"a window of {seconds} s holds no samples; give a longer one")
     kept: list[Array] = []
     filled = 0
     for piece in _resampled(_open(value, rate, policy), rate):

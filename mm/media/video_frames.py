@@ -140,6 +140,8 @@ def _numbers(known: object, count: int) -> tuple[int, ...]:
     numbers = tuple(int(i) for i in entries)
     if len(numbers) != count:
         raise InputError(f"frames_indices names {len(numbers)} frames but {count} were given")
+    if numbers[-1] > _MOST:
+        raise InputError(f"frames_indices are numbers up to {_MOST:g}")
     if numbers[0] < 0 or any(a > b for a, b in pairwise(numbers)):
         raise InputError("frames_indices are not in order of time")
     return numbers

@@ -287,3 +287,9 @@ def test_awkward_files(shared_data: Path) -> None:
         decode_audio((folder / "jfk_truncated.flac").read_bytes(), 16_000, POLICY)
     with pytest.raises(InputError):
         decode_audio((folder / "empty.wav").read_bytes(), 16_000, POLICY)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_window_is_a_number_of_samples(seconds):
+    with pytest.raises(InputError, match="give positive seconds"):
+        next(audio_windows(np.zeros(10, np.float32), 16000, seconds, MediaPolicy()))

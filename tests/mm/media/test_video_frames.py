@@ -79,6 +79,7 @@ def test_metadata_of_transformers():
         ({"total_num_frames": 9, "frames_indices": range(10)}, "frame 9 is not one of total_num_frames=9"),
         ({"total_num_frames": 30}, "30 but 10 frames were given; give frames_indices"),
         ({"frames_indices": list(range(10, 0, -1))}, "not in order of time"),
+        ({"frames_indices": [*range(9), 10**400], "fps": 5.0}, r"numbers up to 1e\+09"),
         ({"frames_indices": [0.5] * 10}, "whole numbers"),
         ({"frames_indices": "0123456789"}, "whole numbers"),
         ({"fps": "ten"}, "fps of the metadata is 'ten'"),
