@@ -6,7 +6,7 @@ import pytest
 import torch
 from sensorium.kernels import native
 from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import Packed, Plain, Weights, linear, pack
+from sensorium.kernels.linear import Packed, Plain, Weights, linear, pack, padded_rows
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
@@ -137,3 +137,10 @@ def test_onednn_packs_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pack(torch.randn(4, 4), None), Plain)
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
     assert isinstance(pack(torch.randn(4, 4), None), Packed)
+
+
+def test_few_numbers_of_rows_reach_onednn() -> None:
+    made = [padded_rows(rows) for rows in range(1, 4097)]
+    assert made[:16] == [2, *range(2, 17)]
+    assert all(rows <= more <= max(2, rows * 1.125) for rows, more in enumerate(made, 1))
+    assert len(set(made)) < 80
