@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-EXAMPLE = "sensorium doctor --model Qwen2.5-VL-3B-Instruct"
+from ..mm.errors import ConfigError
+
+EXAMPLE = "sensorium doctor --model Qwen2.5-VL-3B-Instruct --option max_model_len=8192"
 OPTIONAL = {
     "triton": "pip install 'sensorium[gpu]'",
     "mistral-common": "pip install 'sensorium[mistral]'",
@@ -21,7 +25,16 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", help="also say what this checkpoint is, from its JSON files")
+    parser.add_argument(
+        "--model", metavar="DIR", help="also say what this checkpoint is and what memory it takes, from its JSON files"
+    )
+    parser.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of LLM for the memory plan, its value in JSON or as plain text; may be repeated",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
@@ -32,14 +45,27 @@ def run(args: argparse.Namespace) -> int:
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
     _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
     if "torch" not in missing:
-        from ..engine.doctor import describe_checkpoint, describe_device, kernels
+        from ..engine.doctor import describe_checkpoint, describe_device, describe_memory, kernels
 
         _print("device", [*describe_device(args.device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
         for dtype, table in kernels(args.device).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
+            options = {"device": args.device} | dict(map(parse_option, args.option))
             _print("checkpoint", list(describe_checkpoint(args.model).items()))
+            _print("memory", describe_memory(args.model, options))
     return int(bool(missing))
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """`name=value` with the value in JSON, else as it stands; dashes in the name are underscores. ConfigError without "="."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--option {text!r} is not NAME=VALUE, as in --option max_model_len=8192")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
 
 
 def required() -> list[str]:

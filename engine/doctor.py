@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 
 from ..kernels import dispatch
 from ..mm.registry import find
 from ..mm.types import MediaHeader
-from .config import DTYPES, EngineConfig, load_model_files
-from .loader import load_processing, resolve
+from ..models.interface import Model
+from .config import DTYPES, EngineConfig, load_model_files, make_config
+from .loader import load_processing, resolve, resolve_max_model_len
+from .memory import MemoryPlan, plan_memory
 
 
 def describe_device(name: str) -> dict[str, str]:
@@ -42,6 +46,20 @@ def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
         "dtype": str(files.dtype("auto")).removeprefix("torch."),
         "takes": ", ".join(("text", *info.modalities)),
     }
+
+
+def explain(config: EngineConfig) -> MemoryPlan:
+    """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
+    files = load_model_files(config.model)
+    row = find(files.architecture)
+    model = cast(Model, resolve(row.model)(files.config, files.dtype(config.dtype), torch.device("meta")))
+    info = load_processing(row, files, config.mm_processor_kwargs)
+    return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
+
+
+def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The rows of the memory plan of `LLM(folder, **options)`. ConfigError as LLM raises it."""
+    return explain(make_config(folder, options)).rows()
 
 
 def embedding_grid(folder: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
-from ..mm.errors import InputError
+from ..mm.errors import ConfigError, InputError
 from ..mm.media.policy import MediaPolicy
 from ..mm.types import FramePlan, MediaHeader
 from ..processors.interface import ProcessingInfo
@@ -17,6 +18,56 @@ from ..processors.interface import ProcessingInfo
 _RATIOS = tuple(200.0 ** (step / 12) for step in range(-12, 13))  # height by width; families refuse longer ones
 _AREA_STEP = 2**0.5
 _FPS = 24.0  # of bare frames, where the sampling policy names no rate
+_CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
+_FINER = ("max_pixels", "max_patches", "size")  # options that let a picture keep more pixels
+
+
+@dataclass(frozen=True)
+class Room:
+    """What an item may take: tokens of a prompt and bytes of encoder rows, and which setting says so."""
+
+    tokens: int
+    tokens_setting: str
+    encoder_bytes: int
+    row_bytes: int
+    policy: MediaPolicy
+
+    def setting(self, info: ProcessingInfo, header: MediaHeader) -> str | None:
+        """The setting by which the item does not fit; None if it does."""
+        try:
+            grid = info.geometry(header)
+        except InputError:
+            return "the model"
+        if grid.num_embeds * self.row_bytes > self.encoder_bytes:
+            return "encoder_cache_bytes"
+        return self.tokens_setting if len(info.span(header.modality, grid).token_ids) > self.tokens else None
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest item of a modality: a square picture, a clip of 1280x720 or a sound.
+
+    Args:
+        size: (height, width) in pixels, (0, 0) for sound.
+        frames: used of a clip, else 0. seconds: of a clip or sound.
+        rows: encoder rows it makes. limit: the setting that stops a larger one.
+        refused: whether a larger one is refused; else it is made smaller to this.
+    """
+
+    modality: str
+    size: tuple[int, int]
+    frames: int
+    seconds: float
+    rows: int
+    limit: str
+    refused: bool
+
+    def __str__(self) -> str:
+        parts = [f"{self.size[1]}x{self.size[0]} pixels"] if self.size[0] else []
+        parts += [f"{self.frames} frames"] if self.frames else []
+        parts += [f"{self.seconds:g} s"] if self.seconds else []
+        fate = "larger ones are refused" if self.refused else "larger ones are made smaller"
+        return f"{', '.join(parts) or 'none'}: {self.rows} rows, limited by {self.limit} ({fate})"
 
 
 def rows_of(info: ProcessingInfo, header: MediaHeader) -> int:
@@ -54,6 +105,74 @@ def most_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
     while start < limit and not takes(start):  # too short a sound makes no row
         start *= 2
     return last_true(takes, start, limit)
+
+
+def largest_item(modality: str, info: ProcessingInfo, room: Room) -> Largest:
+    """What fits, by trying; nothing larger of the same shape does, or it is made smaller."""
+    if modality == "audio":
+        return _largest_sound(info, room)
+    return _largest_clip(info, room) if modality == "video" else _largest_picture(modality, info, room)
+
+
+def _largest_picture(modality: str, info: ProcessingInfo, room: Room) -> Largest:
+    def header(side: int) -> MediaHeader:
+        return MediaHeader(modality, side, side)
+
+    most = math.isqrt(room.policy.max_pixels)
+    side = last_true(lambda n: room.setting(info, header(n)) is None, 1, most)
+    rows = rows_of(info, header(side)) if side else 0
+    if side < most:
+        return Largest(modality, (side, side), 0, 0.0, rows, room.setting(info, header(side + 1)) or "", True)
+    option = next((name for name in _FINER if _finer(info, modality, name, header(side)) > rows), None)
+    if option is None:
+        return Largest(modality, (side, side), 0, 0.0, rows, "media.max_pixels", True)
+    side = 1 + last_true(lambda n: rows_of(info, header(n)) < rows, 1, most)  # the first that keeps all its pixels
+    return Largest(modality, (side, side), 0, 0.0, rows, f"mm_processor_kwargs {option}", False)
+
+
+def _finer(info: ProcessingInfo, modality: str, option: str, header: MediaHeader) -> int:
+    """Rows of an item where an option allows any size; 0 where the family has no such option."""
+    unbounded = {"longest_edge": 1 << 40} if option == "size" else 1 << 40
+    try:
+        return rows_of(info.tuned({f"{modality}s_kwargs": {option: unbounded}}), header)
+    except ConfigError:
+        return 0
+
+
+def _largest_clip(info: ProcessingInfo, room: Room) -> Largest:
+    sampling, policy = info.decode_spec.sampling, room.policy
+    height, width = _CLIP
+    if height * width > policy.max_pixels:
+        height = width = math.isqrt(policy.max_pixels)
+    fps = sampling.fps or _FPS
+    limits = {
+        "media.max_video_bytes": policy.max_video_bytes // (3 * height * width),
+        "max_frames of the checkpoint": sampling.max_frames,
+    }
+    if sampling.num_frames is not None and sampling.num_frames > 0:
+        limits["mm_processor_kwargs num_frames"] = sampling.num_frames
+    if sampling.max_duration is not None:
+        limits["mm_processor_kwargs max_duration"] = int(sampling.max_duration * fps)
+    bound = min(limits, key=lambda name: limits[name])
+
+    def header(count: int) -> MediaHeader:
+        return MediaHeader("video", height, width, frame_plan(count, fps))
+
+    count = last_true(lambda n: room.setting(info, header(n)) is None, 1, limits[bound])
+    rows = rows_of(info, header(count)) if count else 0
+    fits = count == limits[bound]
+    limit = bound if fits else room.setting(info, header(count + 1)) or ""
+    refused = not fits or bound.startswith("media")
+    return Largest("video", (height, width), count, round(count / fps, 2), rows, limit, refused)
+
+
+def _largest_sound(info: ProcessingInfo, room: Room) -> Largest:
+    rate, rows = info.decode_spec.rate, room.encoder_bytes // room.row_bytes
+    samples = most_samples(info, room.policy, min(room.tokens, rows))
+    over = MediaHeader("audio", samples=samples + 1)
+    long = (samples + 1) / rate > room.policy.max_audio_seconds
+    limit = "media.max_audio_seconds" if long else room.setting(info, over) or ""
+    return Largest("audio", (0, 0), 0, samples / rate, rows_of(info, MediaHeader("audio", samples=samples)), limit, True)
 
 
 def last_true(holds: Callable[[int], bool], first: int, limit: int) -> int:

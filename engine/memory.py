@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..kernels.dispatch import backend
 from ..mm.errors import ConfigError
+from ..mm.media.policy import MediaPolicy
+from ..models.interface import Model, Work
+from ..models.layers.basic import Embedding, Norm
+from ..models.layers.linear import Head, Linear
 from ..processors.interface import ProcessingInfo
-from .config import EngineConfig
-from .largest import most_rows
+from .config import EngineConfig, num_cache_blocks
+from .kv import bytes_per_block
+from .largest import Largest, Room, largest_item, most_rows
 
 _LEAST_ENCODER_CACHE = 128 << 20
 _LARGEST_ITEMS = 4  # held at once by default
+_MIB = 1 << 20
+_MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
+_QUEUE_BYTES = 256 << 20  # of rows that wait to be written (engine/encoder_store.py)
+_LOGITS_ROWS = 256  # prompt rows whose logits the runner holds at once
+_SAMPLED = 40  # bytes per token of the vocabulary that the sampler holds of a row, see sampling_bytes
+_PROMPT_LOGITS = 26  # likewise for log probabilities of a prompt
+_TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
 
 
 def largest_items(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> dict[str, int]:
@@ -40,3 +58,142 @@ def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: 
             "the sizes in mm_processor_kwargs"
         )
     return config.encoder_cache_bytes
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes an engine holds at most, and what it takes. Interpreter and libraries come on top (about 300 MiB on a CPU).
+
+    Args:
+        weights: as they are laid out for the device.
+        kv_cache: all blocks. On a CPU, pages cost memory once written.
+        encoder_cache: encoder rows, and those that wait to be written to the folder.
+        decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call; they run one
+            after the other, so the largest counts.
+        media_held: processed media of requests under way.
+        processor_cache: processed media kept for later ones.
+        sequences: tokens and positions of requests under way.
+        decoding: media that workers decode at the worst, as far as the limits of `media` let in. It comes on top: the limits
+            are far above what is usual.
+        largest: what fits, by modality.
+    """
+
+    weights: int
+    kv_cache: int
+    encoder_cache: int
+    decoder_step: int
+    logits_step: int
+    encoder_step: int
+    media_held: int
+    processor_cache: int
+    sequences: int
+    decoding: int
+    largest: tuple[Largest, ...]
+
+    @property
+    def activations(self) -> int:
+        return max(self.decoder_step, self.logits_step, self.encoder_step)
+
+    @property
+    def total(self) -> int:
+        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations)
+        return sum(parts) + self.media_held + self.processor_cache + self.sequences
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) as text."""
+        sizes = [
+            ("weights", self.weights),
+            ("key/value cache", self.kv_cache),
+            ("encoder cache", self.encoder_cache),
+            ("activations", self.activations),
+            ("  decoder step", self.decoder_step),
+            ("  logits and sampling", self.logits_step),
+            ("  encoder call", self.encoder_step),
+            ("media held", self.media_held),
+            ("processor cache", self.processor_cache),
+            ("sequences", self.sequences),
+            ("total", self.total),
+            ("decoding, on top", self.decoding),
+        ]
+        return [(name, f"{size / _MIB:10,.1f} MiB") for name, size in sizes] + [
+            (f"largest {item.modality}", str(item)) for item in self.largest
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<24} {value}" for name, value in self.rows())
+
+
+def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_model_len: int) -> MemoryPlan:
+    """The plan of an engine with these options.
+
+    Args:
+        model: built, not loaded; on the meta device it takes no memory.
+
+    Raises:
+        ConfigError: options that cannot be met, as when the engine is made.
+    """
+    device, dtype = config.torch_device, model.cache_specs[0].dtype
+    row_bytes = model.hidden_size * dtype.itemsize
+    block = bytes_per_block(model.cache_specs, config.block_size)
+    blocks = num_cache_blocks(config, block, max_model_len, device)
+    encoder_cache = encoder_cache_budget(config, info, row_bytes, max_model_len)
+    items = largest_items(config, info, max_model_len)
+    keys = min(blocks * config.block_size, config.max_num_seqs * max_model_len)
+    atom = 0 if info.prefill == "causal" else max_model_len + config.max_num_seqs - 1
+    rows = min(max(config.max_num_batched_tokens, atom), keys)
+    work = Work(rows, keys, max_model_len, device, config.quantization == "int8")
+    hidden = rows * row_bytes
+    called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
+    waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0
+    processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
+    setting = "max_model_len" if config.max_model_len is not None else "max_position_embeddings of the model"
+    if config.max_model_len is None and max_model_len < model.max_positions:
+        setting = "kv_cache_memory_bytes"
+    room = Room(max_model_len - 1, setting, encoder_cache, row_bytes, config.media)  # a token is left for the answer
+    return MemoryPlan(
+        weights=weight_bytes(model, device, dtype, config.quantization),
+        kv_cache=blocks * block,
+        encoder_cache=encoder_cache + waiting,
+        decoder_step=model.forward_bytes(work),
+        logits_step=hidden + sampling_bytes(model.vocab_size, min(rows, config.max_num_seqs), min(rows, _LOGITS_ROWS), dtype),
+        encoder_step=max((model.encoder_bytes(name, most, work) for name, most in called.items()), default=0),
+        media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
+        processor_cache=config.mm_processor_cache_bytes if items else 0,
+        sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
+        decoding=config.media_workers * max((decoding_bytes(name, config.media) for name in items), default=0),
+        largest=tuple(largest_item(name, info, room) for name in items),
+    )
+
+
+def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantization: str | None) -> int:
+    """Of all layers as `pack` lays them out: in 8 bits with a scale per output, a tied head beside its table."""
+    assert isinstance(model, nn.Module)
+    heads = {module.proj for module in model.modules() if isinstance(module, Head)}
+    total = 0
+    for module in model.modules():
+        if isinstance(module, Linear) and module.weight is not None:
+            bias = 0 if module.bias is None else module.bias.nbytes
+            int8 = quantization == "int8" and module not in heads
+            total += bias + (module.weight.numel() + 4 * module.weight.shape[0] if int8 else module.weight.nbytes)
+        elif isinstance(module, Norm | Embedding):
+            total += sum(tensor.nbytes for _, tensor in module.tensors(""))
+        elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) == "onednn":
+            total += module.table.nbytes
+    return total
+
+
+def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype) -> int:
+    """Logits of the rows that are sampled, or of rows of a prompt whose log probabilities are asked for.
+
+    The head gives them in the model's dtype and in float32. To sample: a copy of float32 before penalties, counts, the scaled
+    logits, the sorted ones with their indices, and two sums of float64. For log probabilities: their table, what is ranked,
+    and the sorted ones.
+    """
+    head = dtype.itemsize + 4
+    return vocab * max(sampled * (head + _SAMPLED), prompt * (head + _PROMPT_LOGITS))
+
+
+def decoding_bytes(modality: str, media: MediaPolicy) -> int:
+    """Of one item at the worst: encoded, decoded to RGB or float32 samples and once more while it is resized or resampled."""
+    decoded = {"image": 3 * media.max_pixels, "audio": int(media.max_audio_seconds * 48000) * 4}
+    return media.max_bytes + 2 * decoded.get(modality, media.max_video_bytes)

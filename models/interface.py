@@ -30,6 +30,23 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class Work:
+    """The most that a step computes, from which its memory follows, on `device`; `int8`: products in 8 bits.
+
+    Args:
+        rows: of the step.
+        keys: that all its sequences see together.
+        longest: keys of one sequence.
+    """
+
+    rows: int
+    keys: int
+    longest: int
+    device: torch.device
+    int8: bool = False
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """One step's rows, packed over requests. A new need is a new field, never a new signature.
 
@@ -71,6 +88,15 @@ class Model(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`[n, hidden]` -> float32 logits `[n, vocab]`."""
+
+    def forward_bytes(self, work: Work) -> int:
+        """At most so many bytes live during `forward` beside weights and caches, its inputs and result included."""
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        """Of the processed tensors from which so many encoder rows are made."""
+
+    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
+        """At most so many bytes live during `embed_multimodal` of items of so many rows together, on the device of `work`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill and pack all weights from checkpoint names; CheckpointError on missing, surplus or misshapen ones."""

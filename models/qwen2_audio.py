@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
+from .activations import decoder_bytes, gathered_bytes, whisper_bytes
 from .audio.whisper_encoder import Encoder, encoder_config
 from .config import need, text_config
-from .interface import ForwardBatch
+from .interface import ForwardBatch, Work
 from .layers.linear import Head, Linear
 from .text.decoder import Decoder
 from .weights import fill
@@ -74,5 +75,21 @@ class Qwen2Audio(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)  # type: ignore[no-any-return]
 
+    def forward_bytes(self, work: Work) -> int:
+        text, dtype = self.language_model.config, self.audio_tower.dtype
+        return decoder_bytes(text, work.rows, dtype, work.int8) + gathered_bytes(text, work, dtype)
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return _frames(rows) * self.audio_tower.config.mels * self.audio_tower.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
+        tower = self.audio_tower
+        return whisper_bytes(tower.config, _frames(rows), self.hidden_size, tower.dtype, work.device, work.int8)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         fill(self, weights, PREFIXES, {})
+
+
+def _frames(rows: int) -> int:
+    """The second convolution and the average halve them; up to three are left over and two lie in the silence behind."""
+    return 4 * rows + 5

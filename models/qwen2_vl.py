@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
+from .activations import decoder_bytes, gathered_bytes, tower_bytes
 from .config import count, need, text_config
-from .interface import ForwardBatch
+from .interface import ForwardBatch, Work
 from .layers.basic import ACTIVATIONS
 from .layers.linear import Head
 from .text.decoder import Decoder
@@ -54,6 +55,17 @@ class _QwenVL(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)  # type: ignore[no-any-return]
+
+    def forward_bytes(self, work: Work) -> int:
+        text, dtype = self.language_model.config, self.visual.dtype
+        return decoder_bytes(text, work.rows, dtype, work.int8) + gathered_bytes(text, work, dtype)
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        tower = self.visual.config
+        return rows * tower.merge**2 * tower.patch_dim * self.visual.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
+        return tower_bytes(self.visual.config, rows * self.visual.config.merge**2, self.visual.dtype, work.device, work.int8)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.tied else {}

@@ -1,0 +1,107 @@
+"""Bytes that a forward pass holds beside weights and caches, in closed form: upper bounds, each factor with its tensor.
+
+`s` is the size of a number of the model's dtype. What torch frees before the peak is not counted, what a frame still names is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.dispatch import backend
+from .audio.whisper_encoder import EncoderConfig
+from .config import TextConfig
+from .interface import Work
+from .vision.qwen_vit import TowerConfig
+
+_WIDE = 4  # of a float32
+_SCORED_KEYS = 512  # of a segment, beyond which kernels/dense.py makes no scores
+
+
+def _as_float(s: int) -> int:
+    """Of the float32 copy of a number; a float32 is not copied."""
+    return 0 if s == _WIDE else _WIDE
+
+
+def _rms_norm(width: int, s: int) -> int:
+    """Its float32 copy, then the square of it or the scaled copy, then the result."""
+    return width * (_as_float(s) + _WIDE + s)
+
+
+def _linear(inner: int, outer: int, s: int, int8: bool) -> int:
+    """Result, and in 8 bits: the row scaled in float32 and in 8 bits, sums in 32 bits and in float32."""
+    return outer * s + (inner * (_WIDE + 1) + outer * 2 * _WIDE if int8 else 0)
+
+
+def _rotary(width: int, s: int) -> int:
+    """Float32 copy, one product of half of it, result."""
+    return width * (_as_float(s) + _WIDE // 2 + s)
+
+
+def decoder_bytes(c: TextConfig, rows: int, dtype: torch.dtype, int8: bool) -> int:
+    """Of `models.text.decoder.Decoder` for a step of so many rows, the keys that are gathered not included."""
+    s, q, kv = dtype.itemsize, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    step = 8 + 16 * len(c.rope_sections) + 8  # ids, positions twice, slots
+    step += 2 * c.hidden_size * s  # x, encoder rows that are put in
+    step += 3 * c.head_dim * _WIDE  # cosines, sines, and the angles they come from
+    normed, inner = c.hidden_size * s, c.intermediate_size
+    qkv = (q + 2 * kv) * s
+    attention = normed + max(
+        _linear(c.hidden_size, q + 2 * kv, s, int8),
+        qkv + _rotary(q + kv, s),
+        qkv + (q + kv) * s + 3 * q * s,  # rotated, and q and the result in the layout of torch's kernels
+        qkv + (q + kv) * s + q * s + _linear(q, c.hidden_size, s, int8),
+    )
+    mlp = normed + max(
+        _linear(c.hidden_size, 2 * inner, s, int8),
+        4 * inner * s,  # gate and up, silu of gate, product
+        3 * inner * s + _linear(inner, c.hidden_size, s, int8),
+    )
+    added = c.hidden_size * s  # x and the sum that takes its place
+    return rows * (step + added + max(_rms_norm(c.hidden_size, s), attention, mlp))
+
+
+def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
+    """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
+    if backend("attention", work.device, dtype) == "native":
+        return 0
+    s = dtype.itemsize
+    copies = 2 * 2 * work.keys * c.kv_heads * c.head_dim * s  # keys and values, padded to at most twice as many
+    return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
+
+
+def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+    """Of `models.vision.qwen_vit.Tower` for so many patches in one call."""
+    s, w = dtype.itemsize, c.width
+    call = 2 * c.patch_dim * s  # pixels of the items, and all in one tensor
+    call += w * s + 3 * c.head_dim * _WIDE + 6 * 8  # x, angles, places of each patch
+    norm = _rms_norm(w, s) if c.act is None else w * s
+    qkv = w * s + 3 * w * s  # the normed input is still there
+    attention = max(
+        w * s + _linear(w, 3 * w, s, int8),
+        qkv + _rotary(2 * w, s),
+        qkv + 2 * w * s + 2 * w * s + _score_bytes(c.heads, w, dtype, device),  # rotated, results of a run and of all
+        qkv + 3 * w * s + _linear(w, w, s, int8),
+    )
+    mlp = w * s + max(4 * c.inner * s, 3 * c.inner * s + _linear(c.inner, w, s, int8), _linear(w, 2 * c.inner, s, int8))
+    merger = w * s + max(2 * w * s, w * s + _linear(w, w, s, int8))  # normed groups, gelu
+    rows = 3 * c.out_width * s // c.merge**2  # in the order of the tower, of the items, and cut to items
+    return patches * (call + w * s + max(norm, attention, mlp, merger) + rows)
+
+
+def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+    """Of `models.audio.whisper_encoder.Encoder` and a projection to `out_width` for so many frames in one call."""
+    s, w = dtype.itemsize, c.width
+    call = 2 * c.mels * s  # of each frame: the items, and all in one tensor
+    first = 2 * 3 * c.mels * s + 2 * w * s + (_linear(3 * c.mels, w, s, int8) if int8 else 0)  # taps twice, result, gelu
+    second = w * s + 2 * 3 * w * s // 2 + w * s + (_linear(3 * w, w, s, int8) // 2 if int8 else 0)  # half as many rows
+    attention = w * s + 3 * w * s + 3 * w * s + max(_score_bytes(c.heads, w, dtype, device), _linear(w, 2 * w, s, int8))
+    mlp = w * s + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, s, int8))
+    layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
+    return frames * (call + max(first, second, layer // 2))
+
+
+def _score_bytes(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Of a row, where scores are made: in half precision by torch, and then of short segments only (kernels/dense.py)."""
+    s = dtype.itemsize
+    scored = backend("varlen_attention", device, dtype) == "torch" and backend("dense_attention", device, dtype) == "products"
+    return (2 * _SCORED_KEYS * heads + 3 * width) * s if scored else 0  # scores, their softmax, q, k and v side by side
