@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import threading
 import zlib
@@ -151,7 +152,8 @@ def _open(data: bytes) -> Image.Image:
                 image = reader(file, "")
             except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
                 continue
-            file.left = _MOST_READS << 4  # as many as a PNG of half a gigabyte in the usual chunks needs
+            # a PNG of half a gigabyte in the usual chunks needs as many; other readers may take their pixels one by one
+            file.left = _MOST_READS << 4 if name == "PNG" else math.inf
             _narrow_clear(image)
             return image
     raise UnidentifiedImageError
@@ -160,7 +162,7 @@ def _open(data: bytes) -> Image.Image:
 class _Counted(io.BytesIO):
     """A file that refuses to be read in a great many pieces."""
 
-    left = _MOST_READS
+    left: float = _MOST_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= 1

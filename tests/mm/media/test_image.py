@@ -205,6 +205,8 @@ def test_pictures_in_endless_pieces_are_refused():
     ):
         with pytest.raises(InputError, match="more small pieces than pictures are"):
             probe_image(data, POLICY)
+    grey = b"P5\n1100 1000\n100\n" + b"\x32" * 1_100_000  # Pillow reads it a sample at a time
+    assert decode_image(grey, POLICY).unique().tolist() == [128]
     behind = png[:-12] + empty * 600_000 + png[-12:]
     assert probe_image(behind, POLICY).size == PIXELS.shape[:2]
     with pytest.raises(InputError, match="more small pieces"):
