@@ -45,7 +45,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     """The body of one GET.
 
     The host is resolved once and every address it has is checked; the connection goes to a checked address itself, so
-    that a name cannot change its mind in between. Redirects start over. Nothing is read from the environment.
+    that a name cannot change its mind in between. Redirects start over. No proxy is taken from the environment.
 
     Raises:
         InputError: a URL, host, address, size or answer that is refused, or a server that fails or takes too long.
