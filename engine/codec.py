@@ -28,6 +28,7 @@ _MESSAGES: tuple[type, ...] = (
     engine_types.EncodeResult,
     engine_types.StepOutput,
     engine_types.EngineStats,
+    engine_types.ItemTrace,
     engine_types.CompletionOutput,
     engine_types.RequestOutput,
     mm_types.FramePlan,

@@ -1,175 +1,353 @@
-"""Prompts in, answers out, in one process: media work in threads beside the engine's steps. Knows no chat and no checkpoint."""
+"""The engine's loop in a thread of its own: requests in from any thread, outputs back. Knows no chat and no checkpoint."""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from itertools import count
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 
+from ..mm.errors import InputError
 from ..processors.text import Tokenizer
 from .core import EngineCore
+from .feeder import Entry, Feeder
 from .input import Prepared
 from .output import Assembly
 from .runner import describe
 from .sampler import mix
-from .sampling_params import SamplingParams
+from .ticket import Job, Ticket
+from .trace import Observer
 from .types import EngineRequest, RequestOutput, TokenOutput
 
 _MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
-
-
-@dataclass(frozen=True)
-class Job:
-    """One prompt: how to prepare it (in a worker thread if it has media), and what to ask of the answer."""
-
-    prepare: Callable[[], Prepared]
-    params: SamplingParams
-    has_media: bool = True
-
-
-@dataclass(frozen=True)
-class _Pending:
-    index: int
-    number: int  # of the request, over the driver's life
-    job: Job
-    prepared: Future[Prepared]
+_IDLE_STEP = 0.005  # seconds until the next try after a step that had nothing to compute
+_log = logging.getLogger(__name__)
 
 
 class Driver:
-    """Owns the engine's loop. Several `serve` generators may be open, in several threads; whichever is asked steps for all."""
+    """Owns the engine's loop. Thread-safe; the thread starts with the first request and ends with `close`, or when nobody
+    holds the driver any more."""
 
     def __init__(
-        self, core: EngineCore, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], seed: int = 0, workers: int = 2
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        eos_token_ids: tuple[int, ...],
+        seed: int = 0,
+        workers: int = 2,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.core, self._tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
-        self._pool = ThreadPoolExecutor(workers, "sensorium-media", initializer=torch.set_num_threads, initargs=(1,))
-        self._window = 2 * core.scheduler.max_num_seqs  # prompts prepared or running at once
-        self._ahead = 4 * workers  # prompts with media being prepared
-        self._owners: dict[str, Assembly] = {}
+        self.feeder = Feeder(2 * core.scheduler.limits.max_num_seqs, workers, _MEDIA_BYTES)
+        self._observers = tuple(observers)
+        self._owners: dict[str, Ticket] = {}  # by the name of each sequence that computes
+        self._names: dict[str, Ticket] = {}  # requests that are not finished
         self._numbers = count()
-        self._home, self._threads = threading.get_ident(), torch.get_num_threads()
-        self._lock = threading.RLock()  # callers' threads take turns at the engine
+        self._commands: SimpleQueue[Callable[[Driver], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()  # of names, numbers and the thread
+        self._thread: threading.Thread | None = None
+        self._closed, self._process, self._num_threads = False, os.getpid(), torch.get_num_threads()
+        self._news: set[Ticket] = set()
+        weakref.finalize(self, self._commands.put, None).atexit = False
+        _drivers.add(self)
+
+    # what callers do, in their threads
 
     def serve(self, jobs: Sequence[Job], partial: bool = False) -> Iterator[tuple[int, RequestOutput]]:
-        """(index, output) of each job as it finishes, with `partial` also after every step that added to it.
+        """(index, output) of each job as it finishes, with `partial` also when something was added to it.
 
         A job that fails yields an output with `error`; the others go on. Closing the generator, or an exception in
         it, aborts what is left and frees its memory.
         """
-        coming = deque(enumerate(jobs))
-        pending: deque[_Pending] = deque()
-        live: dict[int, Assembly] = {}
+        mail: SimpleQueue[list[Ticket]] = SimpleQueue()
+        left: dict[Ticket, int] = {}
         try:
-            while coming or pending or live:
-                while coming and self._room(pending, live):
-                    pending.append(self._submit(*coming.popleft()))
-                while pending and (not live or pending[0].prepared.done()):
-                    first = pending.popleft()
-                    live[first.index] = self._start(first)
-                yield from self._advance(live, partial)
+            left = {ticket: index for index, ticket in enumerate(self.tickets(jobs, mail.put, partial))}
+            self.submit(tuple(left))
+            while left:
+                for ticket in mail.get():
+                    output = ticket.take() if ticket in left else None
+                    if output is not None:
+                        yield (left.pop(ticket) if output.finished else left[ticket]), output
         finally:
-            for waiting in pending:
-                waiting.prepared.cancel()
-            with self._lock:
-                for assembly in live.values():
-                    self._free(assembly)
-                if not self._owners:
-                    self.core.step()  # nothing is left to compute: the worker only frees
+            if left:
+                self.call(lambda driver: driver._drop(left)).result()
 
-    def _advance(self, live: dict[int, Assembly], partial: bool) -> list[tuple[int, RequestOutput]]:
-        """One step of the engine for all callers, and what there is to tell of these; finished ones leave `live`."""
+    def tickets(self, jobs: Sequence[Job], post: Callable[[list[Ticket]], None], partial: bool = False) -> list[Ticket]:
+        """For `submit`. InputError for a request_id that is in use, and after `close` or a fork."""
+        if self._closed or os.getpid() != self._process:
+            reason = "was closed" if self._closed else "belongs to another process"
+            raise InputError(f"the engine {reason}; make a new one")
         with self._lock:
-            if any(not assembly.finished for assembly in live.values()):
-                self._step()
-            outputs = []
-            for index, assembly in [entry for entry in live.items() if entry[1].changed]:
-                assembly.changed = False
-                if assembly.finished:
-                    del live[index]
-                if assembly.finished or partial:
-                    outputs.append((index, assembly.output()))
-            return outputs
+            made: list[Ticket] = []
+            for job in jobs:
+                number = next(self._numbers)
+                name = job.request_id if job.request_id is not None else str(number)
+                if name in self._names:
+                    if job.request_id is not None:
+                        raise InputError(
+                            f"request_id {name[:80]!r} is in use; give another, or wait until that one is finished"
+                        )
+                    name = f"{number}-{time.time_ns()}"
+                made.append(Ticket(number, job, Assembly(name, job.params, self._tokenizer), post, partial))
+            self._names.update((ticket.assembly.request_id, ticket) for ticket in made)
+            return made
 
-    def _submit(self, index: int, job: Job) -> _Pending:
-        prepared = self._pool.submit(job.prepare) if job.has_media else _done(job.prepare)
-        return _Pending(index, next(self._numbers), job, prepared)
+    def submit(self, tickets: Sequence[Ticket]) -> None:
+        """Their turn comes in the order given; see Feeder."""
+        entries = [Entry(ticket.job.prepare, _admission(self._commands, ticket), ticket.job.priority) for ticket in tickets]
+        for ticket, entry in zip(tickets, entries, strict=True):
+            ticket.entry = entry
+        with self._lock:
+            self._start()
+            self.feeder.add(entries)
 
-    def _room(self, pending: deque[_Pending], live: dict[int, Assembly]) -> bool:
-        """Whether another prompt may be prepared: bounded in number, in media under way, and in bytes held."""
-        if sum(waiting.job.has_media for waiting in pending) >= self._ahead:
-            return False
-        held = sum(assembly.media_bytes for assembly in live.values())
-        return len(pending) + len(live) < self._window and (held < _MEDIA_BYTES or (not pending and not live))
+    def abort(self, request_id: str) -> None:
+        """It ends with the finish reason "abort"; ids that are not known, or finished, are ignored."""
+        ticket = self._names.get(request_id)
+        if ticket is not None:
+            self.send(lambda driver: driver._end(ticket, "abort"))
 
-    def _start(self, pending: _Pending) -> Assembly:
-        """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
-        assembly = Assembly(str(pending.number), pending.job.params, self._tokenizer)
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody wants to hear of it any more."""
+        self.send(lambda driver: driver._drop((ticket,)))
+
+    def send(self, command: Callable[[Driver], None]) -> None:
+        """Run in the loop's thread, between steps; after `close` here."""
+        with self._lock:
+            if not self._closed:
+                self._start()
+                self._commands.put(command)
+                return
+        self.close()
+        command(self)
+
+    def call(self, command: Callable[[Driver], Any]) -> Future[Any]:
+        """`send`, with the result."""
+        future: Future[Any] = Future()
+
+        def run(driver: Driver) -> None:
+            try:
+                future.set_result(command(driver))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.send(run)
+        return future
+
+    def close(self) -> None:
+        """End every request with an error, and the threads."""
+        with self._lock:
+            self._closed, thread = True, self._thread
+        self._commands.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self.feeder.close()
+
+    def _start(self) -> None:
+        """With the lock held."""
+        if self._closed:
+            raise InputError("the engine was closed; make a new one")
+        if self._thread is None:
+            arguments = (weakref.ref(self), self._commands, self._num_threads)
+            self._thread = threading.Thread(target=_loop, args=arguments, name="sensorium-engine", daemon=True)
+            self._thread.start()
+
+    # what the loop's thread does
+
+    def _turn(self, command: Callable[[Driver], None] | None) -> None:
+        """Do what was asked, compute one step, tell whoever has news. Nothing that happens in it ends the loop."""
         try:
-            prepared = pending.prepared.result()
-            assembly.prompt, assembly.prompt_token_ids = prepared.prompt, prepared.token_ids
-            assembly.timings.update(prepared.timings)
-            assembly.items, assembly.media_bytes = prepared.items, prepared.num_bytes
-            for request in self._requests(pending, prepared, tuple(assembly.answers)):
-                with self._lock:
-                    self.core.add(request)
-                    self._owners[request.request_id] = assembly
-        except Exception as error:
-            with self._lock:
-                self._free(assembly)
-            assembly.fail(describe(error))
-        return assembly
+            self._obey(command)
+            if self._owners:
+                self._step()
+        except BaseException as error:  # half a step is done: nobody's state can be trusted
+            _log.exception("the engine's loop was interrupted")
+            self._break(error)
+        self._tell()
 
-    def _requests(self, pending: _Pending, prepared: Prepared, names: tuple[str, ...]) -> Iterator[EngineRequest]:
-        params = pending.job.params
-        base = params.seed if params.seed is not None else mix(mix(self._seed) + pending.number)
+    def _obey(self, command: Callable[[Driver], None] | None) -> None:
+        """All commands there are."""
+        while True:
+            if command is not None:
+                command(self)
+            if self._commands.empty():
+                return
+            command = self._commands.get()
+
+    def _break(self, error: BaseException) -> None:
+        """End all that computes."""
+        reason = f"the engine's step was interrupted ({type(error).__name__}); ask again"
+        for ticket in set(self._owners.values()):
+            self._end(ticket, "error", reason)
+
+    def _shut(self) -> None:
+        """The end of the loop: nobody waits for anything any more."""
+        for ticket in tuple(self._names.values()):
+            self._end(ticket, "error", "the engine was closed; make a new one")
+        self._obey(None)
+        self._tell()
+
+    def _admit(self, ticket: Ticket, result: Prepared | Exception) -> None:
+        """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
+        if ticket.assembly.finished:
+            return
+        try:
+            if isinstance(result, Exception):
+                raise result
+            ticket.assembly.start(result)
+            ticket.clock.admitted = time.perf_counter()
+            for request in self._requests(ticket, result):
+                self.core.add(request)
+                self._owners[request.request_id] = ticket
+        except Exception as error:
+            self._end(ticket, "error", describe(error))
+
+    def _requests(self, ticket: Ticket, prepared: Prepared) -> Iterator[EngineRequest]:
+        params, job = ticket.job.params, ticket.job
+        base = params.seed if params.seed is not None else mix(mix(self._seed) + ticket.number)
         words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self._tokenizer)))
-        for i, name in enumerate(names):
+        for i, name in enumerate(ticket.assembly.answers):
             own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
-            seed = mix(mix(base) ^ i)
-            yield EngineRequest(name, prepared.token_ids, own, self._eos, prepared.features, seed=seed, bad_word_ids=words)
+            yield EngineRequest(
+                name,
+                prepared.token_ids,
+                own,
+                self._eos,
+                prepared.features,
+                priority=job.priority,
+                seed=mix(mix(base) ^ i),
+                bad_word_ids=words,
+                hold_open=job.keep,
+                salt=prepared.salt,
+            )
 
     def _step(self) -> None:
-        if threading.get_ident() != self._home and torch.get_num_threads() == 1:
-            torch.set_num_threads(self._threads)  # a thread started after the media workers inherits their one
-        try:
-            outputs = self.core.step()
-        except BaseException:  # half a step is done: nobody's state can be trusted
-            for assembly in set(self._owners.values()):
-                self._free(assembly)
-                assembly.fail("the engine's step was interrupted; ask again")
-            raise
+        outputs = self.core.step()
+        now = time.perf_counter()
         for output in outputs:
-            self._deliver(self._owners[output.request_id], output)
+            ticket = self._owners.get(output.request_id)
+            if ticket is not None:
+                self._deliver(ticket, output, now)
+        if not outputs and self._owners:
+            time.sleep(_IDLE_STEP)
+        self._sweep()
 
-    def _deliver(self, assembly: Assembly, output: TokenOutput) -> None:
+    def _sweep(self) -> None:
+        """When nothing is left to compute, the worker only frees."""
+        if not self._owners:
+            try:
+                self.core.step()
+            except BaseException:  # what is to be freed goes along with the next step
+                _log.exception("the engine could not free memory")
+
+    def _deliver(self, ticket: Ticket, output: TokenOutput, now: float) -> None:
+        assembly, name = ticket.assembly, output.request_id
         try:
-            if assembly.add(output):
-                self.core.abort(output.request_id)
-            if output.request_id not in assembly.open:
-                del self._owners[output.request_id]
+            with ticket.lock:
+                stopped = assembly.add(output)
+                changed = assembly.changed
+                if output.token_ids:
+                    ticket.clock.heard(name, now, bool(self._observers))
+                if assembly.finished:
+                    self._leave(ticket)
+            if name not in assembly.open:
+                del self._owners[name]
+                if stopped or output.finish_reason is None:
+                    self.core.abort(name)
         except Exception as error:
-            self._free(assembly)
-            assembly.fail(describe(error))
+            self._end(ticket, "error", describe(error))
+        else:
+            if changed and ticket.partial and not ticket.posted:
+                self._news.add(ticket)
 
-    def _free(self, assembly: Assembly) -> None:
-        for name in assembly.open:
-            self.core.abort(name)
-            self._owners.pop(name, None)
+    def _end(self, ticket: Ticket, reason: str, error: str | None = None) -> None:
+        """Stop it wherever it is, and say so."""
+        for name in ticket.assembly.answers:
+            if self._owners.pop(name, None) is not None:
+                self.core.abort(name)
+        with ticket.lock:
+            if not ticket.assembly.finished:
+                ticket.assembly.end(reason, error)
+                self._leave(ticket)
+        self._sweep()
+
+    def _drop(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self._end(ticket, "abort")
+            self._news.discard(ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        """It is finished: its place is free, its name too, the observers hear of it."""
+        assembly = ticket.assembly
+        self._news.add(ticket)
+        if self._names.pop(assembly.request_id, None) is None:
+            return
+        if ticket.entry is not None:
+            self.feeder.drop(ticket.entry)
+        waited = ticket.clock.waited(assembly.prepared.timings)
+        assembly.timings["queue"] = assembly.timings.get("queue", 0.0) + waited
+        for observe in self._observers:
+            try:
+                observe(ticket.clock.trace(assembly))
+            except Exception:
+                _log.exception("an observer of requests failed")
+
+    def _tell(self) -> None:
+        """Each caller once, however many of its requests have news."""
+        mail: dict[Callable[[list[Ticket]], None], list[Ticket]] = {}
+        for ticket in self._news:
+            ticket.posted = True
+            mail.setdefault(ticket.post, []).append(ticket)
+        self._news = set()
+        for post, tickets in mail.items():
+            try:
+                post(tickets)
+            except RuntimeError:  # its event loop is closed: nobody listens any more
+                self._drop(tickets)
 
 
-def _done(prepare: Callable[[], Prepared]) -> Future[Prepared]:
-    """Prepared here and now."""
-    future: Future[Prepared] = Future()
-    try:
-        future.set_result(prepare())
-    except Exception as error:
-        future.set_exception(error)
-    return future
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that computes while the interpreter goes away would crash it."""
+    for driver in list(_drivers):
+        if driver._process == os.getpid():
+            driver.close()
+
+
+def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int) -> None:
+    """Holds the driver only while there is work, so that it ends when nobody else does."""
+    torch.set_num_threads(num_threads)  # a thread started after the media workers would inherit their one
+    command = None
+    while True:
+        driver = ref()
+        if driver is None or driver._closed:
+            break
+        driver._turn(command)
+        command, busy = None, bool(driver._owners)
+        del driver
+        if not busy:
+            command = commands.get()
+    if driver is not None:
+        driver._shut()
+
+
+def _admission(commands: SimpleQueue[Any], ticket: Ticket) -> Callable[[Prepared | Exception], None]:
+    """What the feeder calls with the prepared prompt: does not hold the driver."""
+    return lambda result: commands.put(lambda driver: driver._admit(ticket, result))
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:

@@ -4,33 +4,71 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..mm.errors import InputError, MediaError
-from ..mm.types import ItemPlan, Media, MultiModalFeature, PlaceholderRange
+from ..mm.media import gate
+from ..mm.parse import MediaSource
+from ..mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ..processors.chat import RenderedChat, encode_segments, render_chat
 from ..processors.interface import ProcessingInfo, Span
 from ..processors.spans import expand
 from ..processors.text import Tokenizer
-from .media import Item, MediaProcessor, MediaSettings, Processed, final_plan, num_bytes
+from .media import Item, MediaProcessor, MediaSettings, Processed, final_plan, num_bytes, source_bytes
 from .prompts import EncoderDecoderPrompt, Prompt, normalise
+from .types import ItemTrace
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One prompt, ready for the engine. `timings`: seconds of "plan", "decode" and "process"."""
+    """One prompt, ready for the engine.
+
+    `item_of`: for each feature, which of the items it is a piece of. `timings`: seconds of fetch, plan, decode and process.
+    """
 
     prompt: str | None
     token_ids: tuple[int, ...]
     features: tuple[MultiModalFeature, ...] = ()
     items: tuple[ItemPlan, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
+    trace: tuple[ItemTrace, ...] = ()
+    item_of: tuple[int, ...] = ()
+    salt: str = ""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the processed items."""
         return sum(num_bytes(feature.kwargs) for feature in self.features)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A prompt that was read and has media. `fetch` begins its downloads; `finish`, in a media worker, does the rest."""
+
+    inputs: InputProcessor
+    given: Prompt
+    ids: Sequence[int]
+    sources: Sequence[MediaSource]
+    reserve: int
+    fetches: dict[int, Future[Any]] = field(default_factory=dict)
+
+    @property
+    def remote(self) -> bool:
+        """Whether there is anything to download."""
+        return any(map(gate.is_remote, self.sources))
+
+    def fetch(self) -> Sequence[Future[Any]]:
+        """What `finish` would wait for."""
+        self.fetches.update(self.inputs.media.fetch(self.sources))
+        return tuple(self.fetches.values())
+
+    def finish(self) -> Prepared:
+        """MediaError for an item that is refused or cannot be decoded or processed, by modality and index."""
+        if self.remote and not self.fetches:
+            self.fetch()
+        return self.inputs.finish(self)
 
 
 class InputProcessor:
@@ -51,12 +89,20 @@ class InputProcessor:
             InputError: a prompt of another form or too long, a slot without an item or an item without a slot.
             MediaError: an item that is refused or cannot be decoded or processed, by modality and index.
         """
-        return self._prepare(*self._read(prompt), reserve)
+        begun = self.begin(prompt, reserve)
+        return begun.finish() if isinstance(begun, Unfinished) else begun
 
-    def prepare_chat(
+    def begin(self, prompt: object, reserve: int = 1, more: bool = False) -> Prepared | Unfinished:
+        """The part of `prepare` that looks at no media; all of it where there are none.
+
+        `more`: the prompt goes on from another, nothing is put before its text.
+        """
+        return self._begin(*self._read(prompt, special=not more), reserve)
+
+    def begin_chat(
         self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
-    ) -> Prepared:
-        """The same for OpenAI-style messages; text in them stays text.
+    ) -> Prepared | Unfinished:
+        """`begin` for OpenAI-style messages; text in them stays text.
 
         Args:
             render: arguments of `processors.chat.render_chat`, the template among them.
@@ -72,7 +118,25 @@ class InputProcessor:
         media = _as_stream(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": media, **request}))
         self._guard(chat.text)
-        return self._prepare(given, encode_segments(chat.segments, self._tokenizer), reserve)
+        return self._begin(given, encode_segments(chat.segments, self._tokenizer), reserve)
+
+    def finish(self, draft: Unfinished) -> Prepared:
+        """The part of `prepare` that reads, decodes and processes media."""
+        start, given = time.perf_counter(), draft.given
+        items, _ = self._admit(given, draft.ids, draft.sources, draft.reserve, draft.fetches)
+        seconds = [{"fetch": item.seconds} for item in items]
+        planned = time.perf_counter() - start
+        made = [self.media.process(*entry) for entry in zip(items, [given.salt] * len(items), seconds, strict=True)]
+        spans = [
+            tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
+            for item, done in zip(items, made, strict=True)
+        ]
+        tokens, ranges = self._expand(draft.ids, list(zip(items, spans, strict=True)))
+        plans = tuple(final_plan(*entry) for entry in zip(items, made, spans, strict=True))
+        trace = tuple(_trace(*entry) for entry in zip(items, made, plans, seconds, strict=True))
+        features, item_of = _features(items, made, ranges)
+        timings = _stages(items, planned, seconds, remote=bool(draft.fetches))
+        return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "")
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """What each item will take; nothing is decoded. Without a prompt's text only media are looked at.
@@ -84,15 +148,20 @@ class InputProcessor:
             given = decoder_only(normalise({**prompt, "prompt": "", "fit": None}))
             return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt, False)]
         given, ids = self._read(prompt)
-        return [item.plan for item in self._admit(given, ids, 1, identify=False)[0]]
+        sources = self.media.parse(given.media, given.uuids, given.options)
+        return [item.plan for item in self._admit(given, ids, sources, 1, self.media.fetch(sources), identify=False)[0]]
 
-    def _read(self, prompt: object) -> tuple[Prompt, Sequence[int]]:
+    def _read(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
         """A prompt and its token ids, slots not expanded."""
         given = decoder_only(normalise(prompt))
         if given.token_ids is not None:
             return given, given.token_ids
         self._guard(given.text or "")
-        return given, self._tokenizer.encode(given.text or "")
+        return given, self._tokenizer.encode(given.text or "", add_special_tokens=special)
+
+    def _begin(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared | Unfinished:
+        draft = Unfinished(self, given, ids, self.media.parse(given.media, given.uuids, given.options), reserve)
+        return draft if draft.sources else self.finish(draft)
 
     def _guard(self, text: str) -> None:
         """Refuse a text that cannot fit before it is tokenised, which takes long and much memory."""
@@ -101,10 +170,16 @@ class InputProcessor:
             raise InputError(f"the prompt has {least} tokens at least, max_model_len is {self._most}; shorten it")
 
     def _admit(
-        self, given: Prompt, ids: Sequence[int], reserve: int, identify: bool = True
+        self,
+        given: Prompt,
+        ids: Sequence[int],
+        sources: Sequence[MediaSource],
+        reserve: int,
+        fetches: Mapping[int, Future[Any]],
+        identify: bool = True,
     ) -> tuple[list[Item], tuple[int, ...]]:
         """The items, made to fit if the prompt asks for it, and the tokens as planned."""
-        items = self.media.open(given.media, given.uuids, given.options, given.salt, identify)
+        items = self.media.admit(sources, fetches, given.options, given.salt, identify)
         tokens, _ = self._expand(ids, [(item, item.spans) for item in items])
         if given.fit is not None and len(tokens) + reserve > self._most:
             text = len(tokens) - sum(item.plan.num_tokens for item in items)
@@ -122,19 +197,6 @@ class InputProcessor:
         largest = max((item.plan for item in items), key=lambda plan: plan.num_tokens)
         hint = 'make it smaller (max_pixels, fps, num_frames) or ask for fit="context"'
         return MediaError(largest.modality, largest.index, f"{reason}, {largest.num_tokens} of them for this item; {hint}")
-
-    def _prepare(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared:
-        start = time.perf_counter()
-        items, _ = self._admit(given, ids, reserve)
-        timings = {"plan": time.perf_counter() - start, "decode": 0.0, "process": 0.0}
-        made = [self.media.process(item, given.salt, timings) for item in items]
-        spans = [
-            tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
-            for item, done in zip(items, made, strict=True)
-        ]
-        tokens, ranges = self._expand(ids, list(zip(items, spans, strict=True)))
-        plans = tuple(final_plan(*entry) for entry in zip(items, made, spans, strict=True))
-        return Prepared(given.text, tokens, _features(items, made, ranges), plans, timings)
 
     def _expand(
         self, ids: Sequence[int], items: Sequence[tuple[Item, Sequence[Span]]]
@@ -162,11 +224,32 @@ def _as_stream(chat: RenderedChat) -> dict[str, list[Media]]:
 
 def _features(
     items: Sequence[Item], made: Sequence[Processed], ranges: Sequence[Sequence[PlaceholderRange]]
-) -> tuple[MultiModalFeature, ...]:
-    """In order of their offset; each piece of a source in pieces has an identity of its own."""
-    features = [
-        MultiModalFeature(item.source.modality, kwargs, where, grid, item.key if len(places) == 1 else f"{item.key}.{part}")
-        for item, done, places in zip(items, made, ranges, strict=True)
+) -> tuple[tuple[MultiModalFeature, ...], tuple[int, ...]]:
+    """In order of their offset, and which item each is of; each piece of a source has an identity of its own."""
+    pieces = [
+        (
+            MultiModalFeature(
+                item.source.modality, kwargs, where, grid, item.key if len(places) == 1 else f"{item.key}.{part}"
+            ),
+            i,
+        )
+        for i, (item, done, places) in enumerate(zip(items, made, ranges, strict=True))
         for part, ((kwargs, grid), where) in enumerate(zip(done.pieces, places, strict=True))
     ]
-    return tuple(sorted(features, key=lambda feature: feature.range.offset))
+    pieces.sort(key=lambda piece: piece[0].range.offset)
+    return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)
+
+
+def _stages(items: Sequence[Item], planned: float, seconds: Sequence[Mapping[str, float]], remote: bool) -> dict[str, float]:
+    """Seconds of each stage of a prompt: files are read one after the other, downloads run side by side before all else."""
+    loads = [item.seconds for item in items]
+    total = {stage: sum((entry.get(stage, 0.0) for entry in seconds), 0.0) for stage in ("decode", "process")}
+    fetch = max(loads, default=0.0) if remote else sum(loads)
+    plan = planned if remote else max(0.0, planned - fetch)
+    return {"fetch": float(fetch), "plan": plan, **total}
+
+
+def _trace(item: Item, done: Processed, plan: ItemPlan, seconds: dict[str, float]) -> ItemTrace:
+    given = item.source.data
+    cached = "process" not in seconds and not isinstance(given, EmbeddingItem)
+    return ItemTrace(plan.modality, plan.index, source_bytes(given), done.num_bytes, plan.num_tokens, cached, timings=seconds)

@@ -14,11 +14,12 @@ from ..mm.types import ItemPlan
 from ..processors.files import find_template
 from ..processors.text import Tokenizer
 from .config import load_model_files, make_config
-from .driver import Driver, Job
+from .driver import Driver
 from .input import InputProcessor
 from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .sampling_params import SamplingParams, from_generation_config
+from .ticket import Job
 from .types import RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -72,7 +73,7 @@ class LLM:
                 known = ", ".join(info.modalities)
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
         self._template = find_template(files.path)
-        engine = load_engine(self.config, files)
+        engine = load_engine(self.config, files, info)
         self.max_model_len = engine.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
@@ -111,7 +112,7 @@ class LLM:
         """
         listed = _listed(prompts)
         jobs = [
-            Job(partial(self._inputs.prepare, prompt, self._reserve(params)), params, has_media=_prompt_has_media(prompt))
+            Job(partial(self._inputs.begin, prompt, self._reserve(params)), params)
             for prompt, params in zip(listed, self._params(sampling_params, len(listed)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
@@ -154,7 +155,7 @@ class LLM:
             "tools": tools,
         }
         jobs = [
-            Job(partial(self._inputs.prepare_chat, conversation, render, request, self._reserve(params)), params)
+            Job(partial(self._inputs.begin_chat, conversation, render, request, self._reserve(params)), params)
             for conversation, params in zip(conversations, self._params(sampling_params, len(conversations)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
@@ -166,11 +167,11 @@ class LLM:
         generator ends the request.
         """
         (params,) = self._params(sampling_params, 1)
-        prepare = partial(self._inputs.prepare, prompt, self._reserve(params))
+        prepare = partial(self._inputs.begin, prompt, self._reserve(params))
         if isinstance(prompt, list | tuple):
             if self._template is None:
                 raise InputError("the checkpoint has no chat template; stream a rendered prompt instead")
-            prepare = partial(self._inputs.prepare_chat, prompt, {"template": self._template}, {}, self._reserve(params))
+            prepare = partial(self._inputs.begin_chat, prompt, {"template": self._template}, {}, self._reserve(params))
         return (output for _, output in self._driver.serve([Job(prepare, params)], partial=True))
 
     def plan(self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None) -> list[ItemPlan]:
@@ -225,10 +226,6 @@ def _listed(prompts: object) -> Sequence[object]:
     if not isinstance(prompts, list | tuple):
         raise InputError(f"prompts is a string, a mapping or a list of them, not a {type(prompts).__name__}")
     return prompts
-
-
-def _prompt_has_media(prompt: object) -> bool:
-    return isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:

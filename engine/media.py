@@ -9,10 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from ..mm.cache import ByteCache, CacheStats, Names
@@ -28,6 +29,9 @@ from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHe
 from ..processors.interface import ProcessingInfo, Span
 
 _log = logging.getLogger(__name__)
+
+
+Loaded = tuple[MediaSource, float]  # with its bytes, and the seconds that took
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Item:
     spans: tuple[Span, ...]
     headers: tuple[MediaHeader, ...] = ()
     done: Processed | None = None
+    seconds: float = 0.0  # to read or fetch its bytes
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,36 @@ class MediaProcessor:
             InputError: a modality the model does not take, too many items, an unknown option.
             MediaError: an item that is refused, unreadable or said to be here and is not.
         """
+        sources = self.parse(media, uuids, options)
+        return self.admit(sources, self.fetch(sources), options, tenant, identify)
+
+    def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:
+        """The first part of `open`: what was given, counted, in order; nothing is read."""
+        sources = self._tuned(self._info, options).parser().parse(media, uuids, self.settings.limits)
+        return [source for several in sources.values() for source in several]
+
+    def fetch(self, sources: Sequence[MediaSource]) -> dict[int, Future[Loaded]]:
+        """The second part: downloads, side by side, by place among the sources."""
+        places = [place for place, source in enumerate(sources) if gate.is_remote(source)]
+        return {place: self._fetchers.submit(self._load, sources[place]) for place in places}
+
+    def admit(
+        self,
+        sources: Sequence[MediaSource],
+        fetches: Mapping[int, Future[Loaded]],
+        options: Mapping[str, Any],
+        tenant: str | None,
+        identify: bool = True,
+    ) -> list[Item]:
+        """The last part: files are read, downloads waited for, and none is left behind when one fails."""
         info = self._tuned(self._info, options)
-        sources = info.parser().parse(media, uuids, self.settings.limits)
-        flat = self._load([source for several in sources.values() for source in several])
-        return [self._open(source, info, tenant, identify) for source in flat]
+        try:
+            loaded = [fetches[i].result() if i in fetches else self._load(source) for i, source in enumerate(sources)]
+        finally:
+            for future in fetches.values():
+                if not future.cancel():
+                    future.exception()  # wait: a fetch ends by itself within its time limit
+        return [replace(self._open(source, info, tenant, identify), seconds=seconds) for source, seconds in loaded]
 
     def shrink(self, items: Sequence[Item], room: int, tenant: str | None) -> list[Item]:
         """The items, each made smaller in the same proportion until together they take at most `room` tokens.
@@ -157,20 +188,9 @@ class MediaProcessor:
             return info
         return self._tune(_Options(options)) if info is self._info else info.tuned(options)
 
-    def _load(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
-        """Each with its bytes; downloads run side by side, and none is left behind when one fails."""
-        load = partial(gate.load, policy=self.settings.policy)
-        waiting: list[Future[MediaSource] | None] = [
-            self._fetchers.submit(load, source) if gate.is_remote(source) else None for source in sources
-        ]
-        try:
-            return [
-                load(source) if future is None else future.result() for source, future in zip(sources, waiting, strict=True)
-            ]
-        finally:
-            for future in waiting:
-                if future is not None and not future.cancel():
-                    future.exception()  # wait: a fetch ends by itself within its time limit
+    def _load(self, source: MediaSource) -> Loaded:
+        start = time.perf_counter()
+        return gate.load(source, self.settings.policy), time.perf_counter() - start
 
     def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None, identify: bool = True) -> Item:
         with gate.named(source):
@@ -240,7 +260,7 @@ class MediaProcessor:
         options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
         source = replace(item.source, options=options or {})  # its own are in item.info; fps and num_frames exclude each other
         small = self._open(source, item.info, tenant, bool(item.key))
-        return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens))
+        return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
 
     def _process(self, item: Item, timings: dict[str, float]) -> Processed:
         source, start = item.source, time.perf_counter()
@@ -276,6 +296,19 @@ def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
         exact=True,
         frames=done.frames,
     )
+
+
+def source_bytes(data: object) -> int:
+    """Bytes of what was given: encoded, or as pixels, frames, samples or rows; 0 for a name."""
+    if isinstance(data, bytes):
+        return len(data)
+    if isinstance(data, EmbeddingItem):
+        return sum(tensor.nbytes for tensor in data.tensors.values())
+    if isinstance(data, list | tuple):
+        return sum(source_bytes(entry) for entry in data)
+    if isinstance(data, Image):
+        return data.width * data.height * len(data.getbands())
+    return int(getattr(data, "nbytes", 0))
 
 
 def num_bytes(kwargs: MultiModalKwargsItem) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..mm.errors import InputError
 from ..processors.text import StreamDecoder, Tokenizer
 from .input import Prepared
+from .runner import describe
 from .sampling_params import SamplingParams
 from .types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
 
@@ -24,10 +25,12 @@ class Answer:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._total = 0.0  # log probability of all tokens
-        self._cut = False  # at a stop string
+        self.cut = False  # at a stop string
         self._searched = 0  # characters searched already: a stop string must end after them
         self._told = (0, 0)  # tokens and characters that the last output ended with
-        self._reset()
+        self._text = ""
+        self._undecoded: list[int] = []
+        self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
 
     def add(self, output: TokenOutput) -> bool:
         """Take what a step made; True when a stop string ends the answer that the engine would go on with."""
@@ -45,12 +48,16 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All text so far; decoding waits until somebody looks."""
-        if not self._cut:
+        """All text so far; decoding waits until somebody looks. InputError for what cannot be decoded."""
+        if self.cut:
+            return self._text
+        try:
             self._text += self._decoder.push(self._undecoded)
             self._undecoded = []
             if self.finish_reason is not None:
                 self._text += self._decoder.flush()
+        except Exception as error:  # whatever a tokenizer raises
+            raise InputError(f"detokenising failed: {describe(error)}; token_ids hold the answer") from None
         return self._text
 
     @property
@@ -77,15 +84,11 @@ class Answer:
             self.stop_reason,
         )
 
-    def _reset(self) -> None:
-        """Decode from the start."""
-        self._text, self._undecoded = "", list(self.token_ids)
-        self._decoder = StreamDecoder(self._tokenizer, self.params.skip_special_tokens)
-
     def _take_back(self, count: int) -> None:
         del self.token_ids[-count:], self.logprobs[len(self.token_ids) :]
         self._total = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=False))
-        self._reset()
+        self._text, self._undecoded = "", list(self.token_ids)  # decoded anew from the start
+        self._decoder = StreamDecoder(self._tokenizer, self.params.skip_special_tokens)
         self._searched = min(self._searched, len(self.text))
 
     def _stop(self) -> bool:
@@ -100,7 +103,7 @@ class Answer:
             return False
         start, stop = found
         self._text = text[: start + len(stop) * self.params.include_stop_str_in_output]
-        self._cut = True
+        self.cut = True
         self.finish_reason, self.stop_reason = "stop", stop
         return True
 
@@ -159,12 +162,16 @@ class Assembly:
 
     def output(self, delta: bool = False) -> RequestOutput:
         """All of it, or of each answer what is new since the last output."""
+        return replace(self.summary(), outputs=tuple(answer.output(delta) for answer in self.answers.values()))
+
+    def summary(self) -> RequestOutput:
+        """All but the answers."""
         first = self.stats.get(next(iter(self.answers)), SequenceStats())
         return RequestOutput(
             self.request_id,
             self.prepared.prompt,
             self.prepared.token_ids,
-            tuple(answer.output(delta) for answer in self.answers.values()),
+            (),
             self.prompt_logprobs,
             self.finished,
             self.error,
@@ -174,6 +181,11 @@ class Assembly:
             first.cached_tokens,
             sum(stats.preemptions for stats in self.stats.values()),
         )
+
+    def freeze(self) -> None:
+        """Text that cannot be decoded stays as far as it is."""
+        for answer in self.answers.values():
+            answer.cut, answer.finish_reason = True, "error"
 
     def _encoder(self, item: int) -> str:
         """How the rows of an item came to be, in words of SequenceStats: the costliest way of its pieces and answers."""

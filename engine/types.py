@@ -149,7 +149,7 @@ class EncodeResult:
 
     Args:
         source: "encoded", or "disk" when the rows were found there.
-        error: why there are no rows, or None.
+        error: why there are no rows and what to do, without the item's name; or None.
         poison: the item itself broke the encoder (not the memory that was short): it should not be tried again soon.
     """
 
@@ -207,6 +207,29 @@ class EngineStats:
 
 
 @dataclass(frozen=True)
+class ItemTrace:
+    """How one item of a prompt came to its rows.
+
+    Args:
+        source_bytes: as given or fetched, encoded or as pixels; 0 where a name stood for it.
+        num_bytes: of the tensors that it was processed to.
+        num_tokens: of the prompt.
+        cached: it was processed already.
+        encoder: "encoded", "cache", "disk" or "prefix", see SequenceStats; "" while that is not known.
+        timings: seconds of fetch, decode and process.
+    """
+
+    modality: str
+    index: int
+    source_bytes: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    cached: bool = False
+    encoder: str = ""
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One completion. `stop_reason` is the stop string or token id that ended it, None for EOS and length."""
 
@@ -223,7 +246,13 @@ class CompletionOutput:
 class RequestOutput:
     """The answer to one prompt, completions in order of `index`. `error` says why nothing more came, or None.
 
-    `items`: what each picture, clip or sound took, with the frames that were used and what `fit` made smaller.
+    Args:
+        items: what each picture, clip or sound took, with the frames that were used and what `fit` made smaller.
+        timings: seconds of fetch, plan, decode, process, queue, encode, prefill and decode_steps; "queue" is all the time
+            it stood in a line. Together they are about the time from asking to the last token.
+        trace: how each item came to its rows, in the order of `items`.
+        num_cached_tokens: tokens of the prompt that the prefix cache had.
+        num_preemptions: times its blocks were taken and computed again.
     """
 
     request_id: str
@@ -234,6 +263,7 @@ class RequestOutput:
     finished: bool = True
     error: str | None = None
     items: tuple[ItemPlan, ...] = ()
-    timings: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds: plan, decode, process, queue, encode, prefill, decode_steps
+    timings: dict[str, float] = field(default_factory=dict)
+    trace: tuple[ItemTrace, ...] = ()
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0

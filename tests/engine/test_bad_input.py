@@ -203,7 +203,7 @@ def test_an_answer_that_cannot_be_assembled_fails_alone(llm: LLM, monkeypatch: p
     real = Assembly.add
 
     def add(self: Assembly, output: Any) -> bool:
-        if len(self.prompt_token_ids) > 20:
+        if len(self.prepared.token_ids) > 20:
             raise RuntimeError("no text today")
         return real(self, output)
 
@@ -215,7 +215,7 @@ def test_an_answer_that_cannot_be_assembled_fails_alone(llm: LLM, monkeypatch: p
 
 
 def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two callers share a step that Ctrl-C cuts: one sees it, the other gets a typed end, the next call works."""
+    """Two callers share a step that is cut: both get a typed end, the next call works."""
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 
@@ -224,8 +224,7 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(llm._driver.core.runner, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate("def", GREEDY, use_tqdm=False)
+        assert "interrupted" in str(llm.generate("def", GREEDY, use_tqdm=False)[0].error)
     assert "interrupted" in str(list(other)[-1].error)
     (again,) = llm.generate("def", GREEDY, use_tqdm=False)
     assert again.error is None

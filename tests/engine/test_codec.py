@@ -53,6 +53,7 @@ def messages():
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
+    item = types.ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
     stats = types.SequenceStats(16, 1, ("cache", "encoded"))
     encoded = types.EncodeResult("h", "disk", "e", True)
@@ -60,10 +61,15 @@ def messages():
     return [
         params, request, scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
-        types.SchedulerOutput(3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)),
+        types.SchedulerOutput(
+            3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)
+        ),
         done, stats, encoded, types.StepOutput((done,), (encoded,), 0.5), types.EngineStats(1, 2),
         completion,
-        types.RequestOutput("r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}),
+        types.RequestOutput(
+            "r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}, (item,), 3, 1
+        ),
+        item,
         plan,
     ]  # fmt: skip
 

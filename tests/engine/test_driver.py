@@ -1,15 +1,19 @@
 """Prompts to answers around the toy model: order, errors that stay alone, seeds, interruption, several callers at once."""
 
 import itertools
+import signal
+import threading
+import time
 from functools import partial
 
 import pytest
 import torch
 from PIL import Image
-from sensorium.engine.driver import Driver, Job, bad_word_ids
+from sensorium.engine.driver import Driver, bad_word_ids
 from sensorium.engine.input import InputProcessor
 from sensorium.engine.media import MediaSettings
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.ticket import Job
 from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.policy import DecodeSpec
@@ -82,7 +86,17 @@ class World:
 
     def jobs(self, prompts, params=None):
         params = params or SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        return [Job(partial(self.inputs.prepare, prompt), params) for prompt in prompts]
+        return [Job(partial(self.inputs.begin, prompt), params) for prompt in prompts]
+
+    def slow_down(self, seconds=0.005):
+        """Steps that take time, so that whoever waits for them sees each."""
+        forward = self.core.runner.model.forward
+
+        def slow(batch):
+            time.sleep(seconds)
+            return forward(batch)
+
+        self.core.runner.model.forward = slow
 
     def answers(self, prompts, params=None):
         found = dict(self.driver.serve(self.jobs(prompts, params)))
@@ -220,6 +234,7 @@ def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
 def test_streams_grow_and_live_beside_a_batch(world):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (expected,) = world.texts(["stream me"], params)[0]
+    world.slow_down()
     stream = world.driver.serve(world.jobs(["stream me"], params), partial=True)
     first = next(stream)[1]
     assert not first.finished
@@ -244,18 +259,36 @@ def test_closing_frees_everything(world, toy, steps):
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_interruption_frees_everything(world, toy, at):
+def test_ctrl_c_frees_everything(world, toy, at):
     forward, calls = world.core.runner.model.forward, itertools.count(1)
 
-    def interrupted(batch):
+    def interrupting(batch):
         if next(calls) == at:
-            raise KeyboardInterrupt
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.02)
         return forward(batch)
 
-    world.core.runner.model.forward = interrupted
+    world.core.runner.model.forward = interrupting
     with pytest.raises(KeyboardInterrupt):
         dict(world.driver.serve(world.jobs(PROMPTS)))
     toy.assert_empty(world.core)
+    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
+    forward, calls = world.core.runner.model.forward, itertools.count(1)
+
+    def broken(batch):
+        if next(calls) == at:
+            raise error
+        return forward(batch)
+
+    world.core.runner.model.forward = broken
+    failed = [output.error for output in world.answers(PROMPTS) if output.error]
+    assert failed
+    assert all(error.__name__ in reason for reason in failed)
     assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
 
 

@@ -146,8 +146,7 @@ def test_running_out_of_memory_is_not_the_items_fault(
 def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         poison(llm, patch, raising(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            answers(llm, [asked(marked())])
+        assert "interrupted" in str(answers(llm, [asked(marked())])[0].error)
     assert answers(llm, [asked(marked())])[0].error is None
     assert_idle(llm)
 

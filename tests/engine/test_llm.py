@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -101,8 +102,10 @@ def test_calls_of_a_wrong_shape_raise(llm):
     assert llm.generate([], use_tqdm=False) == []
 
 
-def test_a_stream_ends_in_the_answer(llm):
+def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     messages = conversation({"type": "image", "image": picture()})
+    step = llm._driver.core.step
+    monkeypatch.setattr(llm._driver.core, "step", lambda: time.sleep(0.01) or step())
     outputs = list(llm.stream(messages, GREEDY))
     assert outputs[-1].finished
     assert not outputs[0].finished

@@ -114,5 +114,5 @@ def test_an_assembly_ends_with_its_last_answer():
     assert [answer.finish_reason for answer in output.outputs] == ["stop", "length"]
     assert output.timings == {"queue": 2.0}
     failed = Assembly("8", SamplingParams(), Letters())
-    failed.fail("too long")
+    failed.end("error", "too long")
     assert (failed.output().error, failed.output().outputs[0].finish_reason) == ("too long", "error")
