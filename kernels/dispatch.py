@@ -16,7 +16,9 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "torch", "reference"),
     "varlen_attention": ("native", "torch", "reference"),
     "dense_attention": ("sdpa", "products"),
-    "rms_norm": ("torch", "triton"),
+    "rms_norm": ("native", "torch", "triton"),
+    "rotary": ("native", "torch"),
+    "silu_mul": ("native", "torch"),
     "linear": ("onednn", "torch"),
     "int8_linear": ("native", "torch"),
 }

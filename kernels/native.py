@@ -41,7 +41,7 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in _TYPES and library() is not None
 
 
-def call(name: str, dtype: torch.dtype, *args: int | float | Tensor) -> None:
+def call(name: str, dtype: torch.dtype, *args: int | float | Tensor | None) -> None:
     """Run a kernel; a tensor goes over as the address of its first element, the number of threads is added."""
     plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     getattr(library(), f"sensorium_{name}")(_TYPES[dtype], *plain, torch.get_num_threads())

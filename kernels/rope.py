@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .dispatch import backend
+from .native import call
+
 
 def rotary_cos_sin(positions: Tensor, inv_freq: Tensor, axis_of_freq: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines, float32 `[rows, dim / 2]` each.
@@ -18,11 +21,20 @@ def rotary_cos_sin(positions: Tensor, inv_freq: Tensor, axis_of_freq: Tensor) ->
     return angles.cos(), angles.sin()
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x [rows, heads, dim]`, first half against second half, in float32; the result has x's dtype."""
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x [rows, heads, dim]` turned, first half against second half, in float32; the result has x's dtype."""
     a, b = x.float().chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
     out, half = torch.empty_like(x), x.shape[-1] // 2
     out[..., :half] = (a * c).addcmul_(b, s, value=-1)  # few passes over memory: this is a fifth of a tower's time
     out[..., half:] = (b * c).addcmul_(a, s)
     return out
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn `x [rows, heads, dim]` in place by float32 `cos, sin [rows, dim / 2]`; x may be a part of longer rows."""
+    n, heads, dim = x.shape
+    if backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim:
+        call("rotary", x.dtype, x, x.stride(0), cos.contiguous(), sin.contiguous(), n, heads, dim // 2)
+    else:
+        x.copy_(rotate_reference(x, cos, sin))

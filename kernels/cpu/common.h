@@ -123,3 +123,13 @@ static void parallel_for(int threads, int64_t n, const F& f) {
     else
         run(&job);
 }
+
+// f(first, last) over pieces of `rows` rows; little work stays on the calling thread.
+template <class F>
+static void parallel_rows(int threads, int64_t rows, int64_t width, const F& f) {
+    int64_t piece = width < 16384 ? 16384 / width : 1;
+    parallel_for(threads, (rows + piece - 1) / piece, [&](int64_t i) {
+        int64_t last = (i + 1) * piece;
+        f(i * piece, last < rows ? last : rows);
+    });
+}

@@ -33,10 +33,13 @@ class Norm(nn.Module):
         if self.bias is not None:
             yield f"{path}.bias", self.bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bias is not None:
-            return layer_norm(x, self.weight, self.bias, self.eps)
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """`add`: the output of the layer before, which is added to the residual stream `x` in place first."""
+        if self.bias is None:
+            return rms_norm(x, self.weight, self.eps, add)
+        if add is not None:
+            x += add
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class Embedding(nn.Module):

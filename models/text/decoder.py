@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ...kernels.activation import silu_mul
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ...kernels.rope import apply_rotary, rotary_cos_sin
+from ...kernels.rope import rotary_cos_sin, rotate_
 from ..config import TextConfig
 from ..interface import CacheSpec, ForwardBatch
 from ..layers.basic import Embedding, Norm
@@ -25,8 +25,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
-        qk = apply_rotary(qkv[:, : self.heads + self.kv_heads], cos, sin)
-        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
+        rotate_(qkv[:, : self.heads + self.kv_heads], cos, sin)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
         return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -39,8 +39,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(inner, {"down_proj": dim}, bias, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down(silu_mul(self.gate_up(x)))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -51,9 +50,12 @@ class Layer(nn.Module):
         self.self_attn = Attention(c, dtype, device)
         self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, False, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, attn)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+    def forward(
+        self, x: Tensor, add: Tensor | None, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata
+    ) -> Tensor:
+        """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+        add = self.self_attn(self.input_layernorm(x, add), cos, sin, cache, attn)
+        return self.mlp(self.post_attention_layernorm(x, add))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -76,6 +78,7 @@ class Decoder(nn.Module):
         if batch.embed_index is not None and batch.embed_rows is not None:
             x.index_copy_(0, batch.embed_index, batch.embed_rows.to(x.dtype))
         cos, sin = rotary_cos_sin(batch.positions, self.inv_freq, self.axis_of_freq)
+        add = None
         for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
-            x = layer(x, cos, sin, cache, attn)
-        return self.norm(x)  # type: ignore[no-any-return]
+            add = layer(x, add, cos, sin, cache, attn)
+        return self.norm(x, add)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels.rope import apply_rotary, rotary_cos_sin
+from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ..layers.basic import ACTIVATIONS, Norm
 from ..layers.linear import Linear
@@ -102,8 +102,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], 3 * self.heads, self.dim)  # [patches, q | k | v heads, dim]
-        qk, v = apply_rotary(qkv[:, : 2 * self.heads], cos, sin), qkv[:, 2 * self.heads :]
-        out = varlen_attention(qk[:, : self.heads], qk[:, self.heads :], v, segments, self.dim**-0.5)
+        rotate_(qkv[:, : 2 * self.heads], cos, sin)
+        q, k, v = qkv.split(self.heads, 1)
+        out = varlen_attention(q, k, v, segments, self.dim**-0.5)
         return self.proj(out.flatten(1))  # type: ignore[no-any-return]
 
 
@@ -128,9 +129,10 @@ class Block(nn.Module):
         self.attn = Attention(c, dtype, device)
         self.mlp = SwiGLU(c.width, c.inner, True, dtype, device) if c.act is None else Mlp(c, c.act, dtype, device)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
-        x = x + self.attn(self.norm1(x), cos, sin, segments)
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, add: Tensor | None, cos: Tensor, sin: Tensor, segments: list[int]) -> Tensor:
+        """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+        add = self.attn(self.norm1(x, add), cos, sin, segments)
+        return self.mlp(self.norm2(x, add))  # type: ignore[no-any-return]
 
 
 class Merger(nn.Module):
@@ -146,9 +148,9 @@ class Merger(nn.Module):
         )
         self.mlp = nn.ModuleList([first, nn.Identity(), last])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, add: Tensor | None) -> Tensor:
         first, _, last = self.mlp
-        return last(F.gelu(first(self.ln_q(x).view(-1, self.wide))))  # type: ignore[no-any-return]
+        return last(F.gelu(first(self.ln_q(x, add).view(-1, self.wide))))  # type: ignore[no-any-return]
 
 
 class Tower(nn.Module):
@@ -176,9 +178,10 @@ class Tower(nn.Module):
             x = x.view(-1, unit, c.width)[order].flatten(0, 1)
         positions = torch.stack((layout.h, layout.w)).to(self.device)
         cos, sin = rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq)
+        add = None
         for i, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layout.windows if c.window and i not in c.full_layers else layout.frames)
-        rows = self.merger(x)
+            add = block(x, add, cos, sin, layout.windows if c.window and i not in c.full_layers else layout.frames)
+        rows = self.merger(x, add)
         if order is None:
             return rows  # type: ignore[no-any-return]
         out = torch.empty_like(rows)
