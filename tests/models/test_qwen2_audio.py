@@ -79,7 +79,7 @@ def run_ours(path: Path, model: Any, made: dict[str, Any], sounds: Sequence[np.n
     caches = [torch.zeros(2, blocks + 1, block, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
     index = (ids == audio_tokenizer().token_to_id("<|AUDIO|>")).nonzero().flatten()
     rows = torch.cat(our_rows(path, model, sounds)) if sounds else None
-    batch = ForwardBatch(ids, token[None], attn, caches, index if sounds else None, rows)
+    batch = ForwardBatch(ids, token[None], [attn] * len(caches), caches, index if sounds else None, rows)
     with torch.inference_mode():
         return model.compute_logits(model.forward(batch))
 

@@ -94,7 +94,7 @@ def run_ours(model: Any, made: dict[str, Any], placed: list[Any], positions: tor
     batch = ForwardBatch(
         ids,
         positions,
-        attn,
+        [attn] * len(caches),
         caches,
         torch.cat(index) if index else None,
         torch.cat([next(queue[kind]) for kind in kinds]) if index else None,
