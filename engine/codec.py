@@ -13,10 +13,14 @@ from torch import Tensor
 from ..mm import fields as mm_fields
 from ..mm import types as mm_types
 from . import types as engine_types
+from .repetition import RepetitionDetection
 from .sampling_params import SamplingParams
+from .structured import StructuredOutputs
 
 _MESSAGES: tuple[type, ...] = (
     SamplingParams,
+    StructuredOutputs,
+    RepetitionDetection,
     engine_types.EngineRequest,
     engine_types.RequestUpdate,
     engine_types.ScheduledRequest,

@@ -9,6 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..mm.errors import InputError
+from .logits_processors import normalised
+from .repetition import RepetitionDetection
+from .structured import StructuredOutputs
 
 _GREEDY_BELOW = 1e-5  # dividing by less overflows float32
 
@@ -37,6 +40,9 @@ class SamplingParams:
         logit_bias: token id -> added to its logit, in [-100, 100].
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string in the text.
+        structured_outputs: what form the answer must have: a JSON schema, a regex, a choice, a grammar.
+        logits_processors: names of registered processors, or names mapped to their arguments.
+        repetition_detection: end answers that go round in a circle, or repair them; None lets them run.
 
     Raises:
         InputError: a value outside its limits; the message names both.
@@ -62,6 +68,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    logits_processors: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -76,6 +85,10 @@ class SamplingParams:
         if not isinstance(self.logit_bias or {}, Mapping):
             raise InputError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
         _store(self, "logit_bias", {_token("logit_bias", k): _bias(v) for k, v in (self.logit_bias or {}).items()})
+        for name, kind in (("structured_outputs", StructuredOutputs), ("repetition_detection", RepetitionDetection)):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
+                raise InputError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}")
+        _store(self, "logits_processors", normalised(self.logits_processors or {}))
         if self.n > 1 and self.greedy:
             raise InputError(f"n={self.n} answers need a temperature above 0; greedy answers would all be the same")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -100,8 +113,16 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return bool(penalised or self.min_tokens or self.bad_words or self.logit_bias)
+        forced = self.structured_outputs or self.logits_processors or self.repetition_detection  # a repair forbids
+        return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or forced)
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def processors(self) -> dict[str, Mapping[str, Any]]:
+        return dict(self.logits_processors or {})  # type: ignore[arg-type]
 
 
 _LIMITS: dict[str, tuple[float, float, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ class _Backend(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def token_to_id(self, token: str) -> int | None: ...
     def reach(self) -> Reach: ...
+    def vocabulary(self, end: int) -> object: ...
 
 
 class Tokenizer:
@@ -91,6 +93,11 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
+
+    def grammar_vocabulary(self) -> tuple[Any, None, int]:
+        """Arguments of llguidance's tokenizer: the vocabulary with its bytes, no other size, the token that ends a text."""
+        end = self.specials.get(self.special_tokens.get("eos_token", ""), max(self.special_ids, default=self.vocab_size - 1))
+        return self._backend.vocabulary(end), None, end
 
     @cached_property
     def _reach(self) -> Reach:
@@ -184,6 +191,9 @@ class _Fast:
     def reach(self) -> Reach:
         return reach_of(self._trusted)
 
+    def vocabulary(self, end: int) -> str:
+        return str(self._trusted.to_str())
+
     @cached_property
     def _unknown(self) -> int | None:
         return unknown_id(self._trusted)
@@ -227,6 +237,26 @@ class _Tekken:
     def reach(self) -> Reach:
         pieces = (self._tekken.id_to_byte_piece(number, self._policies.KEEP) for number in range(self.vocab_size))
         return Reach(max(map(len, pieces)))  # a character is one byte at least
+
+    def vocabulary(self, end: int) -> object:
+        from llguidance import TokenizerWrapper
+
+        pieces = [self._tekken.id_to_byte_piece(number, self._policies.KEEP) for number in range(self.vocab_size)]
+        return TokenizerWrapper(_Pieces(pieces, end, tuple(self.specials.values()), self.plain))
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A vocabulary by the bytes of its tokens."""
+
+    tokens: Sequence[bytes]
+    eos_token_id: int
+    special_token_ids: Sequence[int]
+    encode: Callable[[str], list[int]]
+    bos_token_id: None = None
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
 
 
 def _utf8(text: str) -> str:
