@@ -1,0 +1,83 @@
+"""The same request gives the same bits: whatever runs beside it, however it is cut, and whatever was found in caches."""
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from oracle import build_checkpoint
+from PIL import Image
+from sensorium import LLM, SamplingParams
+from sensorium.engine.types import EngineRequest
+
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def llm(request, tmp_path_factory):
+    path = build_checkpoint(tmp_path_factory.mktemp("invariant"), "qwen2_5_vl", 3)
+    return LLM(path, max_model_len=1024, dtype=request.param, batch_invariant=True)
+
+
+def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
+    rng = np.random.default_rng(seed)
+    picture = Image.fromarray(rng.integers(0, 256, (90 + 40 * (seed % 3), 130, 3), dtype=np.uint8))
+    prepared = llm._inputs.prepare({"prompt": f"look at {SLOT} and say: {text}", "multi_modal_data": {"image": picture}})
+    return EngineRequest(name, prepared.token_ids, PARAMS, (), prepared.features)
+
+
+def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -> list[Any]:
+    """Log probabilities of ours, which comes `lead` steps after its mates."""
+    for mate in mates:
+        core.add(mate)
+    found: list[Any] = []
+    added = False
+    while core.scheduler.requests or not added:
+        if lead <= 0 and not added:
+            core.add(ours)
+            added = True
+        lead -= 1
+        for output in core.step():
+            assert output.error is None
+            if output.request_id == ours.request_id:
+                found += output.logprobs or ()
+    return found
+
+
+CASES = list(itertools.product((0, 1, 4, 7), (4096, 5, 16, 33), (0, 3), (16, 4), (True, False)))
+
+
+@pytest.mark.parametrize("count", [16, pytest.param(len(CASES), marks=pytest.mark.full)])
+def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, count):
+    model = llm._driver.core.runner.model
+    ours = asked(llm, "ours", 1, "what is it, and why is it so?")
+    others = [asked(llm, f"mate{i}", 1 + i % 4, "something else " * (1 + 3 * i)) for i in range(7)]
+    expected = run(
+        toy.make_core(blocks=200, block_size=16, budget=4096, max_len=1024, encoder_rows=999, model=model), ours, [], 0
+    )
+    assert len(expected) == 12
+    for mates, budget, lead, block_size, warm in random.Random(0).sample(CASES, count):
+        core = toy.make_core(
+            blocks=3200 // block_size, block_size=block_size, budget=budget, max_len=1024, encoder_rows=999, model=model
+        )
+        if warm:  # its picture, or all but the end of its prompt, has been seen
+            run(core, replace(ours, request_id="before", prompt_token_ids=(*ours.prompt_token_ids[:-3], 5)), [], 0)
+        got = run(core, ours, others[:mates], lead)
+        assert got == expected, f"{mates} mates, {budget} rows a step, {lead} steps late, blocks of {block_size}, warm={warm}"
+
+
+def test_bits_do_not_depend_on_preemption(llm, toy):
+    model = llm._driver.core.runner.model
+    ours, other = asked(llm, "ours", 1, "what is it?"), asked(llm, "other", 2, "what is that?")
+    options = {"blocks": 40, "block_size": 16, "max_len": 300, "encoder_rows": 999, "model": model}
+    expected = run(toy.make_core(budget=4096, **options), ours, [], 0)
+    core = toy.make_core(budget=20, seqs=1, caching=False, **options)
+    core.add(ours)
+    found = [entry for _ in range(6) for output in core.step() for entry in output.logprobs or ()]
+    core.add(replace(other, priority=-1))
+    outputs = toy.drain(core)["ours"]
+    assert outputs[-1].stats.preemptions == 1
+    assert found + [entry for output in outputs for entry in output.logprobs or ()] == expected
