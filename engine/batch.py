@@ -31,6 +31,7 @@ class Track:
     positions: np.ndarray = field(init=False)  # int64 [axes, tokens given]
     delta: int = field(init=False)  # position minus index of every later token
     media_end: int = field(init=False)
+    forbidden: tuple[tuple[int, ...], ...] = ()  # sequences that the rest of the answer must not contain
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class Track:
         self.features = [f for f in self.features if f.range.offset < change.num_tokens] + list(change.features)
         self.token_ids += change.token_ids
         self.turn_start = len(self.token_ids) if change.restart else min(self.turn_start, change.num_tokens)
+        self.forbidden = () if change.restart else (*self.forbidden, *change.forbid)
         self._place()
 
     def _place(self) -> None:
@@ -80,7 +82,8 @@ class Track:
 
     def sample_row(self) -> SampleRow:
         message = self.message
-        return SampleRow(message.params, self.token_ids, self.turn_start, message.seed, self.end_ids, message.bad_word_ids)
+        words = (*message.bad_word_ids, *self.forbidden)
+        return SampleRow(message.params, self.token_ids, self.turn_start, message.seed, self.end_ids, words)
 
 
 Row = tuple[Track, ScheduledRequest]

@@ -115,7 +115,8 @@ class EngineCore:
             self.scheduler.abort(task.request_id, unclean=True)
             return _ended(request, replace(result, finish_reason="error"))
         done = self.scheduler.advance(task, result.token_ids)
-        result = replace(result, num_removed=done.num_removed)
+        if done.num_removed:  # the newest of them was never shown
+            return replace(result, token_ids=(), logprobs=None, num_removed=done.num_removed - 1)
         if done.finish_reason is None:
             return result
         return _ended(request, replace(result, finish_reason=done.finish_reason, stop_reason=done.stop_token))

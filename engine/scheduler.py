@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..mm.errors import InputError
@@ -12,9 +12,11 @@ from ..mm.types import MultiModalFeature
 from .admission import check_atoms, check_cross, check_features, check_length
 from .atoms import Atom, atoms, clip
 from .block_tables import BlockTables
-from .encoder_cache import EncoderCache, User
+from .encoder_cache import EncoderCache
+from .item_rows import ItemRows
 from .kv import KVBlocks
-from .request import CROSS, Request, State
+from .repetition import find_loop
+from .request import Request, State
 from .types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, ScheduledRequest, SchedulerOutput
 
 
@@ -76,6 +78,7 @@ class Scheduler:
         """`kinds`: of each group of `kv`, "full" or "cross"."""
         self.kv, self.encoder, self.limits = kv, encoder, limits
         self.tables = BlockTables(kv, kinds, limits.prefix_caching and limits.prefill != "prompt_atomic")
+        self.items = ItemRows(encoder, limits.prefill == "prompt_atomic")
         self.limit = min(limits.max_model_len, kv.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # by order
@@ -94,7 +97,7 @@ class Scheduler:
         request = Request.new(message, self._arrivals, self.kv.empty)
         check_cross(request.cross_rows, self.kv.capacity, "cross" in self.tables.kinds)
         self._check(request)
-        self._hold(request, request.items())
+        self.items.hold(request, request.items())
         self._arrivals += 1
         self.requests[message.request_id] = request
         self._new.append(message)
@@ -119,7 +122,7 @@ class Scheduler:
         request.append(token_ids, features)
         try:
             self._check(request)
-            self._hold(request, [(index, request.features[index]) for index in range(known, len(request.features))])
+            self.items.hold(request, [(index, request.features[index]) for index in range(known, len(request.features))])
         except InputError:
             del request.features[known:], request.token_ids[length:]
             request.turn_start = turn
@@ -150,8 +153,7 @@ class Scheduler:
             self.running.remove(request)
         elif request.state is State.WAITING:
             self.waiting.remove(request)
-        for index, feature in request.items():
-            self.encoder.release(feature.hash, request.user(index))
+        self.items.release(request)
         if unclean:
             for blocks, held in zip(self._unclean, self.tables.unnamed(request), strict=True):
                 blocks += held
@@ -197,18 +199,17 @@ class Scheduler:
         """Book what a step did for one sequence."""
         request = self.requests[scheduled.request_id]
         request.num_computed += scheduled.num_tokens
-        if scheduled.write_cross and request.message.cross is not None:
+        if scheduled.write_cross:
             self.tables.name_cross(request)
-            self.encoder.unread(request.message.cross.hash, request.user(CROSS))
         self.tables.name(request)
-        self._unread_computed(request)
+        self.items.computed(request)
         if not token_ids:
             return Advance()
         request.times.setdefault("first_token", time.perf_counter())
         request.token_ids += token_ids
         finish = request.finish_reason(self.limit)
         if finish is None:
-            return Advance()
+            return self._check_loop(request)
         self._end(request)
         return Advance(*finish)
 
@@ -276,7 +277,7 @@ class Scheduler:
     def _evict(self, request: Request) -> None:
         """Take a sequence's blocks. What the prefix cache still has of them when it runs next is not computed again."""
         self.tables.drop(request)
-        self._unread(request)
+        self.items.unread(request)
         request.preemptions += 1
         self._preemptions += 1
         if request.state is State.RUNNING:
@@ -291,13 +292,10 @@ class Scheduler:
         """Rows for one running sequence, as many as budgets, atoms and encoder rows allow."""
         start, parts = request.num_computed, self._atoms(request)
         count = clip(start, min(request.remaining, step.budget), step.budget, parts)
-        tasks: list[EncodeTask] = []
-        readable = self._read_items(request, count, step, tasks)
+        readable, tasks = self.items.read(request, count, step.encoder_budget, first=not step.encode)
         count = clip(start, readable, readable, parts)
         if count == 0:
-            for task in tasks:
-                self.encoder.fail(task.hash)
-            self._unread(request)
+            self.items.unread(request, tasks)
             return
         step.chunks[request.request_id] = count
         step.budget -= count
@@ -306,47 +304,22 @@ class Scheduler:
         stop = start + count
         self._cut_items += any(f.range.offset < stop < f.range.end for f in request.features[request.next_feature :])
 
-    def _read_items(self, request: Request, count: int, step: _Step, tasks: list[EncodeTask]) -> int:
-        """Tokens before the first item whose rows can neither be had nor made in this step; `tasks`: what is to be made."""
-        budget = step.encoder_budget
-        for index, feature in self._needed(request, count):
-            rows = feature.range.num_embeds
-            before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
-            alone = before == 0 or self.limits.prefill == "prompt_atomic"  # without this item nothing can be computed
-            late = step.encode or (tasks and not alone)
-            if rows > budget and late and feature.hash not in self.encoder:
-                return before
-            here = self.encoder.read(feature.hash, request.user(index))
-            if here is None:
-                return before
-            request.sources.setdefault(index, "cache" if here else "encoded")
-            if not here:
-                tasks.append(EncodeTask(request.request_id, index, feature.hash))
-                budget -= rows
-        return count
-
-    def _needed(self, request: Request, count: int) -> Iterable[tuple[int, MultiModalFeature]]:
-        """Items whose rows the next `count` tokens read."""
-        if count and not request.cross_done and request.message.cross is not None:
-            yield CROSS, request.message.cross
-        for index in range(request.next_feature, len(request.features)):
-            feature = request.features[index]
-            if feature.range.offset >= request.num_computed + count:
-                return
-            yield index, feature
-
     def _atoms(self, request: Request) -> Sequence[Atom]:
         return atoms(self.limits.prefill, request.prompt_length, request.features)
 
-    def _unread(self, request: Request) -> None:
-        for index, feature in request.items():
-            self.encoder.unread(feature.hash, request.user(index))
-
-    def _unread_computed(self, request: Request) -> None:
-        features = request.features
-        while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
-            self.encoder.unread(features[request.next_feature].hash, request.user(request.next_feature))
-            request.next_feature += 1
+    def _check_loop(self, request: Request) -> Advance:
+        """An answer that goes round in a circle ends, or is rolled back to where that began and may not go there again."""
+        detection = request.message.params.repetition_detection
+        loop = None if detection is None else find_loop(request.token_ids, request.turn_start, detection)
+        if detection is None or loop is None:
+            return Advance()
+        if not detection.repair or request.repairs >= detection.max_repairs:
+            self._end(request)
+            return Advance("repetition")
+        removed = len(request.token_ids) - loop.start
+        request.repairs += 1
+        self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
+        return Advance(num_removed=removed)
 
     def _end(self, request: Request) -> None:
         if request.hold_open:
@@ -354,18 +327,6 @@ class Scheduler:
             request.state = State.IDLE
         else:
             self.abort(request.request_id)
-
-    def _hold(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
-        """Announce items to the encoder cache: all or, with an InputError, none."""
-        held: list[tuple[str, User]] = []
-        for index, feature in items:
-            try:
-                self.encoder.hold(feature.hash, feature.range.num_embeds, request.user(index))
-            except InputError:
-                for key, user in held:
-                    self.encoder.release(key, user)
-                raise
-            held.append((feature.hash, request.user(index)))
 
     def _live(self, request_id: str) -> Request:
         if request_id not in self.requests:

@@ -126,7 +126,7 @@ class TokenOutput:
 
     Args:
         finish_reason: None | "stop" | "length" | "repetition" | "abort" | "error".
-        num_removed: tokens at the answer's end that were taken back before `token_ids` were added (loop repair).
+        num_removed: tokens at the end of the answer that are taken back (loop repair); then there are no new ones.
         timings: seconds of queue, encode, prefill and decode_steps, with the last output of an answer.
         stats: what the caches saved, with the last output of an answer.
     """

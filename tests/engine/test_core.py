@@ -4,8 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sensorium.engine.repetition import RepetitionDetection
+from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
 
 
@@ -179,3 +182,57 @@ def test_many_live_sequences_in_a_small_pool(toy, seed, blocks, chunk):
     for name in list(given_to):
         core.abort(name)
     toy.assert_empty(core)
+
+
+def test_a_loop_ends_the_answer(toy):
+    core = looping(toy)
+    core.add(replace(loop_request(toy, core), params=SamplingParams(temperature=0.0, max_tokens=60, repetition_detection=LOOP)))
+    outputs = toy.drain(core)["r"]
+    assert outputs[-1].finish_reason == "repetition"
+    assert toy.tokens_of(outputs) == [20, 30, 31, 30, 31, 30, 31]
+    toy.assert_empty(core)
+
+
+def test_a_loop_is_repaired_without_another_encoder_call(toy):
+    core = looping(toy)
+    repair = replace(LOOP, repair=True, max_repairs=1)
+    core.add(
+        replace(loop_request(toy, core), params=SamplingParams(temperature=0.0, max_tokens=12, repetition_detection=repair))
+    )
+    answer = []
+    for output in toy.drain(core)["r"]:
+        answer = answer[: len(answer) - output.num_removed] + list(output.token_ids)
+    assert answer[:2] == [20, 30], "rolled back to where the loop began"
+    assert not any(answer[i : i + 2] == [30, 31] for i in range(12)), "which may not be said again"
+    assert len(answer) == 12
+    assert core.runner.model.encode_calls == [1]
+    toy.assert_empty(core)
+
+
+LOOP = RepetitionDetection(max_cycle=4, min_repeats=3, min_tokens=6)
+
+
+def looping(toy):
+    """An engine whose model says 20, then 30 31 30 31 ... whatever it is asked."""
+    core = toy.make_core()
+    real = core.runner.model.forward
+
+    def forward(batch):
+        hidden = real(batch)
+        following = {30: 31, 31: 30, 20: 30}
+        ends = torch.tensor(batch.attn[0].query_start[1:]) - 1
+        core.runner.model.wanted = [following.get(token, 20 if token == 7 else 30) for token in batch.input_ids[ends].tolist()]
+        return hidden
+
+    def compute_logits(hidden):
+        logits = torch.zeros(len(hidden), 101)
+        logits[torch.arange(len(hidden)), core.runner.model.wanted] = 5.0
+        return logits
+
+    core.runner.model.forward, core.runner.model.compute_logits = forward, compute_logits
+    return core
+
+
+def loop_request(toy, core):
+    request = toy.make_request("r", random.Random(0), media=False)
+    return replace(request, prompt_token_ids=(5, *[toy.PAD] * 4, 7), features=(toy.item(1, 4),))
