@@ -15,8 +15,8 @@ from ..mm.media.policy import MediaPolicy
 from ..mm.types import FramePlan, MediaHeader
 from ..processors.interface import ProcessingInfo
 
-_RATIOS = tuple(200.0 ** (step / 12) for step in range(-12, 13))  # height by width; families refuse longer ones
-_AREA_STEP = 2**0.5
+_RATIOS = tuple(200.0 ** (step / 64) for step in range(65))  # of long to short side; families refuse longer ones
+_AREA_STEP = 2.0
 _FPS = 24.0  # of bare frames, where the sampling policy names no rate
 _CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
 _FINER = ("max_pixels", "max_patches", "size")  # options that let a picture keep more pixels
@@ -81,7 +81,7 @@ def rows_of(info: ProcessingInfo, header: MediaHeader) -> int:
 def most_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> int:
     """Encoder rows of the largest item of a modality, of whatever shape, at most `cap`.
 
-    Shapes and areas are sampled, then the best is moved a little: below the cap the answer may be a few in a hundred short.
+    Shapes and areas are sampled, then the best is moved a little: below the cap the answer may be a little short.
     """
     if modality == "audio":
         return min(cap, rows_of(info, MediaHeader(modality, samples=most_samples(info, policy, cap))))
@@ -232,10 +232,12 @@ def _most_of_shapes(rows: Callable[[int, int], int], most_pixels: int, cap: int)
     for ratio in _RATIOS:
         area = float(most_pixels)
         while area >= 1:
-            size = max(1, int((area * ratio) ** 0.5)), max(1, int((area / ratio) ** 0.5))
-            found = rows(*size) if size[0] * size[1] <= most_pixels else 0
-            if found > best:
-                best, where = found, size
+            short = max(1, int((area / ratio) ** 0.5))
+            long = int(short * ratio)
+            for size in {(short, long), (long, short)} if short * long <= most_pixels else ():
+                found = rows(*size)
+                if found > best:
+                    best, where = found, size
             if best >= cap:
                 return best
             area /= _AREA_STEP

@@ -10,6 +10,7 @@ from torch import nn
 from ..kernels.dispatch import backend
 from ..mm.errors import ConfigError
 from ..mm.media.policy import MediaPolicy
+from ..models.activations import linear_weight_bytes
 from ..models.interface import Model, Work
 from ..models.layers.basic import Embedding, Norm
 from ..models.layers.linear import Head, Linear
@@ -172,9 +173,9 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
     total = 0
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not None:
-            bias = 0 if module.bias is None else module.bias.nbytes
+            outer, inner = module.weight.shape
             int8 = quantization == "int8" and module not in heads
-            total += bias + (module.weight.numel() + 4 * module.weight.shape[0] if int8 else module.weight.nbytes)
+            total += linear_weight_bytes(inner, outer, module.bias is not None, dtype, device, int8)
         elif isinstance(module, Norm | Embedding):
             total += sum(tensor.nbytes for _, tensor in module.tensors(""))
         elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) == "onednn":

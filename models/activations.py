@@ -1,4 +1,4 @@
-"""Bytes that a forward pass holds beside weights and caches, in closed form: upper bounds, each factor with its tensor.
+"""Bytes of weights, and of what a forward pass holds beside them, in closed form: upper bounds, each factor with its tensor.
 
 `s` is the size of a number of the model's dtype. What torch frees before the peak is not counted, what a frame still names is.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 
 from ..kernels.dispatch import backend
+from ..kernels.int8 import PANEL
 from .audio.whisper_encoder import EncoderConfig
 from .config import TextConfig
 from .interface import Work
 from .vision.qwen_vit import TowerConfig
 
 _WIDE = 4  # of a float32
-_SCORED_KEYS = 512  # of a segment, beyond which kernels/dense.py makes no scores
+_SCORED_KEYS = 512  # of a segment with as many rows, beyond which kernels/dense.py makes no scores
+_SCORED_HEADS = 48  # from which it makes them for decode rows
 
 
 def _as_float(s: int) -> int:
@@ -35,6 +37,15 @@ def _linear(inner: int, outer: int, s: int, int8: bool) -> int:
 def _rotary(width: int, s: int) -> int:
     """Float32 copy, one product of half of it, result."""
     return width * (_as_float(s) + _WIDE // 2 + s)
+
+
+def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+    """Of one packed layer. In 8 bits a scale per output and, in C++, a shift, a float32 bias and filled up panels."""
+    if not int8:
+        return outer * (inner + bias) * dtype.itemsize
+    if backend("int8_linear", device, dtype) != "native":
+        return outer * (inner + _WIDE + bias * dtype.itemsize)
+    return -(-outer // PANEL) * PANEL * (-(-inner // 4) * 4 + 3 * _WIDE) + outer * bias * dtype.itemsize
 
 
 def decoder_bytes(c: TextConfig, rows: int, dtype: torch.dtype, int8: bool) -> int:
@@ -64,9 +75,12 @@ def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
     """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
     if backend("attention", work.device, dtype) == "native":
         return 0
-    s = dtype.itemsize
+    s, scores = dtype.itemsize, 0
+    if backend("dense_attention", work.device, dtype) == "products":  # and their softmax: of a chunk, or of all decode rows
+        chunk = min(work.rows * work.longest, _SCORED_KEYS**2)
+        scores = 2 * c.heads * max(chunk, work.keys if c.heads >= _SCORED_HEADS else 0) * s
     copies = 2 * 2 * work.keys * c.kv_heads * c.head_dim * s  # keys and values, padded to at most twice as many
-    return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
+    return copies + scores + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 
 def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, device: torch.device, int8: bool) -> int:

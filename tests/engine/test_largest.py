@@ -1,0 +1,168 @@
+"""The largest item: found as trying every size would, taken by the engine, and the next one is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from sensorium import LLM, SamplingParams
+from sensorium.engine.config import load_model_files, make_config
+from sensorium.engine.doctor import explain
+from sensorium.engine.largest import Largest, last_true, most_rows, rows_of
+from sensorium.engine.loader import load_processing
+from sensorium.engine.memory import encoder_cache_budget
+from sensorium.mm.errors import ConfigError, SensoriumError
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.registry import find
+from sensorium.mm.types import MediaHeader
+from sensorium.processors.interface import ProcessingInfo
+
+TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+IMAGE, VIDEO = 353, 354
+PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+SMALL: dict[str, Any] = {"max_num_seqs": 1, "device": "cpu"}
+
+
+def processing(folder: Path, **options: Any) -> ProcessingInfo:
+    files = load_model_files(folder)
+    return load_processing(find(files.architecture), files, options)
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return oracle.build_checkpoint(tmp_path_factory.mktemp("audio"), "qwen2_audio")
+
+
+def largest(folder: Path, modality: str, **options: Any) -> Largest:
+    return next(item for item in explain(make_config(folder, SMALL | options)).largest if item.modality == modality)
+
+
+def refused(llm: LLM, prompt: dict[str, Any]) -> bool:
+    """By the plan and by generate alike."""
+    (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+    try:
+        llm.plan(prompt)
+    except SensoriumError:
+        assert output.error is not None
+        return True
+    assert output.error is None, output.error
+    return False
+
+
+def test_last_true() -> None:
+    for last in range(1, 40):
+        assert last_true(lambda n, last=last: n <= last, 1, 100) == last
+    assert last_true(lambda n: True, 1, 100) == 100
+    assert last_true(lambda n: False, 1, 100) == 0
+
+
+@pytest.mark.parametrize("limits", [(1024, 65536), (4096, 4096), (256, 12000), (30000, 30000)])
+def test_most_rows_are_hardly_fewer_than_by_trying_all_sizes(limits: tuple[int, int]) -> None:
+    info = processing(TINY_VL, min_pixels=limits[0], max_pixels=limits[1])
+    sides = [*range(1, 400, 3), *range(400, 4000, 40)]
+    sizes = [(h, w) for h in sides for w in sides if h * w <= 200_000]
+    real = max(rows_of(info, MediaHeader("image", h, w)) for h, w in sizes)
+    found = most_rows(info, "image", MediaPolicy(max_pixels=200_000), 1 << 20)
+    assert found >= 0.96 * real
+    assert most_rows(info, "image", MediaPolicy(max_pixels=200_000), 7) == 7
+
+
+def test_encoder_cache_holds_four_of_the_largest_items(tmp_path: Path) -> None:
+    info = processing(TINY_VL, images_kwargs={"max_pixels": 1 << 20})
+    config = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}})
+    assert encoder_cache_budget(config, info, 512, 2048) == 128 << 20
+    assert encoder_cache_budget(config, info, 1 << 16, 2048) == 4 * 2047 << 16
+    rows = most_rows(info, "image", config.media, 1 << 20)
+    assert encoder_cache_budget(config, info, 1 << 16, 1 << 20) == 4 * rows << 16
+    few = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}, "encoder_cache_bytes": 2047 * 512})
+    assert encoder_cache_budget(few, info, 512, 2048) == 2047 * 512
+    with pytest.raises(ConfigError, match=r"encoder_cache_bytes=1048064 is too small: the largest image has 2048"):
+        encoder_cache_budget(few, info, 512, 2049)
+
+
+def picture(side: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": np.zeros((side, side, 3), np.uint8)}}
+
+
+def test_largest_image_by_the_context() -> None:
+    options = {"max_model_len": 300, "mm_processor_kwargs": {"max_pixels": 1 << 22}}
+    item = largest(TINY_VL, "image", **options)
+    assert (item.limit, item.refused, item.rows) == ("max_model_len", True, 289)  # 17 x 17, 18 x 18 are too many
+    llm = LLM(TINY_VL, **SMALL, **options)
+    assert not refused(llm, picture(item.size[0]))
+    assert refused(llm, picture(item.size[0] + 1))
+
+
+def test_largest_image_by_the_gate() -> None:
+    options = {"media": MediaPolicy(max_pixels=10_000)}
+    item = largest(TINY_VL, "image", **options)
+    assert (item.limit, item.refused, item.size) == ("media.max_pixels", True, (100, 100))
+    llm = LLM(TINY_VL, **SMALL, **options)
+    assert not refused(llm, picture(100))
+    assert refused(llm, picture(101))
+
+
+def test_largest_image_by_the_processor_is_the_first_that_is_not_enlarged_on() -> None:
+    item = largest(TINY_VL, "image")
+    assert (item.limit, item.refused, item.rows) == ("mm_processor_kwargs max_pixels", False, 256)
+    llm = LLM(TINY_VL, **SMALL)
+    (at,), (below,), (above,) = (llm.plan(picture(item.size[0] + more)) for more in (0, -1, 1000))
+    assert at.num_embeds == above.num_embeds == 256 > below.num_embeds
+
+
+def test_settings_that_limit_the_image() -> None:
+    big = {"mm_processor_kwargs": {"max_pixels": 1 << 24}}
+    assert largest(TINY_VL, "image", **big).limit.startswith("max_position_embeddings")
+    block = explain(make_config(TINY_VL, SMALL | {"max_model_len": 16})).kv_cache
+    tight = largest(TINY_VL, "image", kv_cache_memory_bytes=30 * block, **big)
+    assert (tight.limit, tight.rows) == ("kv_cache_memory_bytes", 21**2)  # 480 tokens
+
+
+def clip(frames: int, size: tuple[int, int]) -> dict[str, Any]:
+    return {"prompt_token_ids": [VIDEO], "multi_modal_data": {"video": np.zeros((frames, *size, 3), np.uint8)}}
+
+
+def test_largest_video() -> None:
+    options = {
+        "max_model_len": 500,
+        "mm_processor_kwargs": {"videos_kwargs": {"max_pixels": 128 * 128}},
+        "media": MediaPolicy(max_pixels=200 * 200),
+    }
+    item = largest(TINY_VL, "video", **options)
+    assert (item.limit, item.refused, item.size) == ("max_model_len", True, (200, 200))
+    llm = LLM(TINY_VL, **SMALL, **options)
+    assert not refused(llm, clip(item.frames, item.size))
+    assert refused(llm, clip(item.frames + 1, item.size))
+    bytes_ = MediaPolicy(max_pixels=200 * 200, max_video_bytes=4 * 200 * 200 * 3)
+    few = largest(TINY_VL, "video", **options | {"media": bytes_})
+    assert (few.limit, few.refused, few.frames) == ("media.max_video_bytes", True, 4)
+    llm = LLM(TINY_VL, **SMALL, **options | {"media": bytes_})
+    assert not refused(llm, clip(4, (200, 200)))
+    assert refused(llm, clip(5, (200, 200)))
+    asked = options | {"mm_processor_kwargs": {"videos_kwargs": {"max_pixels": 128 * 128, "num_frames": 6}}}
+    assert largest(TINY_VL, "video", **asked).limit == "mm_processor_kwargs num_frames"
+
+
+def sound(samples: int, token: int) -> dict[str, Any]:
+    return {"prompt_token_ids": [token], "multi_modal_data": {"audio": (np.zeros(samples, np.float32), 16000)}}
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({}, "the model"),
+        ({"max_model_len": 50}, "max_model_len"),
+        ({"media": MediaPolicy(max_audio_seconds=1.5)}, "media.max_audio_seconds"),
+    ],
+)
+def test_largest_sound(audio: Path, options: dict[str, Any], limit: str) -> None:
+    item = largest(audio, "audio", **options)
+    assert (item.limit, item.refused) == (limit, True)
+    llm, token = LLM(audio, **SMALL, **options), json.loads((audio / "config.json").read_text())["audio_token_index"]
+    samples = round(item.seconds * 16000)
+    assert not refused(llm, sound(samples, token))
+    assert refused(llm, sound(samples + 1, token))
