@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile import MODEL, asked, picture
 from safetensors.torch import load_file, save_file
+from sensorium import LLM, SamplingParams
 from sensorium.engine import encoder_store
 from sensorium.engine.encoder_store import EncoderStore
 from sensorium.mm.hashing import digest
@@ -345,3 +347,31 @@ def test_two_processes_share_the_folder(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
     store = make(tmp_path)
     assert sum(store.load(path.stem, 5) is not None for path in files(tmp_path)) == len(files(tmp_path)) > 0
+
+
+def test_an_engine_finds_its_rows_after_a_restart(tmp_path):
+    """Without an encoder call, with the same answer; other options of the model, other files; a damaged one is made anew."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompts = [asked(picture(i), picture(9)) for i in range(3)]
+
+    def serve(**options):
+        llm = LLM(MODEL, max_model_len=256, encoder_cache_dir=str(tmp_path), **options)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        core = llm._driver.core
+        core.runner.store.close()
+        return [output.outputs[0].token_ids for output in outputs], core.stats
+
+    first, made = serve()
+    assert (made.encoder_calls, made.encoder_disk_hits) == (4, 0)
+    again, found = serve()
+    assert (found.encoder_calls, found.encoder_disk_hits) == (0, 4)
+    assert again == first
+    assert serve(dtype="bfloat16")[1].encoder_disk_hits == 0
+    for path in files(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    damaged, anew = serve()
+    assert (anew.encoder_calls, anew.encoder_disk_hits) == (4, 0)
+    assert damaged == first
+    assert serve()[1].encoder_disk_hits == 4
