@@ -12,6 +12,7 @@ from sensorium.models.config import text_config
 from sensorium.models.layers.linear import Head, Linear
 from sensorium.models.qwen2_vl import Qwen2VL, Qwen25VL
 from sensorium.models.vision.qwen_vit import plan_layout
+from sensorium.models.weights import quantize
 
 MODELS = Path(__file__).parents[2] / "models"
 TEXT = {
@@ -122,3 +123,22 @@ def test_layout_without_windows_is_natural() -> None:
     layout = plan_layout([(2, 4, 4), (1, 2, 2)], 2, 0)
     assert layout.order is None
     assert layout.frames == layout.windows == [16, 16, 4]
+
+
+def small_model() -> Qwen25VL:
+    return Qwen25VL(TEXT | {"vision_config": NEW_TOWER}, torch.float32, CPU)
+
+
+def test_int8_is_for_every_linear_but_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sensorium.models.weights.supported", lambda device: True)
+    model = small_model()
+    quantize(model, "int8")
+    chosen = {name: layer.quantization for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    assert {name for name, value in chosen.items() if value is None} == {"head.proj"}
+    assert chosen["visual.blocks.0.attn.qkv"] == chosen["language_model.layers.0.mlp.down"] == "int8"
+
+
+def test_int8_wants_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sensorium.models.weights.supported", lambda device: False)
+    with pytest.raises(ConfigError, match="quantization='int8' needs a CPU with VNNI"):
+        quantize(small_model(), "int8")

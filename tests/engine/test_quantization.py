@@ -1,0 +1,39 @@
+"""quantization="int8": the shipped model reads the shipped media in 8 bits as it does in floats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sensorium import LLM, SamplingParams
+from sensorium.kernels.int8 import supported
+from sensorium.mm.errors import ConfigError
+
+ASSETS = Path(__file__).parents[2] / "assets"
+WANTED = json.loads((ASSETS / "media" / "answers.json").read_text())
+
+
+def chat(name: str) -> list[dict[str, object]]:
+    path = ASSETS / "media" / name
+    kind = "video" if path.suffix == ".mp4" else "image"
+    parts = [{"type": kind, kind: path}, {"type": "text", "text": WANTED[name]["prompt"]}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.mark.skipif(not supported(torch.device("cpu")), reason="this CPU has no VNNI")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_int8_reads_the_shipped_media(dtype: str) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=96, logprobs=0)
+    llm = LLM(ASSETS / "tiny-vl", dtype=dtype, device="cpu", quantization="int8")
+    outputs = llm.chat([chat(name) for name in WANTED], params, use_tqdm=False)
+    assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
+    alone = llm.chat(chat("line1.png"), params, use_tqdm=False)[0]
+    assert alone.outputs[0].cumulative_logprob == outputs[0].outputs[0].cumulative_logprob
+
+
+def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    with pytest.raises(ConfigError, match="needs a CPU with VNNI"):
+        LLM(ASSETS / "tiny-vl", device="cpu", quantization="int8")
