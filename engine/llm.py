@@ -14,10 +14,12 @@ from ..mm.types import ItemPlan
 from ..processors.files import find_template
 from ..processors.text import Tokenizer
 from .config import load_model_files, make_config
+from .doctor import explain
 from .driver import Driver
 from .input import InputProcessor
 from .loader import load_engine, load_processing
 from .media import MediaSettings
+from .memory import MemoryPlan
 from .sampling_params import SamplingParams, from_generation_config
 from .ticket import Job
 from .types import RequestOutput
@@ -190,6 +192,10 @@ class LLM:
                 raise InputError("mm_processor_kwargs are for media; give them with a mapping that has multi_modal_data")
             prompt = {**prompt, "mm_processor_kwargs": mm_processor_kwargs}
         return self._inputs.plan(prompt)
+
+    def explain(self) -> MemoryPlan:
+        """The memory this engine takes at most, and the largest items it takes; `print` shows a table."""
+        return explain(self.config)
 
     @property
     def mm_cache_stats(self) -> CacheStats:

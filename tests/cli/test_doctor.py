@@ -40,6 +40,19 @@ def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureF
         assert found["takes"].split(", ") == ["text", "image", "video"]
 
 
+def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for longest, mib in ((512, "24.0"), (1024, "48.0")):
+        options = ["--option", f"max-model-len={longest}", "--option", "dtype=float32"]
+        assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", *options]) == 0
+        found = sections(capsys.readouterr().out)["memory"]
+        assert {"weights", "encoder cache", "activations", "total", "largest image", "largest video"} <= found.keys()
+        assert found["key/value cache"] == f"{mib} MiB"
+    assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_length=5"]) == 2
+    assert "max_model_len" in capsys.readouterr().err
+    assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len"]) == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}))
     assert main(["doctor", "--model", str(tmp_path)]) == 2

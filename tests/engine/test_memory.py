@@ -73,7 +73,7 @@ def test_weights_in_8_bits(audio: Path) -> None:
 
 def test_caches_are_those_allocated() -> None:
     llm = LLM(TINY_VL, max_model_len=512, **SMALL)
-    plan = explain(llm.config)
+    plan = llm.explain()
     core = llm._driver.core
     assert plan.kv_cache == sum(cache.nbytes for cache in core.runner.caches.tensors)
     assert plan.encoder_cache == core.scheduler.encoder.capacity
