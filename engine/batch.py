@@ -15,7 +15,8 @@ from ..mm.positions import mrope_positions
 from ..mm.types import MultiModalFeature, PlaceholderRange
 from ..models.interface import ForwardBatch
 from .request import CROSS
-from .sampler import SampleRow
+from .sample_row import SampleRow
+from .structured import GrammarFactory
 from .types import EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 
 
@@ -33,13 +34,25 @@ class Track:
     media_end: int = field(init=False)
     forbidden: tuple[tuple[int, ...], ...] = ()  # sequences that the rest of the answer must not contain
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    grammars: GrammarFactory | None = None
+    row: SampleRow = field(init=False)  # what the sampler keeps of it
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.message.prompt_token_ids)
         self.features = list(self.message.features)
         self.turn_start = len(self.token_ids)
-        ends = (*self.message.params.stop_ids, *self.message.eos_token_ids)
-        self.end_ids = tuple(dict.fromkeys(ends))
+        message = self.message
+        ends = tuple(dict.fromkeys((*message.params.stop_ids, *message.eos_token_ids)))
+        self.row = SampleRow(
+            message.params,
+            self.token_ids,
+            self.turn_start,
+            message.seed,
+            ends,
+            message.bad_word_ids,
+            message.eos_token_ids,
+            self.grammars,
+        )
         self._place()
 
     def item(self, index: int) -> MultiModalFeature:
@@ -62,6 +75,7 @@ class Track:
         self.token_ids += change.token_ids
         self.turn_start = len(self.token_ids) if change.restart else min(self.turn_start, change.num_tokens)
         self.forbidden = () if change.restart else (*self.forbidden, *change.forbid)
+        self.row.changed(change.num_tokens, self.turn_start, (*self.message.bad_word_ids, *self.forbidden))
         self._place()
 
     def _place(self) -> None:
@@ -79,11 +93,6 @@ class Track:
         if stop > known:
             first = max(start, known)
             out[:, first - start :] = np.arange(first + self.delta, stop + self.delta)
-
-    def sample_row(self) -> SampleRow:
-        message = self.message
-        words = (*message.bad_word_ids, *self.forbidden)
-        return SampleRow(message.params, self.token_ids, self.turn_start, message.seed, self.end_ids, words)
 
 
 Row = tuple[Track, ScheduledRequest]

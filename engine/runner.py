@@ -21,10 +21,10 @@ from .batch import Caches, Row, Track, build_batch
 from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
 from .quarantine import bisect, is_out_of_memory
-from .sampler import gather_logprobs, sample
+from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample
+from .structured import GrammarFactory
 from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
-_NO_NUMBERS = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
 _log = logging.getLogger(__name__)
 
@@ -32,8 +32,17 @@ _log = logging.getLogger(__name__)
 class ModelRunner:
     """The one path of prompt and decode rows. All it needs arrives in SchedulerOutput; it keeps tokens, rows and caches."""
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, device: torch.device, store: EncoderStore) -> None:
-        self.model, self.device, self.store = model, device, store
+    def __init__(
+        self,
+        model: Model,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        store: EncoderStore,
+        grammars: GrammarFactory | None = None,
+    ) -> None:
+        """`grammars`: of the checkpoint's tokenizer; without it no request can ask for structured outputs."""
+        self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
         self.caches = Caches(tensors, group_of_layer(groups), [group.spec.kind for group in groups], block_size)
@@ -69,7 +78,7 @@ class ModelRunner:
             if output.zero_blocks and output.zero_blocks[number]:
                 tensor[:, list(output.zero_blocks[number])] = 0
         for message in output.new_requests:
-            self.tracks[message.request_id] = Track(message, self.model.rope_axes)
+            self.tracks[message.request_id] = Track(message, self.model.rope_axes, grammars=self.grammars)
         for change in output.updates:
             self.tracks[change.request_id].update(change)
 
@@ -117,7 +126,7 @@ class ModelRunner:
         return [
             replace(sampled.get(task.request_id, TokenOutput(task.request_id, ())), prompt_logprobs=prompts[task.request_id])
             if fine
-            else TokenOutput(task.request_id, (), error=_NO_NUMBERS)
+            else TokenOutput(task.request_id, (), error=NOT_FINITE)
             for (_, task), fine in zip(rows, whole, strict=True)
         ]
 
@@ -132,19 +141,15 @@ class ModelRunner:
                     name, (), error=f"sampling failed: {describe(found)}; ask again with other parameters"
                 )
                 continue
-            token, entry = found
-            track.token_ids.append(token)
-            results[name] = TokenOutput(name, (token,), None if entry is None else (entry,))
+            track.token_ids.append(found.token)
+            entry = None if found.logprobs is None else (found.logprobs,)
+            results[name] = TokenOutput(name, (found.token,), entry, finish_reason="stop" if found.ended else None)
         return results
 
-    def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[tuple[int, dict[int, Logprob] | None]]:
+    def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:
         ends = [end for _, end in lasts]
         last = hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
-        logits = self.model.compute_logits(last)
-        if not logits.amax(-1).isfinite().all():  # NaN is the largest of all
-            raise InputError(_NO_NUMBERS)
-        tokens, logprobs = sample(logits, [track.sample_row() for track, _ in lasts])
-        return list(zip(tokens, logprobs, strict=True))
+        return sample(self.model.compute_logits(last), [track.row for track, _ in lasts])
 
     def _prompt_logprobs(
         self, track: Track, task: ScheduledRequest, hidden: Tensor, start: int

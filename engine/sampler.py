@@ -1,105 +1,139 @@
 """Logits to tokens, for all rows of a step at once. Knows no model and no scheduler.
 
-The order is the field's: bad words, min_tokens, logit_bias, penalties, then temperature, min_p, top_k, top_p. Log
-probabilities are those of the untouched logits.
+The order is the field's: the caller's own processors, the grammar, bad words, min_tokens, logit_bias, penalties, then
+temperature, min_p, top_k, top_p. Log probabilities are those of the untouched logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .sampling_params import SamplingParams
+from ..mm.errors import InputError
+from .draw import draw
+from .logits_processors import apply_processors
+from .sample_row import SampleRow
 from .types import Logprob
 
+NOT_FINITE = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
+_NO_TOKEN = "no token is allowed: bad_words, min_tokens, the grammar or a logits processor leave none"
+_NOT_FINITE_AFTER = "logits are not finite (NaN or infinity) after logits_processors"
 _MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class SampleRow:
-    """What the sampler must know of one sequence.
+class Sampled:
+    """A token, its log probabilities where they were asked for, and whether it ends a grammar's answer."""
 
-    `token_ids` are all its tokens, the answer from `turn_start` on; `end_ids` are EOS and stop tokens.
+    token: int
+    logprobs: dict[int, Logprob] | None = None
+    ended: bool = False
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exception]:
+    """One token per row of float32 `[rows, vocab]`, or the error of that row alone.
+
+    A row's token depends on its own logits, parameters, seed and tokens only. `logits` may be overwritten.
     """
-
-    params: SamplingParams
-    token_ids: Sequence[int]
-    turn_start: int
-    seed: int
-    end_ids: tuple[int, ...] = ()
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()
-
-
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[dict[int, Logprob] | None]]:
-    """One token per row of float32 `[rows, vocab]`, and its log probabilities where they were asked for.
-
-    A row's token depends on its own logits, parameters, seed and number of tokens only. `logits` may be overwritten.
-    """
-    if all(row.params.plain for row in rows):
-        return logits.argmax(-1).tolist(), [None] * len(rows)
+    best = logits.amax(-1).isfinite()  # NaN is the largest of all
+    errors: dict[int, Exception] = {} if best.all() else _errors(~best, NOT_FINITE)
+    if all(row.plain for row in rows):
+        return [errors.get(i) or Sampled(token) for i, token in enumerate(logits.argmax(-1).tolist())]
     raw = logits.clone() if any(row.params.logprobs is not None for row in rows) else logits
-    if any(row.params.changes_logits for row in rows):
-        apply_constraints(logits, rows)
-        apply_penalties(logits, rows)
+    changing = [i for i, row in enumerate(rows) if row.constrained and i not in errors]
+    if changing:
+        errors = constrain(logits, rows, changing) | errors
+    for i in errors:
+        logits[i] = 0.0  # drawn and thrown away
     chosen = choose(logits, rows)
-    return chosen, _row_logprobs(raw, chosen, rows)
+    entries = _row_logprobs(raw, chosen, rows, errors)
+    results = (Sampled(token, entry, row.ends(token)) for row, token, entry in zip(rows, chosen, entries, strict=True))
+    return [errors.get(i) or result for i, result in enumerate(results)]
 
 
-def apply_constraints(logits: Tensor, rows: Sequence[SampleRow]) -> None:
+def constrain(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> dict[int, Exception]:
+    """All rules before the temperature, in place, for the rows `changing`; the errors of those that failed."""
+    errors = _process(logits, rows, changing)
+    errors |= _mask(logits, rows, [i for i in changing if i not in errors])
+    rest = [i for i in changing if i not in errors]
+    apply_constraints(logits, rows, rest)
+    apply_penalties(logits, rows, [i for i in rest if rows[i].params.penalised])
+    best = logits.amax(-1)
+    errors = _errors(best == -torch.inf, _NO_TOKEN) | errors
+    return _errors(best.isnan() | (best == torch.inf), _NOT_FINITE_AFTER) | errors
+
+
+def _errors(rows: Tensor, text: str) -> dict[int, Exception]:
+    """The same for each row that is marked."""
+    return {i: InputError(text) for i in rows.nonzero().flatten().tolist()}
+
+
+def _process(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> dict[int, Exception]:
+    """The callers' own processors."""
+    errors: dict[int, Exception] = {}
+    who, made = [], []
+    for i in changing:
+        if rows[i].params.logits_processors:
+            try:
+                made.append(rows[i].processors)
+                who.append(i)
+            except InputError as error:
+                errors[i] = error
+    if who:
+        part = logits[who]
+        failed = apply_processors(made, [rows[i].answer for i in who], part)
+        logits[who] = part
+        errors |= {who[k]: error for k, error in failed.items()}
+    return errors
+
+
+def _mask(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> dict[int, Exception]:
+    """What the grammars of the rows forbid."""
+    errors: dict[int, Exception] = {}
+    for i in changing:
+        row = rows[i]
+        if row.params.structured_outputs is None:
+            continue
+        try:
+            allowed = row.allowed(logits.shape[1])
+        except InputError as error:
+            errors[i] = error
+            continue
+        logits[i].masked_fill_(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+    return errors
+
+
+def apply_constraints(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> None:
     """Forbid bad words and early ends, then add biases; in place."""
-    banned = [(i, token) for i, row in enumerate(rows) for token in _banned(row)]
+    banned = [(i, token) for i in changing for token in rows[i].banned()]
     if banned:
         index = torch.tensor(banned, device=logits.device)  # [n, 2]
         logits[index[:, 0], index[:, 1]] = -torch.inf
-    biases = [(i, token, bias) for i, row in enumerate(rows) for token, bias in (row.params.logit_bias or {}).items()]
+    biases = [(i, token, bias) for i in changing for token, bias in (rows[i].params.logit_bias or {}).items()]
     if biases:
         who, token, bias = zip(*biases, strict=True)
         logits[list(who), list(token)] += torch.tensor(bias, device=logits.device)
 
 
-def _banned(row: SampleRow) -> list[int]:
-    banned = list(row.end_ids) if len(row.token_ids) - row.turn_start < row.params.min_tokens else []
-    for word in row.bad_word_ids:
-        before = len(word) - 1
-        if before == 0 or tuple(row.token_ids[row.turn_start :][-before:]) == word[:-1]:
-            banned.append(word[-1])
-    return banned
-
-
-def apply_penalties(logits: Tensor, rows: Sequence[SampleRow]) -> None:
-    """Repetition over prompt and answer, presence and frequency over the answer; in place."""
-    chosen = [i for i, row in enumerate(rows) if _penalised(row.params)]
-    if not chosen:
+def apply_penalties(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> None:
+    """Repetition over prompt and answer, presence and frequency over the answer; in place, for the tokens they hold only."""
+    if not changing:
         return
-    some = [rows[i] for i in chosen]
-    answer = _counts([row.token_ids[row.turn_start :] for row in some], logits)
-    seen = _counts([row.token_ids for row in some], logits) > 0  # [n, vocab]
-    repeat, presence, frequency = (
-        _column([getattr(row.params, f"{name}_penalty") for row in some], logits)
-        for name in ("repetition", "presence", "frequency")
-    )
-    part = logits[chosen]
-    part = torch.where(seen, torch.where(part > 0, part / repeat, part * repeat), part)
-    logits[chosen] = part - frequency * answer - presence * (answer > 0)
-
-
-def _penalised(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-
-def _counts(lists: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """Occurrences of each token, float `[len(lists), vocab]`."""
-    who = [i for i, tokens in enumerate(lists) for _ in tokens]
-    flat = [token for tokens in lists for token in tokens]
-    counts = logits.new_zeros(len(lists), logits.shape[1])
-    index = (
-        torch.tensor(who, dtype=torch.long, device=logits.device),
-        torch.tensor(flat, dtype=torch.long, device=logits.device),
-    )
-    return counts.index_put_(index, counts.new_ones(()), accumulate=True)
+    counts = [rows[i].counts() for i in changing]
+    sizes = [len(ids) for ids, _ in counts]
+    params = [rows[i].params for i in changing]
+    values = np.array([[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params], dtype=np.float32)
+    repeat, presence, frequency = torch.from_numpy(values.repeat(sizes, axis=0).T.copy()).to(logits.device)  # [n] each
+    who = torch.from_numpy(np.repeat(changing, sizes)).to(logits.device)
+    token = torch.from_numpy(np.concatenate([ids for ids, _ in counts])).to(logits.device)
+    answer = torch.from_numpy(np.concatenate([count for _, count in counts])).to(logits.device)
+    part = logits[who, token]
+    part = torch.where(part > 0, part / repeat, part * repeat)
+    logits[who, token] = part - frequency * answer - presence * (answer > 0)
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -107,48 +141,11 @@ def choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
     tokens: list[int] = logits.argmax(-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
     if drawn:
-        some = [rows[i] for i in drawn]
-        for i, token in zip(drawn, _draw(logits[drawn] if len(drawn) < len(rows) else logits, some), strict=True):
+        numbers = [uniform_number(rows[i].seed, len(rows[i].token_ids)) for i in drawn]
+        part = logits[drawn] if len(drawn) < len(rows) else logits
+        for i, token in zip(drawn, draw(part, [rows[i].params for i in drawn], numbers), strict=True):
             tokens[i] = token
     return tokens
-
-
-def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    params = [row.params for row in rows]
-    logits = logits / _column([p.temperature for p in params], logits)
-    _mask_min_p(logits, params)
-    _mask_top(logits, params)
-    mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)  # [rows, vocab]
-    target = _column([uniform_number(row.seed, len(row.token_ids)) for row in rows], mass) * mass[:, -1:]
-    return torch.searchsorted(mass, target, right=True).clamp_(max=mass.shape[1] - 1).squeeze(-1).tolist()
-
-
-def _mask_min_p(logits: Tensor, params: Sequence[SamplingParams]) -> None:
-    if any(p.min_p > 0 for p in params):
-        floor = logits.amax(-1, keepdim=True) + _column([p.min_p for p in params], logits).log()
-        logits.masked_fill_(logits < floor, -torch.inf)
-
-
-def _mask_top(logits: Tensor, params: Sequence[SamplingParams]) -> None:
-    """top_k, then top_p of what is left, in place. Tokens equal to the last one kept stay, so no order is left to chance."""
-    vocab = logits.shape[1]
-    need = [i for i, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1.0]
-    if not need:
-        return
-    keep = [params[i].top_k if 0 < params[i].top_k < vocab else vocab for i in need]
-    part = logits if len(need) == len(params) else logits[need]
-    best = part.topk(max(keep), dim=-1).values  # [n, most kept], from high to low
-    best.masked_fill_(torch.arange(best.shape[1], device=best.device) >= _column(keep, best), -torch.inf)
-    probs = best.softmax(-1)
-    before = probs.cumsum(-1) - probs
-    inside = (before < _column([params[i].top_p if params[i].top_p < 1.0 else 2.0 for i in need], best)) & (best > -torch.inf)
-    inside[:, 0] = True
-    floor = best.gather(-1, inside.sum(-1, keepdim=True) - 1)
-    logits[need] = part.masked_fill(part < floor, -torch.inf)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)
 
 
 def uniform_number(seed: int, position: int) -> float:
@@ -164,8 +161,10 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _row_logprobs(raw: Tensor, chosen: Sequence[int], rows: Sequence[SampleRow]) -> list[dict[int, Logprob] | None]:
-    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+def _row_logprobs(
+    raw: Tensor, chosen: Sequence[int], rows: Sequence[SampleRow], failed: Collection[int]
+) -> list[dict[int, Logprob] | None]:
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None and i not in failed]
     out: list[dict[int, Logprob] | None] = [None] * len(rows)
     if wanted:
         counts = [rows[i].params.logprobs or 0 for i in wanted]

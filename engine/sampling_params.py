@@ -113,8 +113,8 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        forced = self.structured_outputs or self.logits_processors or self.repetition_detection  # a repair forbids
-        return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or forced)
+        own = self.structured_outputs or self.logits_processors
+        return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or own)
 
     @property
     def penalised(self) -> bool:

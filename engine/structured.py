@@ -109,10 +109,10 @@ class Grammar:
     def __init__(self, matcher: Any, size: int) -> None:
         self._matcher, self._size, self._words, self._read = matcher, size, -(-size // _WORD), 0
 
-    def follow(self, answer: Sequence[int]) -> None:
-        """Read the tokens that are new since the last call. InputError when they are not of the grammar."""
-        new = list(answer[self._read :])
-        self._read = len(answer)
+    def follow(self, token_ids: Sequence[int], turn_start: int) -> None:
+        """Read the answer's tokens that are new since the last call. InputError when they are not of the grammar."""
+        new = list(token_ids[turn_start + self._read :])
+        self._read += len(new)
         if new and not self._matcher.consume_tokens(new):
             raise self._error()
 

@@ -5,20 +5,21 @@ import random
 
 import pytest
 import torch
-from sensorium.engine.sampler import SampleRow, gather_logprobs, sample, uniform_number
+from sensorium.engine.sample_row import SampleRow
+from sensorium.engine.sampler import gather_logprobs, sample, uniform_number
 from sensorium.engine.sampling_params import SamplingParams
 
 VOCAB = 50
 
 
-def reference_weights(logits, row):
+def reference_weights(logits, row, words=()):
     """The probabilities a row is drawn from, one rule after the other, on Python floats."""
     params, answer = row.params, row.token_ids[row.turn_start :]
     x = [float(v) for v in logits]
     if len(answer) < params.min_tokens:
         for token in row.end_ids:
             x[token] = -math.inf
-    for word in row.bad_word_ids:
+    for word in words:
         if len(word) == 1 or tuple(answer[-(len(word) - 1) :]) == word[:-1]:
             x[word[-1]] = -math.inf
     for token, bias in params.logit_bias.items():
@@ -63,18 +64,18 @@ CASES = [
 @pytest.mark.parametrize("seed", range(4))
 def test_every_rule_in_one_mixed_batch(seed):
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows = []
+    rows, words = [], []
     for i, case in enumerate(CASES):
         tokens = [rng.randrange(VOCAB) for _ in range(12)]
-        words = ((7,), (tokens[-1], 9), (tokens[-2], tokens[-1], 11), (48, 12))
+        words.append(((7,), (tokens[-1], 9), (tokens[-2], tokens[-1], 11), (48, 12)) if i % 2 else ())
         params = SamplingParams(**case, bad_words=["in words"] if i % 2 else [])
-        rows.append(SampleRow(params, tokens, 6, 100 * seed + i, (1, 2), words if i % 2 else ()))
+        rows.append(SampleRow(params, tokens, 6, 100 * seed + i, (1, 2), words[i]))
     logits = torch.randn(len(rows), VOCAB, generator=gen) * 2
-    expected = [reference_weights(logits[i], row) for i, row in enumerate(rows)]
-    tokens, _ = sample(logits.clone(), rows)
+    expected = [reference_weights(logits[i], row, words[i]) for i, row in enumerate(rows)]
+    tokens = [found.token for found in sample(logits.clone(), rows)]
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         assert expected[i][token] > 0, f"case {i} drew a token its rules exclude"
-        assert sample(logits[i : i + 1].clone(), [row])[0] == [token], "a row depends on nothing but itself"
+        assert sample(logits[i : i + 1].clone(), [row])[0].token == token, "a row depends on nothing but itself"
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["temperature"] > 0])
@@ -82,7 +83,7 @@ def test_frequencies_are_the_references_probabilities(case):
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     rows = [SampleRow(SamplingParams(**case), [5, 6, 7, 6], 2, seed, (1, 2)) for seed in range(6000)]
     expected = torch.tensor(reference_weights(logits[0], rows[0]))
-    tokens, _ = sample(logits.expand(len(rows), -1).clone(), rows)
+    tokens = [found.token for found in sample(logits.expand(len(rows), -1).clone(), rows)]
     counts = torch.bincount(torch.tensor(tokens), minlength=VOCAB) / len(rows)
     assert counts[expected == 0].sum() == 0
     assert (counts - expected).abs().max() < 0.03
@@ -102,7 +103,8 @@ def test_logprobs_are_of_the_raw_logits_with_ranks():
     raw = logits.clone()
     params = SamplingParams(temperature=0.5, logprobs=4, logit_bias={8: 100.0})
     rows = [SampleRow(params, [5], 1, i) for i in range(2)] + [SampleRow(SamplingParams(temperature=0.0), [5], 1, 0)]
-    tokens, entries = sample(logits, rows)
+    results = sample(logits, rows)
+    tokens, entries = [found.token for found in results], [found.logprobs for found in results]
     assert tokens[:2] == [8, 8]
     assert entries[2] is None
     table = raw.log_softmax(-1)
