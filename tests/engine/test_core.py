@@ -195,7 +195,7 @@ def test_a_loop_ends_the_answer(toy):
 
 def test_a_loop_is_repaired_without_another_encoder_call(toy):
     core = looping(toy)
-    repair = replace(LOOP, repair=True, max_repairs=8)
+    repair = replace(LOOP, repair=True, max_repairs=1)
     core.add(
         replace(loop_request(toy, core), params=SamplingParams(temperature=0.0, max_tokens=12, repetition_detection=repair))
     )
