@@ -25,8 +25,9 @@ _MIB = 1 << 20
 _MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
 _QUEUE_BYTES = 256 << 20  # of rows that wait to be written (engine/encoder_store.py)
 _LOGITS_ROWS = 256  # prompt rows whose logits the runner holds at once
-_SAMPLED = 40  # bytes per token of the vocabulary that the sampler holds of a row, see sampling_bytes
-_PROMPT_LOGITS = 26  # likewise for log probabilities of a prompt
+_SAMPLED, _SAMPLED_TOGETHER = 24, 40  # bytes per token of the vocabulary that sampling a row takes, see sampling_bytes
+_SORTED_ROW = 40  # likewise of the one row that a CPU sorts
+_PROMPT_LOGITS = 16  # likewise for log probabilities of a prompt
 _TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
 
 
@@ -143,7 +144,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     atom = 0 if info.prefill == "causal" else max_model_len + config.max_num_seqs - 1
     rows = min(max(config.max_num_batched_tokens, atom), keys)
     work = Work(rows, keys, max_model_len, device, config.quantization == "int8")
-    hidden = rows * row_bytes
+    hidden, sampled = rows * row_bytes, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
@@ -156,7 +157,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         kv_cache=blocks * block,
         encoder_cache=encoder_cache + waiting,
         decoder_step=model.forward_bytes(work),
-        logits_step=hidden + sampling_bytes(model.vocab_size, min(rows, config.max_num_seqs), min(rows, _LOGITS_ROWS), dtype),
+        logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, _LOGITS_ROWS), dtype, device),
         encoder_step=max((model.encoder_bytes(name, most, work) for name, most in called.items()), default=0),
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
@@ -183,15 +184,16 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
     return total
 
 
-def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype) -> int:
+def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype, device: torch.device) -> int:
     """Logits of the rows that are sampled, or of rows of a prompt whose log probabilities are asked for.
 
-    The head gives them in the model's dtype and in float32. To sample: a copy of float32 before penalties, counts, the scaled
-    logits, the sorted ones with their indices, and two sums of float64. For log probabilities: their table, what is ranked,
-    and the sorted ones.
+    The head gives them in the model's dtype and in float32. To sample: the untouched logits, those changed and put back, scaled
+    ones and probabilities; on a CPU one row is sorted at a time, elsewhere all are, with sums in float64. For log
+    probabilities: their table, what is ranked, and a mask.
     """
     head = dtype.itemsize + 4
-    return vocab * max(sampled * (head + _SAMPLED), prompt * (head + _PROMPT_LOGITS))
+    row, once = (_SAMPLED, _SORTED_ROW) if device.type == "cpu" else (_SAMPLED_TOGETHER, 0)
+    return vocab * max(sampled * (head + row) + once, prompt * (head + _PROMPT_LOGITS))
 
 
 def decoding_bytes(modality: str, media: MediaPolicy) -> int:

@@ -12,11 +12,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from sensorium import LLM
+from sensorium import LLM, SamplingParams
 from sensorium.engine.config import load_model_files, make_config
 from sensorium.engine.doctor import explain
 from sensorium.engine.loader import resolve
-from sensorium.engine.memory import weight_bytes
+from sensorium.engine.memory import sampling_bytes, weight_bytes
+from sensorium.engine.sample_row import SampleRow
+from sensorium.engine.sampler import gather_logprobs, sample
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.registry import find
 from sensorium.models.interface import ForwardBatch, Work
@@ -159,6 +161,22 @@ def test_encoder_calls_take_no_more_than_planned(
     planned = model.encoder_bytes("audio", sum(map(len, listen())), work)
     measured = peak_bytes(listen)
     assert measured <= planned <= 3.2 * measured
+
+
+def test_sampling_takes_no_more_than_planned() -> None:
+    """It is the worst parameters that count, so a plain draw may take far less."""
+    vocab, count = 20000, 8
+    kept = torch.randn(count, vocab)
+    wild = {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1, "logprobs": 5}
+
+    def draw() -> None:
+        rows = [SampleRow(SamplingParams(**wild), list(range(100)), 50) for _ in range(count)]
+        sample(kept.bfloat16().float(), rows)
+
+    measured = peak_bytes(draw)
+    assert measured <= sampling_bytes(vocab, count, 0, torch.bfloat16, CPU) <= 2 * measured
+    measured = peak_bytes(lambda: gather_logprobs(kept.bfloat16().float(), [1] * count, [5] * count))
+    assert measured <= sampling_bytes(vocab, 0, count, torch.bfloat16, CPU) <= 2 * measured
 
 
 FULL_LOAD = """
