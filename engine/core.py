@@ -29,11 +29,13 @@ class EngineCore:
 
         Raises:
             InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
-                broke the encoder a short while ago.
+                broke the encoder a short while ago, a grammar that cannot be compiled.
         """
         params, words = request.params, [token for word in request.bad_word_ids for token in word]
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("sampling parameters", (*params.stop_ids, *(params.logit_bias or {}), *words))
+        if params.structured_outputs is not None:
+            self.runner.check_grammar(params.structured_outputs)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))
         self.scheduler.add(request)
 

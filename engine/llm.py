@@ -75,7 +75,7 @@ class LLM:
                 known = ", ".join(info.modalities)
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
         self._template = find_template(files.path)
-        engine = load_engine(self.config, files, info)
+        engine = load_engine(self.config, files, info, self._tokenizer)
         self.max_model_len = engine.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":

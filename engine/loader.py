@@ -26,6 +26,7 @@ from .memory import encoder_cache_budget
 from .quarantine import Quarantine
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
+from .structured import GrammarFactory
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def load_processing(
     return cast(ProcessingInfo, resolve(row.processing)(given, options))
 
 
-def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -> Engine:
+def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
     """Build the model, load its weights, plan and allocate the caches.
 
     Raises:
@@ -71,7 +72,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -
     store = EncoderStore(folder, most, fingerprint, model.hidden_size, dtype, device)
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
-    core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store)
+    core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
     load_weights(files.path, model, config.quantization)
     return Engine(core, max_model_len, dtype, store.row_bytes)
 
@@ -88,13 +89,20 @@ def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.devi
 
 
 def build_core(
-    model: Model, config: EngineConfig, max_model_len: int, prefill: str, encoder_bytes: int, store: EncoderStore
+    model: Model,
+    config: EngineConfig,
+    max_model_len: int,
+    prefill: str,
+    encoder_bytes: int,
+    store: EncoderStore,
+    grammars: GrammarFactory | None = None,
 ) -> EngineCore:
     """Scheduler, caches and runner around a model that is ready to run.
 
     Args:
         prefill: how its prompts may be cut, see `SchedulerLimits`.
         encoder_bytes: of resident encoder rows.
+        grammars: for structured outputs; None refuses them.
     """
     if max_model_len < 2:
         raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer")
@@ -113,5 +121,5 @@ def build_core(
     )
     kv = KVBlocks(len(groups), blocks, config.block_size, kept)
     scheduler = Scheduler(kv, EncoderCache(encoder_bytes, store.row_bytes), limits, [group.spec.kind for group in groups])
-    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store)
+    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, grammars)
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

@@ -130,6 +130,8 @@ class Request:
     def finish_reason(self, limit: int) -> tuple[str, int | None] | None:
         """(reason, stop token) if the last token ends the answer; `limit` is the longest sequence there can be."""
         params, last = self.message.params, self.token_ids[-1]
+        if params.structured_outputs is not None and last in self.message.eos_token_ids:
+            return "stop", None  # which the grammar allowed, or nothing else
         if self.num_generated >= params.min_tokens:
             if not params.ignore_eos and last in self.message.eos_token_ids:
                 return "stop", None

@@ -22,7 +22,7 @@ from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
 from .quarantine import bisect, is_out_of_memory
 from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample
-from .structured import GrammarFactory
+from .structured import GrammarFactory, StructuredOutputs
 from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
@@ -47,6 +47,12 @@ class ModelRunner:
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
         self.caches = Caches(tensors, group_of_layer(groups), [group.spec.kind for group in groups], block_size)
         self.tracks: dict[str, Track] = {}
+
+    def check_grammar(self, wanted: StructuredOutputs) -> None:
+        """InputError when it cannot be compiled."""
+        if self.grammars is None:
+            raise InputError("structured_outputs need a tokenizer, which this engine was made without")
+        self.grammars.check(wanted)
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepOutput:
@@ -143,7 +149,7 @@ class ModelRunner:
                 continue
             track.token_ids.append(found.token)
             entry = None if found.logprobs is None else (found.logprobs,)
-            results[name] = TokenOutput(name, (found.token,), entry, finish_reason="stop" if found.ended else None)
+            results[name] = TokenOutput(name, (found.token,), entry)
         return results
 
     def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:

@@ -27,7 +27,8 @@ class TokenCounts:
         for token in token_ids[self._read : turn_start]:
             self._slot(token)
         for token in token_ids[max(self._read, turn_start) :]:
-            self._counts[self._slot(token)] += 1
+            slot = self._slot(token)  # first: it may replace the arrays
+            self._counts[slot] += 1
         self._read = len(token_ids)
         return self._ids[: len(self._slots)], self._counts[: len(self._slots)]
 
@@ -90,10 +91,6 @@ class SampleRow:
         """The likeliest token, whatever it is."""
         return self.params.plain and not self._words
 
-    def ends(self, token: int) -> bool:
-        """Whether the token ends the answer of a grammar, whatever the parameters say."""
-        return self.params.structured_outputs is not None and token in self.eos_ids
-
     @cached_property
     def processors(self) -> list[LogitsProcessor]:
         """InputError when a factory does not take its arguments."""
@@ -126,7 +123,7 @@ class SampleRow:
     def allowed(self, vocab: int) -> np.ndarray:
         """Tokens that the grammar allows next, bool `[vocab]`. InputError where it allows none, or cannot be made."""
         if self.grammar is None:
-            raise InputError("structured_outputs need a tokenizer, which this engine was made without")
+            raise InputError("the parameters ask for no structured outputs, or there is no tokenizer to make them with")
         self.grammar.follow(self.token_ids, self.turn_start)
         may_end = self.num_generated >= self.params.min_tokens and not self.params.ignore_eos
         allowed, self.must_end = self.grammar.allowed(self.eos_ids, may_end, vocab)

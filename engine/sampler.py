@@ -27,11 +27,10 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Sampled:
-    """A token, its log probabilities where they were asked for, and whether it ends a grammar's answer."""
+    """A token, and its log probabilities where they were asked for."""
 
     token: int
     logprobs: dict[int, Logprob] | None = None
-    ended: bool = False
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exception]:
@@ -51,8 +50,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exceptio
         logits[i] = 0.0  # drawn and thrown away
     chosen = choose(logits, rows)
     entries = _row_logprobs(raw, chosen, rows, errors)
-    results = (Sampled(token, entry, row.ends(token)) for row, token, entry in zip(rows, chosen, entries, strict=True))
-    return [errors.get(i) or result for i, result in enumerate(results)]
+    return [errors.get(i) or Sampled(*found) for i, found in enumerate(zip(chosen, entries, strict=True))]
 
 
 def constrain(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> dict[int, Exception]:
