@@ -29,9 +29,14 @@ def _rms_norm(width: int, s: int) -> int:
     return width * (_as_float(s) + _WIDE + s)
 
 
-def _linear(inner: int, outer: int, s: int, int8: bool) -> int:
-    """Result, and in 8 bits: the row scaled in float32 and in 8 bits, sums in 32 bits and in float32."""
-    return outer * s + (inner * (_WIDE + 1) + outer * 2 * _WIDE if int8 else 0)
+def _linear(inner: int, outer: int, dtype: torch.dtype, work: Work) -> int:
+    """Result, and in 8 bits: in C++ the row's bytes and scale, in torch its scaled copy, or its bytes with sums twice."""
+    s = dtype.itemsize
+    if not work.int8:
+        return outer * s
+    if backend("int8_linear", work.device, dtype) == "native":
+        return outer * s + inner + 8
+    return 64 + max(inner * (_as_float(s) + _WIDE + 1), inner + outer * 2 * _WIDE)  # scales and maxima
 
 
 def _rotary(width: int, s: int) -> int:
@@ -48,8 +53,8 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
     return -(-outer // PANEL) * PANEL * (-(-inner // 4) * 4 + 3 * _WIDE) + outer * bias * dtype.itemsize
 
 
-def decoder_bytes(c: TextConfig, rows: int, dtype: torch.dtype, int8: bool) -> int:
-    """Of `models.text.decoder.Decoder` for a step of so many rows, the keys that are gathered not included."""
+def decoder_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
+    """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
     s, q, kv = dtype.itemsize, c.heads * c.head_dim, c.kv_heads * c.head_dim
     step = 8 + 16 * len(c.rope_sections) + 8  # ids, positions twice, slots
     step += 2 * c.hidden_size * s  # x, encoder rows that are put in
@@ -57,18 +62,18 @@ def decoder_bytes(c: TextConfig, rows: int, dtype: torch.dtype, int8: bool) -> i
     normed, inner = c.hidden_size * s, c.intermediate_size
     qkv = (q + 2 * kv) * s
     attention = normed + max(
-        _linear(c.hidden_size, q + 2 * kv, s, int8),
+        _linear(c.hidden_size, q + 2 * kv, dtype, work),
         qkv + _rotary(q + kv, s),
         qkv + (q + kv) * s + 3 * q * s,  # rotated, and q and the result in the layout of torch's kernels
-        qkv + (q + kv) * s + q * s + _linear(q, c.hidden_size, s, int8),
+        qkv + (q + kv) * s + q * s + _linear(q, c.hidden_size, dtype, work),
     )
     mlp = normed + max(
-        _linear(c.hidden_size, 2 * inner, s, int8),
+        _linear(c.hidden_size, 2 * inner, dtype, work),
         4 * inner * s,  # gate and up, silu of gate, product
-        3 * inner * s + _linear(inner, c.hidden_size, s, int8),
+        3 * inner * s + _linear(inner, c.hidden_size, dtype, work),
     )
     added = c.hidden_size * s  # x and the sum that takes its place
-    return rows * (step + added + max(_rms_norm(c.hidden_size, s), attention, mlp))
+    return work.rows * (step + added + max(_rms_norm(c.hidden_size, s), attention, mlp))
 
 
 def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
@@ -83,33 +88,35 @@ def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
     return copies + scores + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 
-def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, work: Work) -> int:
     """Of `models.vision.qwen_vit.Tower` for so many patches in one call."""
     s, w = dtype.itemsize, c.width
     call = 2 * c.patch_dim * s  # pixels of the items, and all in one tensor
     call += w * s + 3 * c.head_dim * _WIDE + 6 * 8  # x, angles, places of each patch
+    embed = _linear(c.patch_dim, w, dtype, work)
     norm = _rms_norm(w, s) if c.act is None else w * s
     qkv = w * s + 3 * w * s  # the normed input is still there
     attention = max(
-        w * s + _linear(w, 3 * w, s, int8),
+        w * s + _linear(w, 3 * w, dtype, work),
         qkv + _rotary(2 * w, s),
-        qkv + 2 * w * s + 2 * w * s + _score_bytes(c.heads, w, dtype, device),  # rotated, results of a run and of all
-        qkv + 3 * w * s + _linear(w, w, s, int8),
+        qkv + 2 * w * s + 2 * w * s + _score_bytes(c.heads, w, dtype, work.device),  # rotated, results of a run and of all
+        qkv + 3 * w * s + _linear(w, w, dtype, work),
     )
-    mlp = w * s + max(4 * c.inner * s, 3 * c.inner * s + _linear(c.inner, w, s, int8), _linear(w, 2 * c.inner, s, int8))
-    merger = w * s + max(2 * w * s, w * s + _linear(w, w, s, int8))  # normed groups, gelu
+    mlp = w * s + max(4 * c.inner * s, 3 * c.inner * s + _linear(c.inner, w, dtype, work), _linear(w, 2 * c.inner, dtype, work))
+    merger = w * s + max(2 * w * s, w * s + _linear(w, w, dtype, work))  # normed groups, gelu
     rows = 3 * c.out_width * s // c.merge**2  # in the order of the tower, of the items, and cut to items
-    return patches * (call + w * s + max(norm, attention, mlp, merger) + rows)
+    return patches * (call + w * s + max(embed, norm, attention, mlp, merger) + rows)
 
 
-def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
     """Of `models.audio.whisper_encoder.Encoder` and a projection to `out_width` for so many frames in one call."""
     s, w = dtype.itemsize, c.width
     call = 2 * c.mels * s  # of each frame: the items, and all in one tensor
-    first = 2 * 3 * c.mels * s + 2 * w * s + (_linear(3 * c.mels, w, s, int8) if int8 else 0)  # taps twice, result, gelu
-    second = w * s + 2 * 3 * w * s // 2 + w * s + (_linear(3 * w, w, s, int8) // 2 if int8 else 0)  # half as many rows
-    attention = w * s + 3 * w * s + 3 * w * s + max(_score_bytes(c.heads, w, dtype, device), _linear(w, 2 * w, s, int8))
-    mlp = w * s + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, s, int8))
+    first = 2 * 3 * c.mels * s + w * s + _linear(3 * c.mels, w, dtype, work)  # taps twice, gelu, result
+    second = w * s + 2 * 3 * w * s // 2 + (w * s + _linear(3 * w, w, dtype, work)) // 2  # half as many rows
+    normed, scores = w * s, _score_bytes(c.heads, w, dtype, work.device)
+    attention = normed + 3 * w * s + 3 * w * s + max(scores, _linear(w, 2 * w, dtype, work))  # q, k and v; results and copies
+    mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
     layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
     return frames * (call + max(first, second, layer // 2))
 

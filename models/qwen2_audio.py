@@ -77,14 +77,14 @@ class Qwen2Audio(nn.Module):
 
     def forward_bytes(self, work: Work) -> int:
         text, dtype = self.language_model.config, self.audio_tower.dtype
-        return decoder_bytes(text, work.rows, dtype, work.int8) + gathered_bytes(text, work, dtype)
+        return decoder_bytes(text, work, dtype) + gathered_bytes(text, work, dtype)
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return _frames(rows) * self.audio_tower.config.mels * self.audio_tower.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
         tower = self.audio_tower
-        return whisper_bytes(tower.config, _frames(rows), self.hidden_size, tower.dtype, work.device, work.int8)
+        return whisper_bytes(tower.config, _frames(rows), self.hidden_size, tower.dtype, work)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         fill(self, weights, PREFIXES, {})

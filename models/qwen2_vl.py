@@ -58,14 +58,14 @@ class _QwenVL(nn.Module):
 
     def forward_bytes(self, work: Work) -> int:
         text, dtype = self.language_model.config, self.visual.dtype
-        return decoder_bytes(text, work.rows, dtype, work.int8) + gathered_bytes(text, work, dtype)
+        return decoder_bytes(text, work, dtype) + gathered_bytes(text, work, dtype)
 
     def input_bytes(self, modality: str, rows: int) -> int:
         tower = self.visual.config
         return rows * tower.merge**2 * tower.patch_dim * self.visual.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        return tower_bytes(self.visual.config, rows * self.visual.config.merge**2, self.visual.dtype, work.device, work.int8)
+        return tower_bytes(self.visual.config, rows * self.visual.config.merge**2, self.visual.dtype, work)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.tied else {}

@@ -19,6 +19,7 @@ from sensorium.engine.loader import resolve
 from sensorium.engine.memory import sampling_bytes, weight_bytes
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample
+from sensorium.kernels.int8 import supported
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.registry import find
 from sensorium.models.interface import ForwardBatch, Work
@@ -26,6 +27,9 @@ from sensorium.models.weights import load
 
 TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 CPU = torch.device("cpu")
+VNNI = pytest.mark.skipif(not supported(CPU), reason="no products of 8-bit numbers")
+EIGHT_BITS = [pytest.param("linear=onednn", marks=VNNI), pytest.param("int8_linear=torch", marks=VNNI)]
+"""Kernels under which the tests below multiply in 8 bits: C++ where it is there, and torch."""
 SMALL = {"max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20, "device": "cpu"}
 
 
@@ -65,7 +69,7 @@ def test_weights_are_those_held(audio: Path, dtype: torch.dtype) -> None:
         assert planned == held(build(folder, dtype, CPU))
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="no VNNI")
+@VNNI
 def test_weights_in_8_bits(audio: Path) -> None:
     for folder in (TINY_VL, audio):
         planned = weight_bytes(build(folder, torch.float32, torch.device("meta")), CPU, torch.float32, "int8")
@@ -116,29 +120,31 @@ def step(model: Any, requests: int, computed: int, new: int) -> Any:
     return run
 
 
-@pytest.mark.parametrize("kernels", ["", "attention=torch,varlen_attention=torch"])
+@pytest.mark.parametrize("kernels", ["", "attention=torch,varlen_attention=torch", *EIGHT_BITS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decoder_steps_take_no_more_than_planned(
     monkeypatch: pytest.MonkeyPatch, qwen2: Path, audio: Path, dtype: torch.dtype, kernels: str
 ) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
+    int8 = "linear=" in kernels
     for folder in (TINY_VL, qwen2, audio):
-        model = build(folder, dtype, CPU)
+        model = build(folder, dtype, CPU, "int8" if int8 else None)
         for requests, computed, new in ((1, 0, 512), (1, 500, 500), (32, 64, 1)):
-            work = Work(requests * new, requests * (computed + new), computed + new, CPU)
+            work = Work(requests * new, requests * (computed + new), computed + new, CPU, int8)
             measured = peak_bytes(step(model, requests, computed, new))
             assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
-@pytest.mark.parametrize("kernels", ["", "varlen_attention=torch"])
+@pytest.mark.parametrize("kernels", ["", "varlen_attention=torch", *EIGHT_BITS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_encoder_calls_take_no_more_than_planned(
     monkeypatch: pytest.MonkeyPatch, qwen2: Path, audio: Path, dtype: torch.dtype, kernels: str
 ) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
-    work = Work(1, 1, 1, CPU)
+    int8 = "linear=" in kernels
+    work, quantization = Work(1, 1, 1, CPU, int8), "int8" if int8 else None
     for folder in (TINY_VL, qwen2):
-        model = build(folder, dtype, CPU)
+        model = build(folder, dtype, CPU, quantization)
         for grids in ([(1, 48, 48)], [(1, 16, 16)] * 9):
             patches = sum(t * h * w for t, h, w in grids)
             pixels = (patches, model.visual.config.patch_dim)
@@ -152,7 +158,7 @@ def test_encoder_calls_take_no_more_than_planned(
             measured = peak_bytes(encode)
             loose = 3.2 if len(grids) > 1 else 4.0  # torch scores short segments only, which is planned for
             assert measured <= planned <= loose * measured, folder
-    model, frames = build(audio, dtype, CPU), [400] * 4
+    model, frames = build(audio, dtype, CPU, quantization), [400] * 4
 
     def listen() -> list[torch.Tensor]:
         made = torch.zeros(sum(frames), 24, dtype=dtype)
