@@ -62,7 +62,10 @@ class ByteCache(Generic[V]):
             future = self._making.setdefault(key, Future())
         if mine:
             self._run(key, maker, future)
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            del future  # it holds the error, whose traceback holds this frame and the media below it
 
     @property
     def stats(self) -> CacheStats:
@@ -76,6 +79,7 @@ class ByteCache(Generic[V]):
             with self._lock:
                 del self._making[key]
             future.set_exception(error)
+            del future  # as in `make`
             return
         with self._lock:
             del self._making[key]
