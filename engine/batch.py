@@ -100,12 +100,16 @@ Row = tuple[Track, ScheduledRequest]
 
 @dataclass(frozen=True, eq=False)
 class Caches:
-    """Keys and values of all layers: `tensors[i]` is in the group `group_of[i]`, whose kind is `kinds[group]`."""
+    """Keys and values of all layers: `tensors[i]` is in the group `group_of[i]`, whose kind is `kinds[group]`.
+
+    `invariant`: reading them gives a row the same bits in any company.
+    """
 
     tensors: Sequence[Tensor]
     group_of: Sequence[int]
     kinds: Sequence[str]
     block_size: int
+    invariant: bool = False
 
 
 def build_batch(
@@ -124,7 +128,7 @@ def build_batch(
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
     build = {"full": build_attention, "cross": build_cross}
-    attn = [build[kind](rows, tuple(starts), caches.block_size, group, device) for group, kind in enumerate(caches.kinds)]
+    attn = [build[kind](rows, tuple(starts), caches, group, device) for group, kind in enumerate(caches.kinds)]
     cross = [encoded[sequence.item(CROSS).hash] for sequence, task in rows if task.write_cross]
     return ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
@@ -138,7 +142,7 @@ def build_batch(
 
 
 def build_attention(
-    rows: Sequence[Row], starts: tuple[int, ...], block_size: int, group: int, device: torch.device
+    rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, device: torch.device
 ) -> AttentionMetadata:
     """Of a group that holds a key per token: tables, and the slots of this step's rows."""
     tasks = [task for _, task in rows]
@@ -146,24 +150,25 @@ def build_attention(
     slots = np.empty(starts[-1], dtype=np.int64)
     for i, task in enumerate(tasks):
         first = task.num_computed
-        slots[starts[i] : starts[i + 1]] = _slots(tables[i], first, first + task.num_tokens, block_size)
+        slots[starts[i] : starts[i + 1]] = _slots(tables[i], first, first + task.num_tokens, caches.block_size)
     return AttentionMetadata(
         query_start=starts,
         seq_lens=tuple(task.num_computed + task.num_tokens for task in tasks),
         block_tables=torch.from_numpy(tables).to(device),
         slot_mapping=torch.from_numpy(slots).to(device),
-        block_size=block_size,
+        block_size=caches.block_size,
+        invariant=caches.invariant,
     )
 
 
 def build_cross(
-    rows: Sequence[Row], starts: tuple[int, ...], block_size: int, group: int, device: torch.device
+    rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, device: torch.device
 ) -> AttentionMetadata:
     """Of a group that holds a key per row of the encoder side: tables, and the slots of those that are written in this step."""
     lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in rows]
     tables = _tables([task for _, task in rows], group)
     slots = [
-        _slots(tables[i], 0, length, block_size)
+        _slots(tables[i], 0, length, caches.block_size)
         for i, (length, (_, task)) in enumerate(zip(lengths, rows, strict=True))
         if task.write_cross
     ]
@@ -172,8 +177,9 @@ def build_cross(
         seq_lens=tuple(lengths),
         block_tables=torch.from_numpy(tables).to(device),
         slot_mapping=torch.from_numpy(np.concatenate(slots or [np.empty(0, dtype=np.int64)])).to(device),
-        block_size=block_size,
+        block_size=caches.block_size,
         causal=False,
+        invariant=caches.invariant,
     )
 
 

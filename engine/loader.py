@@ -65,6 +65,8 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     """
     row, device = find(files.architecture), config.torch_device
     dtype = files.dtype(config.dtype)
+    if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
+        raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
     model = cast(Model, resolve(row.model)(files.config, dtype, device))
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
@@ -121,5 +123,5 @@ def build_core(
     )
     kv = KVBlocks(len(groups), blocks, config.block_size, kept)
     scheduler = Scheduler(kv, EncoderCache(encoder_bytes, store.row_bytes), limits, [group.spec.kind for group in groups])
-    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, grammars)
+    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, grammars, config.batch_invariant)
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

@@ -40,12 +40,14 @@ class ModelRunner:
         device: torch.device,
         store: EncoderStore,
         grammars: GrammarFactory | None = None,
+        invariant: bool = False,
     ) -> None:
         """`grammars`: of the checkpoint's tokenizer; without it no request can ask for structured outputs."""
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
-        self.caches = Caches(tensors, group_of_layer(groups), [group.spec.kind for group in groups], block_size)
+        kinds = [group.spec.kind for group in groups]
+        self.caches = Caches(tensors, group_of_layer(groups), kinds, block_size, invariant)
         self.tracks: dict[str, Track] = {}
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:

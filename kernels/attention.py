@@ -64,7 +64,7 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: Att
     if chosen == "native" and q.shape[2] % 2 == 0:
         return paged_attention_native(q, k, v, kv_cache, meta, scale)
     write_cache(k, v, kv_cache, meta)
-    if chosen == "reference":
+    if chosen == "reference" or meta.invariant:
         return paged_attention_reference(q, kv_cache, meta, scale)
     out = torch.empty_like(q)
     for group in meta.decodes:

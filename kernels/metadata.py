@@ -39,6 +39,7 @@ class AttentionMetadata:
         block_size: tokens per block.
         causal: False where every row sees all keys of its request (cross-attention): then keys are no rows of the batch,
             and `slot_mapping` belongs to the keys written this step, however many.
+        invariant: a row's bits must not depend on its company or on where its prompt is cut, whatever that costs.
     """
 
     query_start: tuple[int, ...]
@@ -47,6 +48,7 @@ class AttentionMetadata:
     slot_mapping: Tensor
     block_size: int
     causal: bool = True
+    invariant: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -91,6 +91,7 @@ def make_core(
     folder: str | None = None,
     quarantine: float = 60.0,
     model: torch.nn.Module | None = None,
+    invariant: bool = False,
 ) -> EngineCore:
     """An engine around the toy; `encoder_rows` fit into its encoder cache."""
     model = model or ToyModel()
@@ -100,7 +101,9 @@ def make_core(
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(len(kinds), blocks, block_size, kept), encoder, limits, kinds)
-    return EngineCore(scheduler, ModelRunner(model, blocks, block_size, device, store), Quarantine(quarantine))
+    return EngineCore(
+        scheduler, ModelRunner(model, blocks, block_size, device, store, invariant=invariant), Quarantine(quarantine)
+    )
 
 
 def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:

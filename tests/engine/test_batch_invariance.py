@@ -11,6 +11,7 @@ from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, SamplingParams
 from sensorium.engine.types import EngineRequest
+from sensorium.mm.errors import ConfigError
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
@@ -47,21 +48,38 @@ def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -
     return found
 
 
+@pytest.fixture(params=[None, "torch"])
+def kernels(request, monkeypatch):
+    """With the C++ kernels, where there are any, and without."""
+    if request.param:
+        ops = ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul")
+        monkeypatch.setenv("SENSORIUM_KERNELS", ",".join(f"{op}={request.param}" for op in ops))
+
+
 CASES = list(itertools.product((0, 1, 4, 7), (4096, 5, 16, 33), (0, 3), (16, 4), (True, False)))
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(len(CASES), marks=pytest.mark.full)])
-def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, count):
+def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, kernels, count):
     model = llm._driver.core.runner.model
     ours = asked(llm, "ours", 1, "what is it, and why is it so?")
     others = [asked(llm, f"mate{i}", 1 + i % 4, "something else " * (1 + 3 * i)) for i in range(7)]
     expected = run(
-        toy.make_core(blocks=200, block_size=16, budget=4096, max_len=1024, encoder_rows=999, model=model), ours, [], 0
+        toy.make_core(blocks=200, block_size=16, budget=4096, max_len=1024, encoder_rows=999, model=model, invariant=True),
+        ours,
+        [],
+        0,
     )
     assert len(expected) == 12
     for mates, budget, lead, block_size, warm in random.Random(0).sample(CASES, count):
         core = toy.make_core(
-            blocks=3200 // block_size, block_size=block_size, budget=budget, max_len=1024, encoder_rows=999, model=model
+            blocks=3200 // block_size,
+            block_size=block_size,
+            budget=budget,
+            max_len=1024,
+            encoder_rows=999,
+            model=model,
+            invariant=True,
         )
         if warm:  # its picture, or all but the end of its prompt, has been seen
             run(core, replace(ours, request_id="before", prompt_token_ids=(*ours.prompt_token_ids[:-3], 5)), [], 0)
@@ -69,10 +87,10 @@ def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, count):
         assert got == expected, f"{mates} mates, {budget} rows a step, {lead} steps late, blocks of {block_size}, warm={warm}"
 
 
-def test_bits_do_not_depend_on_preemption(llm, toy):
+def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
     model = llm._driver.core.runner.model
     ours, other = asked(llm, "ours", 1, "what is it?"), asked(llm, "other", 2, "what is that?")
-    options = {"blocks": 40, "block_size": 16, "max_len": 300, "encoder_rows": 999, "model": model}
+    options = {"blocks": 40, "block_size": 16, "max_len": 300, "encoder_rows": 999, "model": model, "invariant": True}
     expected = run(toy.make_core(budget=4096, **options), ours, [], 0)
     core = toy.make_core(budget=20, seqs=1, caching=False, **options)
     core.add(ours)
@@ -81,3 +99,9 @@ def test_bits_do_not_depend_on_preemption(llm, toy):
     outputs = toy.drain(core)["ours"]
     assert outputs[-1].stats.preemptions == 1
     assert found + [entry for output in outputs for entry in output.logprobs or ()] == expected
+
+
+def test_what_cannot_promise_it_says_so(tmp_path):
+    path = build_checkpoint(tmp_path / "model", "qwen2_vl", 0)
+    with pytest.raises(ConfigError, match="batch_invariant=True is for float32 and bfloat16 on a CPU"):
+        LLM(path, max_model_len=256, dtype="float16", batch_invariant=True)
