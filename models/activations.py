@@ -56,7 +56,7 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
 def decoder_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
     s, q, kv = dtype.itemsize, c.heads * c.head_dim, c.kv_heads * c.head_dim
-    step = 8 + 16 * len(c.rope_sections) + 8  # ids, positions twice, slots
+    step = 8 + 16 * len(c.rope_sections) + 8 + 32  # ids, positions twice, slots, bounds of sequences
     step += 2 * c.hidden_size * s  # x, encoder rows that are put in
     step += 3 * c.head_dim * _WIDE  # cosines, sines, and the angles they come from
     normed, inner = c.hidden_size * s, c.intermediate_size

@@ -15,7 +15,7 @@ import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import load_model_files, make_config
 from sensorium.engine.doctor import explain
-from sensorium.engine.loader import resolve
+from sensorium.engine.loader import load_engine, load_processing, resolve
 from sensorium.engine.memory import sampling_bytes, weight_bytes
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample
@@ -24,6 +24,7 @@ from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.registry import find
 from sensorium.models.interface import ForwardBatch, Work
 from sensorium.models.weights import load
+from sensorium.processors.text import Tokenizer
 
 TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 CPU = torch.device("cpu")
@@ -78,12 +79,19 @@ def test_weights_in_8_bits(audio: Path) -> None:
 
 
 def test_caches_are_those_allocated() -> None:
-    llm = LLM(TINY_VL, max_model_len=512, **SMALL)
-    plan = llm.explain()
-    core = llm._driver.core
+    config, files = make_config(TINY_VL, {"max_model_len": 512, **SMALL}), load_model_files(TINY_VL)
+    info = load_processing(find(files.architecture), files, {})
+    core = load_engine(config, files, info, Tokenizer(files.path)).core
+    plan = explain(config)
     assert plan.kv_cache == sum(cache.nbytes for cache in core.runner.caches.tensors)
     assert plan.encoder_cache == core.scheduler.encoder.capacity
     assert plan.total > plan.kv_cache + plan.weights + plan.activations
+
+
+def test_an_engine_explains_itself() -> None:
+    llm = LLM(TINY_VL, max_model_len=512, **SMALL)
+    assert llm.explain() == explain(llm.config)
+    assert str(llm.explain()).splitlines()[0].startswith("weights")
 
 
 def peak_bytes(call: Any) -> int:
