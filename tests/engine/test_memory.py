@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import oracle
 import pytest
 import torch
 from sensorium import LLM, SamplingParams
+from sensorium.engine import driver, memory, runner
 from sensorium.engine.config import load_model_files, make_config
 from sensorium.engine.doctor import explain
+from sensorium.engine.encoder_store import EncoderStore
 from sensorium.engine.loader import load_engine, load_processing, resolve
 from sensorium.engine.memory import sampling_bytes, weight_bytes
 from sensorium.engine.sample_row import SampleRow
@@ -251,3 +254,9 @@ def test_the_largest_requests_at_full_load_stay_below_the_plan() -> None:
     assert told == {"errors": [None] * 8, "rows": 1024, "tokens": [4] * 8}
     starved = full_load(options, 96 - int(explain(make_config(TINY_VL, options)).total / 2**20 * 0.75))
     assert starved.returncode != 0 or any(json.loads(starved.stdout.splitlines()[-1])["errors"]), "the limit limits nothing"
+
+
+def test_the_plan_and_the_engine_mean_the_same_bounds() -> None:
+    assert memory._MEDIA_BYTES == driver._MEDIA_BYTES
+    assert memory._LOGITS_ROWS == runner._LOGITS_ROWS
+    assert signature(EncoderStore).parameters["queue_bytes"].default == memory._QUEUE_BYTES
