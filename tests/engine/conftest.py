@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,32 @@ def tokens_of(outputs: list) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
+def alone(request: EngineRequest) -> tuple[list[int], str]:
+    """The answer of an engine that has nothing else to do, and why it ended."""
+    core = make_core(blocks=64, budget=500, caching=False)
+    core.add(request)
+    outputs = drain(core)[request.request_id]
+    return tokens_of(outputs), outputs[-1].finish_reason
+
+
+def of(name: str, tokens, features=(), **changes) -> EngineRequest:
+    """A request for four tokens after these."""
+    request = make_request(name, random.Random(0), media=False, max_tokens=4, ignore_eos=True)
+    return replace(request, prompt_token_ids=tuple(tokens), features=tuple(features), **changes)
+
+
+def scheduled(core: EngineCore) -> tuple[dict[str, int], list[str]]:
+    """Tokens by request and hashes to encode of the next step, which then runs."""
+    seen = []
+    schedule = core.scheduler.schedule
+    core.scheduler.schedule = lambda: seen.append(schedule()) or seen[0]
+    try:
+        core.step()
+    finally:
+        core.scheduler.schedule = schedule
+    return {task.request_id: task.num_tokens for task in seen[0].scheduled}, [task.hash for task in seen[0].encode]
+
+
 def assert_empty(core: EngineCore) -> None:
     core.step()
     assert not core.scheduler.requests
@@ -158,5 +185,6 @@ def assert_empty(core: EngineCore) -> None:
 @pytest.fixture(scope="session")
 def toy():
     """Everything above, for test files that cannot import it."""
-    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "make_request", "drain", "tokens_of", "assert_empty")
+    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "make_request", "of")
+    names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty")
     return SimpleNamespace(**{name: globals()[name] for name in names})

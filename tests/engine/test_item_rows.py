@@ -1,0 +1,183 @@
+"""Items of many requests: encoded once, in few calls, within budgets; kept, dropped, refused, found again."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from sensorium.mm.errors import InputError
+
+
+def test_an_item_used_twice_is_encoded_once(toy):
+    core = toy.make_core()
+    request = toy.make_request("r", random.Random(0), media=False)
+    tokens = (5, *[toy.PAD] * 4, 6, *[toy.PAD] * 4, 7)
+    request = replace(request, prompt_token_ids=tokens, features=(toy.item(1, 4), toy.item(6, 4)))
+    core.add(request)
+    core.add(replace(request, request_id="other"))
+    toy.drain(core)
+    assert core.runner.model.encode_calls == [1]
+    toy.assert_empty(core)
+
+
+def test_items_of_several_requests_are_encoded_in_one_call(toy):
+    core = toy.make_core()
+    request = toy.make_request("r", random.Random(0), media=False, max_tokens=1)
+    for i in range(3):
+        core.add(
+            replace(request, request_id=f"r{i}", prompt_token_ids=(5, *[toy.PAD] * 4, 7), features=(toy.item(1, 4, seed=i),))
+        )
+    core.step()
+    assert core.runner.model.encode_calls == [3]
+
+
+def test_an_item_is_released_when_its_tokens_are_computed(toy):
+    core = toy.make_core(budget=3)
+    request = toy.make_request("r", random.Random(0), media=False)
+    core.add(replace(request, prompt_token_ids=(5, *[toy.PAD] * 4, *[7] * 6), features=(toy.item(1, 4),)))
+    (hash_,) = (feature.hash for feature in core.scheduler.requests["r"].features)
+    other = replace(request, request_id="other", prompt_token_ids=(*[toy.PAD] * 40, 7), features=(toy.item(0, 40, seed=2),))
+    core.add(other)
+    core.step()
+    assert hash_ in core.scheduler.encoder
+    core.step()  # tokens 3-5: the item ends at 5
+    assert hash_ in core.scheduler.encoder, "nobody reads it, and nobody needs its room"
+    core.step()
+    core.step()
+    core.step()
+    assert hash_ not in core.scheduler.encoder, "an item of the whole capacity took its place"
+    assert hash_ not in core.runner.store.rows
+    toy.drain(core)
+    assert core.stats.encoder_evictions == 1
+    toy.assert_empty(core)
+
+
+def test_same_hash_with_other_rows_is_refused(toy):
+    core = toy.make_core()
+    request = toy.make_request("a", random.Random(0), media=False)
+    core.add(replace(request, prompt_token_ids=(*[toy.PAD] * 4, 7), features=(toy.item(0, 4),)))
+    other = replace(toy.item(0, 5), hash=toy.item(0, 4).hash)
+    with pytest.raises(InputError, match="encoder rows"):
+        core.add(replace(request, request_id="b", prompt_token_ids=(*[toy.PAD] * 5, 7), features=(other,)))
+    toy.drain(core)
+    toy.assert_empty(core)
+
+
+def test_sixty_four_clients_one_new_picture_one_encoder_call(toy):
+    core = toy.make_core(blocks=1000, seqs=64, budget=4096)
+    for i in range(64):
+        core.add(toy.of(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
+    outputs = toy.drain(core)
+    assert core.runner.model.encode_calls == [1]
+    assert core.stats.encoder_calls == 1
+    assert [outputs[f"r{i}"][-1].stats.items for i in range(64)] == [("encoded",), *[("cache",)] * 63]
+
+
+def test_encoders_make_no_more_rows_in_a_step_than_allowed_but_one_item_always(toy):
+    core = toy.make_core(encoder_budget=8)
+    for i in range(3):
+        core.add(toy.of(f"r{i}", [5, 6, *[toy.PAD] * 5, 7], [toy.item(2, 5, seed=i)]))
+    core.add(toy.of("wide", [*[toy.PAD] * 20, 7], [toy.item(0, 20, seed=9)]))
+    steps = [toy.scheduled(core) for _ in range(4)]
+    assert [len(encoded) for _, encoded in steps] == [1, 1, 1, 1]
+    assert steps[0][0] == {"r0": 8, "r1": 2, "r2": 2}, "the others are cut before their items"
+    assert steps[3][0]["wide"] == 21
+
+
+def test_a_prompt_is_cut_before_an_item_there_is_no_room_for(toy):
+    core = toy.make_core(encoder_rows=8, budget=9)
+    core.add(toy.of("a", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8)]))
+    core.add(toy.of("b", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=2)]))
+    assert toy.scheduled(core)[0] == {"a": 9}
+    assert toy.scheduled(core)[0] == {"a": 2, "b": 7}
+    outputs = toy.drain(core)
+    assert core.stats.encoder_evictions == 1
+    assert core.stats.cut_items == 1
+    for i, name in enumerate("ab"):
+        got, request = toy.tokens_of(outputs[name]), toy.of(name, [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=1 + i)])
+        assert got == toy.alone(request)[0][-len(got) :]
+
+
+def test_an_item_larger_than_the_cache_is_refused_by_name(toy):
+    core = toy.make_core(encoder_rows=8)
+    with pytest.raises(InputError, match=r"item 0: its 9 encoder rows take 576 bytes, encoder_cache_bytes is 512"):
+        core.add(toy.of("a", [*[toy.PAD] * 9, 6], [toy.item(0, 9)]))
+    toy.assert_empty(core)
+
+
+def test_preemption_keeps_the_rows(toy):
+    """Every sequence loses its blocks and is computed again; nothing is encoded twice, even without a prefix cache."""
+    core = toy.make_core(blocks=9, block_size=4, caching=False)
+    requests = [toy.of(f"r{i}", [5, *[toy.PAD] * 8, 6 + i], [toy.item(1, 8, seed=i)]) for i in range(3)]
+    requests = [replace(request, params=replace(request.params, max_tokens=12)) for request in requests]
+    for request in requests:
+        core.add(request)
+    outputs = toy.drain(core)
+    assert core.stats.preemptions >= 2
+    assert core.stats.encoder_calls == 3
+    for request in requests:
+        assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
+    toy.assert_empty(core)
+
+
+def reader(toy, **options):
+    return toy.make_core(model=toy.ToyModel(reads_encoder_side=True), **options)
+
+
+@pytest.mark.parametrize("budget", [3, 64])
+def test_an_encoder_side_is_encoded_once_written_once_and_shared(toy, budget):
+    sounds = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
+    requests = [toy.of(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=sounds[i % 2]) for i in range(4)]
+    core = reader(toy, budget=budget, seqs=2, block_size=4)
+    for request in requests:
+        core.add(request)
+    outputs = toy.drain(core)
+    assert core.stats.encoder_calls == 2
+    for request in requests:
+        single = reader(toy, budget=500, caching=False)
+        single.add(request)
+        assert toy.tokens_of(outputs[request.request_id]) == toy.tokens_of(toy.drain(single)[request.request_id])
+    assert [outputs[f"r{i}"][-1].stats.cached_tokens for i in range(4)] == [0, 0, 4, 4], "of equal sound and equal text only"
+    core.add(replace(requests[0], request_id="again"))
+    writes = [task.write_cross for task in core.scheduler.schedule().scheduled]
+    assert writes == [False], "its keys and values are still there"
+    other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=sounds[1])
+    means = []
+    for sound in sounds:
+        single = reader(toy)
+        single.add(replace(other, cross=sound, params=replace(other.params, logprobs=0)))
+        means.append([entry for output in toy.drain(single)["x"] for entry in output.logprobs or ()])
+    assert means[0] != means[1], "the answer is read from it"
+    with pytest.raises(InputError, match="needs an encoder side"):
+        core.add(replace(other, cross=None))
+    with pytest.raises(InputError, match="no place for an encoder side"):
+        toy.make_core().add(other)
+
+
+def test_a_poisoned_item_is_refused_for_a_while_and_takes_no_one_along(toy):
+    core = toy.make_core(seqs=3)
+    bad = [toy.of(f"bad{i}", [5, *[toy.PAD] * 4, 7 + i], [toy.item(1, 4, seed=666)]) for i in range(5)]
+    good = [toy.of(f"good{i}", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4, seed=i)]) for i in range(2)]
+    for request in (bad[0], good[0], good[1], *bad[1:4]):
+        core.add(request)
+    outputs = toy.drain(core)
+    assert [outputs[f"bad{i}"][-1].finish_reason for i in range(4)] == ["error"] * 4
+    assert core.runner.model.encode_calls == [3, 1, 2], "all, the first half, the other half; nobody tries the bad one again"
+    for request in good:
+        assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
+    with pytest.raises(InputError, match="image 0: this item broke the encoder"):
+        core.add(bad[4])
+    assert core.stats.quarantined == 1
+    toy.assert_empty(core)
+
+
+def test_rows_outlive_the_engine_in_a_folder(toy, tmp_path):
+    request = toy.of("r", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4)])
+    answers = []
+    for _ in range(2):
+        core = toy.make_core(folder=str(tmp_path))
+        core.add(request)
+        answers.append(toy.drain(core)["r"])
+        core.runner.store.close()
+    assert toy.tokens_of(answers[0]) == toy.tokens_of(answers[1])
+    assert core.runner.model.encode_calls == []
+    assert (core.stats.encoder_calls, core.stats.encoder_disk_hits, answers[1][-1].stats.items) == (0, 1, ("disk",))
