@@ -15,54 +15,71 @@ from torch import Tensor
 
 from .sampling_params import SamplingParams
 
-_FIRST = 512  # most tokens that top_p keeps, as a rule; where it is more, all are sorted
+_FIRST = (512, 8192)  # largest tokens tried for top_p, which are enough as a rule; else all are sorted
+_BLOCK = 256  # tokens whose sum is made at once
+
+
+def likeliest(logits: Tensor) -> list[int]:
+    """The first of the largest logits of each row."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+    return logits.numpy().argmax(-1).tolist()  # type: ignore[no-any-return]
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
     """One token of each row of float32 `[rows, vocab]`; `numbers` in [0, 1) say which."""
     if logits.device.type != "cpu":
         return draw_together(logits, params, numbers)
-    probs = (logits / _column([p.temperature for p in params], logits)).softmax(-1).numpy()
-    return [_draw_row(*entry) for entry in zip(probs, params, numbers, strict=True)]
+    return [_draw_row(*entry) for entry in zip(logits, params, numbers, strict=True)]
 
 
-def _draw_row(probs: np.ndarray, params: SamplingParams, number: float) -> int:
+def _draw_row(logits: Tensor, params: SamplingParams, number: float) -> int:
+    probs: np.ndarray = (logits / params.temperature).softmax(-1).numpy()
     floor = _floor(probs, params)
-    ids = np.flatnonzero(probs >= floor) if floor > 0 else None
-    mass = np.cumsum(probs if ids is None else probs[ids], dtype=np.float64)
-    last = np.searchsorted(mass, mass[-1])  # where rounding says 1, not behind the last token that has any mass
-    found = min(last, np.searchsorted(mass, number * mass[-1], side="right"))
-    return int(found if ids is None else ids[found])
+    return _crossing(probs if floor is None else probs * (probs >= floor), number)
 
 
-def _floor(probs: np.ndarray, params: SamplingParams) -> float:
-    """The smallest probability that is kept; 0 keeps all."""
-    vocab, floor = len(probs), params.min_p * float(probs.max()) if params.min_p else 0.0
+def _floor(probs: np.ndarray, params: SamplingParams) -> np.float32 | None:
+    """The smallest probability that is kept; None keeps all."""
+    vocab, floor = len(probs), np.float32(params.min_p) * probs.max() if params.min_p else None
     if 0 < params.top_k < vocab:
         best = _best(probs, params.top_k, floor)
-        return _nucleus(best, float(best.sum()), params.top_p)
+        return _nucleus(best, params.top_p)
     if params.top_p >= 1.0:
         return floor
-    total = float(probs[probs >= floor].sum() if floor else probs.sum())
-    best = _best(probs, min(_FIRST, vocab), floor)
-    if best.sum() < params.top_p * total:
-        best = _best(probs, vocab, floor)
-    return _nucleus(best, total, params.top_p)
+    total = probs.sum() if floor is None else probs[probs >= floor].sum()
+    for count in _FIRST:
+        if 8 * count < vocab:  # else sorting all is as fast
+            best = _best(probs, count, floor)
+            share = params.top_p * float(total) / float(best.sum())
+            if share < 1.0:
+                return _nucleus(best, share)
+    return _nucleus(_best(probs, vocab, floor), params.top_p)
 
 
-def _best(probs: np.ndarray, count: int, floor: float) -> np.ndarray:
-    """The `count` largest that are not below `floor`, from high to low."""
+def _best(probs: np.ndarray, count: int, floor: np.float32 | None) -> np.ndarray:
+    """The `count` largest that are not below `floor`, from low to high."""
     first = len(probs) - count
-    best = np.sort(np.partition(probs, first)[first:] if first else probs)[::-1]
-    return best[best >= floor] if floor else best
+    best = np.sort(np.partition(probs, first)[first:] if first else probs)
+    return best if floor is None else best[best >= floor]
 
 
-def _nucleus(best: np.ndarray, total: float, share: float) -> float:
-    """The last of the largest that are needed to reach this share of the total."""
-    if share >= 1.0:
-        return float(best[-1])
-    before = np.cumsum(best, dtype=np.float64) - best
-    return float(best[max(1, int(np.searchsorted(before, share * total))) - 1])
+def _nucleus(best: np.ndarray, share: float) -> np.float32:
+    """The last of the largest that are needed to reach this share of them."""
+    return best[_crossing(best, 1.0 - share)]  # type: ignore[no-any-return]
+
+
+def _crossing(values: np.ndarray, share: float) -> int:
+    """Where the running sum exceeds this share of all, from 0 and below 1; always at a value above 0.
+
+    In blocks, since a running sum is made one value after the other.
+    """
+    sums = np.add.reduceat(values, np.arange(0, len(values), _BLOCK)).cumsum(dtype=np.float64)
+    target = share * sums[-1]
+    block = min(np.searchsorted(sums, target, "right"), np.searchsorted(sums, sums[-1]))
+    mass = values[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
+    rest = target - (sums[block - 1] if block else 0.0)
+    return int(block * _BLOCK + min(np.searchsorted(mass, rest, "right"), np.searchsorted(mass, mass[-1])))
 
 
 def draw_together(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..mm.errors import InputError
-from .draw import draw
+from .draw import draw, likeliest
 from .logits_processors import apply_processors
 from .sample_row import SampleRow
 from .types import Logprob
@@ -41,7 +41,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exceptio
     best = logits.amax(-1).isfinite()  # NaN is the largest of all
     errors: dict[int, Exception] = {} if best.all() else _errors(~best, NOT_FINITE)
     if all(row.plain for row in rows):
-        return [errors.get(i) or Sampled(token) for i, token in enumerate(logits.argmax(-1).tolist())]
+        return [errors.get(i) or Sampled(token) for i, token in enumerate(likeliest(logits))]
     raw = logits.clone() if any(row.params.logprobs is not None for row in rows) else logits
     changing = [i for i, row in enumerate(rows) if row.constrained and i not in errors]
     if changing:
@@ -137,7 +137,7 @@ def apply_penalties(logits: Tensor, rows: Sequence[SampleRow], changing: Sequenc
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """The likeliest token of greedy rows, a drawn one of the others."""
     drawn = [i for i, row in enumerate(rows) if not row.params.greedy]
-    tokens: list[int] = logits.argmax(-1).tolist() if len(drawn) < len(rows) else [0] * len(rows)
+    tokens = likeliest(logits) if len(drawn) < len(rows) else [0] * len(rows)
     if drawn:
         numbers = [uniform_number(rows[i].seed, len(rows[i].token_ids)) for i in drawn]
         part = logits[drawn] if len(drawn) < len(rows) else logits
