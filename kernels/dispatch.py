@@ -10,8 +10,6 @@ import torch
 
 from . import native
 
-NATIVE = ("attention", "varlen_attention", "int8_linear")
-"""Ops that have a C++ kernel."""
 BACKENDS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "torch", "reference"),
     "varlen_attention": ("native", "torch", "reference"),
@@ -40,10 +38,15 @@ def overrides(text: str) -> dict[str, str]:
 
 def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
     """The backend of `op`; the environment variable SENSORIUM_KERNELS overrides it for debugging."""
-    forced = overrides(os.environ.get("SENSORIUM_KERNELS", ""))
+    return _choose(op, device, dtype, os.environ.get("SENSORIUM_KERNELS", ""))
+
+
+@functools.cache
+def _choose(op: str, device: torch.device, dtype: torch.dtype, wanted: str) -> str:
+    forced = overrides(wanted)
     if op in forced:
         return forced[op]
-    if op in NATIVE and native.available(device, dtype):
+    if "native" in BACKENDS[op] and native.available(device, dtype):
         return "native"
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"

@@ -72,18 +72,25 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #include "attention_body.h"
 #pragma GCC pop_options
 
-static Attend* choose(int type) {
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        if (type == FLOAT32) return avx512::attend<float>;
-        return __builtin_cpu_supports("avx512bf16") ? avx512_bf16::attend<bf16> : avx512::attend<bf16>;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;
+static int best() {
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static Attend* choose(int type, int level) {
+    if (level == 3 && type == BFLOAT16) return avx512_bf16::attend<bf16>;
+    if (level >= 2) return type == FLOAT32 ? avx512::attend<float> : avx512::attend<bf16>;
+    if (level == 1) return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;
     return type == FLOAT32 ? base::attend<float> : base::attend<bf16>;
 }
 #else
-static Attend* choose(int type) { return type == FLOAT32 ? base::attend<float> : base::attend<bf16>; }
+static int best() { return 0; }
+
+static Attend* choose(int type, int) { return type == FLOAT32 ? base::attend<float> : base::attend<bf16>; }
 #endif
+
+extern "C" int sensorium_level = best();  // instruction set in use, 0 the plainest; tests lower it
 
 static void run(int type, Problem problem, int64_t requests, int threads) {
     static thread_local Scratch scratch;
@@ -94,7 +101,7 @@ static void run(int type, Problem problem, int64_t requests, int threads) {
         for (int64_t head = 0; head < problem.kv_heads; head++)
             for (int64_t n = problem.starts[i + 1] - problem.starts[i], first = 0; first < n; first += step)
                 work.push_back({i, head, first, n - first < step ? n - first : step});
-    Attend* attend = choose(type);
+    Attend* attend = choose(type, sensorium_level);
     parallel_for(threads, (int64_t)work.size(), [&](int64_t i) { attend(problem, work[work.size() - 1 - i], scratch); });
 }
 

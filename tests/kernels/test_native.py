@@ -1,0 +1,259 @@
+"""The C++ kernels: equal to their references over many shapes, and a row's bits are its own affair."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from sensorium.kernels import dispatch, native
+from sensorium.kernels.activation import silu_mul, silu_mul_reference
+from sensorium.kernels.attention import paged_attention, paged_attention_reference
+from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.kernels.norm import rms_norm, rms_norm_reference
+from sensorium.kernels.rope import rotate_, rotate_reference
+from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
+from torch import Tensor
+
+CPU = torch.device("cpu")
+TYPES = [torch.float32, torch.bfloat16]
+LIMITS = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul"))
+OPS = PLAIN.replace("torch", "native")
+needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
+
+
+@pytest.fixture(params=[pytest.param(OPS, id="native", marks=needs_library), pytest.param(PLAIN, id="torch")])
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", request.param)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(11)
+
+
+def noise(gen: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=gen).to(dtype)
+
+
+Keys = list[tuple[Tensor, Tensor]]  # of each request: keys and values [length, kv_heads, dim]
+
+
+def on_blocks(keys: Keys, counts: list[int], block: int, causal: bool, order: int, poison: float = 0.0):
+    """A cache filled with `poison` that holds all keys but those of the last `counts` rows, which come back as this step's.
+
+    Not causal: nothing is in the cache, all keys are this step's. `order`: seed of the order of blocks.
+    """
+    lengths = [len(k) for k, _ in keys]
+    needs = [-(-n // block) for n in lengths]
+    free = torch.randperm(sum(needs) + 2, generator=torch.Generator().manual_seed(order)).tolist()
+    tables = torch.zeros(len(keys), max(needs), dtype=torch.int32)
+    cache = torch.full((2, sum(needs) + 2, block, *keys[0][0].shape[1:]), poison, dtype=keys[0][0].dtype)
+    slots, new = [], ([], [])
+    for i, (pair, count) in enumerate(zip(keys, counts, strict=True)):
+        tables[i, : needs[i]] = torch.tensor([free.pop() for _ in range(needs[i])], dtype=torch.int32)
+        token = torch.arange(lengths[i])
+        where = tables[i].long()[token // block] * block + token % block
+        done = lengths[i] - count if causal else 0
+        for side, every, fresh in zip(cache, pair, new, strict=True):
+            side.flatten(0, 1)[where[:done]] = every[:done]
+            fresh.append(every[done:])
+        slots.append(where[done:])
+    starts = (0, *accumulate(counts))
+    meta = AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block, causal)
+    return torch.cat(new[0]), torch.cat(new[1]), cache, meta
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"), [(4, 4, 16, 4), (12, 2, 64, 16), (6, 1, 80, 5), (8, 8, 32, 32), (14, 2, 128, 16)]
+)
+def test_paged_attention(
+    dtype: torch.dtype, causal: bool, heads: int, kv_heads: int, dim: int, block: int, generator: torch.Generator
+) -> None:
+    lengths, counts = [1, 63, 64, 65, 130, 200, 257], [1, 1, 64, 1, 67, 3, 257]
+    keys = [(noise(generator, dtype, n, kv_heads, dim), noise(generator, dtype, n, kv_heads, dim)) for n in lengths]
+    q = noise(generator, dtype, sum(counts), heads, dim)
+    k, v, cache, meta = on_blocks(keys, counts, block, causal, 1)
+    out = paged_attention(q, k, v, cache, meta, dim**-0.5)
+    expected = paged_attention_reference(q, cache, meta, dim**-0.5)
+    torch.testing.assert_close(out, expected, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("heads", "dim"), [(8, 64), (3, 80), (2, 16), (1, 128)])
+def test_varlen_attention(dtype: torch.dtype, heads: int, dim: int, generator: torch.Generator) -> None:
+    lengths = [64, 64, 0, 16, 1, 190, 65]
+    q, k, v = noise(generator, dtype, sum(lengths), 3 * heads, dim).split(heads, 1)
+    out = varlen_attention(q, k, v, lengths, dim**-0.5)
+    expected = varlen_attention_reference(q, k, v, lengths, dim**-0.5)
+    torch.testing.assert_close(out, expected, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_of_paged_attention_is_the_same_in_every_company(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """One prompt at once, in chunks cut anywhere, token by token; with others or alone; other blocks; one thread or two."""
+    heads, kv_heads, dim, length = 6, 2, 64, 150
+    keys = (noise(generator, dtype, length, kv_heads, dim), noise(generator, dtype, length, kv_heads, dim))
+    q = noise(generator, dtype, length, heads, dim)
+    k, v, cache, meta = on_blocks([keys], [length], 16, True, 1)
+    whole = paged_attention(q, k, v, cache, meta, 0.2)
+    for seed, (cuts, block) in enumerate(
+        [((64, 128), 16), ((1, 65, 66, 149), 8), (tuple(range(1, length)), 16), ((7, 100), 64)]
+    ):
+        parts = []
+        for start, stop in zip((0, *cuts), (*cuts, length), strict=True):
+            others = [(noise(generator, dtype, n, kv_heads, dim), noise(generator, dtype, n, kv_heads, dim)) for n in (90, 3)]
+            mine = (keys[0][:stop], keys[1][:stop])
+            counts = [30, stop - start, 1]
+            k, v, cache, meta = on_blocks([others[0], mine, others[1]], counts, block, True, seed)
+            queries = torch.cat(
+                (noise(generator, dtype, 30, heads, dim), q[start:stop], noise(generator, dtype, 1, heads, dim))
+            )
+            before = torch.get_num_threads()
+            torch.set_num_threads(1 + start % 2)
+            parts.append(paged_attention(queries, k, v, cache, meta, 0.2)[30 : 30 + stop - start])
+            torch.set_num_threads(before)
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_older_instruction_sets(dtype: torch.dtype, level: int, generator: torch.Generator) -> None:
+    """What runs on other machines, as far as this one can run it."""
+    setting = ctypes.c_int.in_dll(native.library(), "sensorium_level")
+    before, lengths = setting.value, [64, 16, 1, 190]
+    q, k, v = noise(generator, dtype, sum(lengths), 12, 40).split(4, 1)
+    expected = varlen_attention_reference(q, k, v, lengths, 0.2)
+    setting.value = min(level, before)
+    try:
+        out = varlen_attention(q, k, v, lengths, 0.2)
+    finally:
+        setting.value = before
+    torch.testing.assert_close(out, expected, atol=LIMITS[dtype], rtol=LIMITS[dtype])
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_segment_is_the_same_in_every_company(dtype: torch.dtype, generator: torch.Generator) -> None:
+    q, k, v = noise(generator, dtype, 600, 12, 32).split(4, 1)
+    alone = varlen_attention(*(t[100:311] for t in (q, k, v)), [211], 0.2)
+    assert torch.equal(varlen_attention(q, k, v, [64, 36, 211, 289], 0.2)[100:311], alone)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_slots_that_belong_to_nobody_are_not_read(dtype: torch.dtype, causal: bool, generator: torch.Generator) -> None:
+    lengths, counts = [5, 70, 129], [1, 70, 2]
+    keys = [(noise(generator, dtype, n, 2, 32), noise(generator, dtype, n, 2, 32)) for n in lengths]
+    q = noise(generator, dtype, sum(counts), 4, 32)
+    outs = []
+    for poison in (0.0, float("nan"), float("inf")):
+        k, v, cache, meta = on_blocks(keys, counts, 16, causal, 3, poison)
+        outs.append(paged_attention(q, k, v, cache, meta, 0.2))
+    assert outs[0].isfinite().all()
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_not_a_number_stays_with_its_request(dtype: torch.dtype, generator: torch.Generator) -> None:
+    keys = [(noise(generator, dtype, n, 2, 16), noise(generator, dtype, n, 2, 16)) for n in (70, 80)]
+    keys[0][0][3, 0, 2] = float("nan")
+    q = noise(generator, dtype, 2, 2, 16)
+    k, v, cache, meta = on_blocks(keys, [1, 1], 16, True, 3)
+    out = paged_attention(q, k, v, cache, meta, 0.2)
+    assert out[0, 0].isnan().all()
+    assert out[0, 1].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [16, 37, 768])
+def test_rms_norm_adds_the_residual_first(dtype: torch.dtype, width: int, generator: torch.Generator) -> None:
+    x, add, weight = (noise(generator, dtype, *shape) for shape in ((9, width), (9, width), (width,)))
+    total = x + add
+    out = rms_norm(x, weight, 1e-5, add)
+    assert torch.equal(x, total)
+    torch.testing.assert_close(out, rms_norm_reference(total, weight, 1e-5))
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dim", [8, 64, 80])
+def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, generator: torch.Generator) -> None:
+    x = noise(generator, dtype, 7, 5, dim)
+    angles = torch.rand(7, dim // 2, generator=generator) * 9
+    before, expected = x.clone(), rotate_reference(x[:, :3], angles.cos(), angles.sin())
+    rotate_(x[:, :3], angles.cos(), angles.sin())
+    torch.testing.assert_close(x[:, :3], expected)
+    assert torch.equal(x[:, 3:], before[:, 3:])
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("inner", [16, 37, 512])
+def test_gated_activation(dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
+    x = noise(generator, dtype, 6, 2 * inner) * 5
+    x[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 0.0])
+    torch.testing.assert_close(silu_mul(x), silu_mul_reference(x))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, generator: torch.Generator) -> None:
+    x, weight, wide = noise(generator, dtype, 50, 96), noise(generator, dtype, 96), noise(generator, dtype, 50, 6 * 40)
+    angles = torch.rand(50, 20, generator=generator)
+
+    def turned(rows: slice) -> Tensor:
+        part = wide[rows].clone().view(-1, 6, 40)
+        rotate_(part, angles[rows].cos(), angles[rows].sin())
+        return part
+
+    for rows in (slice(0, 1), slice(17, 18), slice(3, 20)):
+        assert torch.equal(rms_norm(x[rows], weight, 1e-6), rms_norm(x, weight, 1e-6)[rows])
+        assert torch.equal(silu_mul(wide[rows]), silu_mul(wide)[rows])
+        assert torch.equal(turned(rows), turned(slice(None))[rows])
+
+
+@pytest.mark.parametrize(("found", "expected"), [(None, "torch"), ("library", "native")])
+def test_without_the_library_torch_runs(found: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatch._choose.cache_clear()
+    monkeypatch.setattr(native, "library", lambda: found)
+    assert dispatch.active(CPU, torch.bfloat16)["attention"] == expected
+    assert dispatch.backend("attention", CPU, torch.float16) == "torch"
+    dispatch._choose.cache_clear()
+
+
+def test_a_file_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_native.so").write_bytes(b"not a library")
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert native.library.__wrapped__() is None
+
+
+@needs_library
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_are_those_of_torch() -> None:
+    """One OpenMP runtime in the process."""
+    code = (
+        "import torch\n"
+        "from sensorium.kernels.varlen import varlen_attention\n"
+        "torch.set_num_threads(2)\n"
+        "x = torch.randn(500, 4, 16)\n"
+        "varlen_attention(x, x, x, [250, 250], 0.3)\n"
+        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line or 'iomp' in line}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
