@@ -59,9 +59,9 @@ static void quantize(const T* x, int64_t n, uint8_t* row, int64_t width) {
     memcpy(row + width, &scale, 4);
 }
 
-// R rows times one panel, from its output `first` on.
+// R rows times one panel, from its output `first` on. Meanwhile `ahead` is fetched, 4 * pace bytes for every 4 inputs.
 template <class T, int R>
-static void product(const Weights& w, const uint8_t* rows, int64_t first, T* out) {
+static void product(const Weights& w, const uint8_t* rows, int64_t first, const int8_t* ahead, int64_t pace, T* out) {
     v16i acc[R][4];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -71,7 +71,10 @@ static void product(const Weights& w, const uint8_t* rows, int64_t first, T* out
     for (int64_t k = 0; k < w.width; k += 4, panel += 4 * PANEL) {
         __m512i columns[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) columns[c] = _mm512_loadu_si512(panel + 64 * c);
+        for (int c = 0; c < 4; c++, ahead += pace) {
+            columns[c] = _mm512_loadu_si512(panel + 64 * c);
+            _mm_prefetch((const char*)ahead, _MM_HINT_T1);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             int32_t four;
@@ -98,15 +101,18 @@ static void product(const Weights& w, const uint8_t* rows, int64_t first, T* out
     }
 }
 
+// n rows times one panel. The next panel comes from memory while this one is used, an even share for each tile of rows.
 template <class T>
 static void products(const Weights& w, uint8_t* rows, int64_t n, int64_t first, T* out) {
-    typedef void Product(const Weights&, const uint8_t*, int64_t, T*);
+    typedef void Product(const Weights&, const uint8_t*, int64_t, const int8_t*, int64_t, T*);
     static Product* const sizes[] = {nullptr,       product<T, 1>, product<T, 2>, product<T, 3>,
                                      product<T, 4>, product<T, 5>, product<T, 6>};
-    for (int64_t i = 0; i < n;) {
+    const int64_t tiles = (n + ROWS - 1) / ROWS, pace = PANEL / tiles;
+    const int8_t* ahead = w.panels + (first + PANEL) * w.width;
+    for (int64_t i = 0; i < n; ahead += pace * w.width) {
         int64_t left = n - i;
         int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 as 4 and 3, not as 6 and 1
-        sizes[now](w, row_at(rows, i, w.width), first, out + i * w.outputs);
+        sizes[now](w, row_at(rows, i, w.width), first, ahead, pace, out + i * w.outputs);
         i += now;
     }
 }
@@ -118,9 +124,12 @@ static void run(const T* x, int64_t n, int64_t inputs, const Weights& w, uint8_t
         for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++)
             quantize(x + i * inputs, inputs, row_at(rows, i, w.width), w.width);
     });
-    parallel_for(threads, panels * chunks, [&](int64_t i) {
+    // few rows: neighbouring panels on one thread, which fetches them ahead
+    const int64_t group = chunks > 1 ? 1 : (panels + 2 * threads - 1) / (2 * threads), groups = (panels + group - 1) / group;
+    parallel_for(threads, groups * chunks, [&](int64_t i) {
         int64_t first = i % chunks * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
-        products(w, row_at(rows, first, w.width), count, i / chunks * PANEL, out + first * w.outputs);
+        for (int64_t p = i / chunks * group; p < panels && p < (i / chunks + 1) * group; p++)
+            products(w, row_at(rows, first, w.width), count, p * PANEL, out + first * w.outputs);
     });
 }
 #pragma GCC pop_options
