@@ -6,19 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .engine.async_llm import AsyncLLM
+    from .engine.live import LiveSession
     from .engine.llm import LLM
     from .engine.sampling_params import SamplingParams
-    from .engine.types import CompletionOutput, RequestOutput
+    from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import SensoriumError
     from .mm.types import ItemPlan, Media
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "ItemPlan", "Media", "RequestOutput", "SamplingParams", "SensoriumError", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "ItemPlan",
+    "ItemTrace",
+    "LiveSession",
+    "Media",
+    "RequestOutput",
+    "SamplingParams",
+    "SensoriumError",
+    "__version__",
+]
 
 _HOME = {
     "LLM": "engine.llm",
+    "AsyncLLM": "engine.async_llm",
+    "LiveSession": "engine.live",
     "SamplingParams": "engine.sampling_params",
     "CompletionOutput": "engine.types",
+    "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",
     "SensoriumError": "mm.errors",
     "ItemPlan": "mm.types",

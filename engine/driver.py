@@ -45,11 +45,10 @@ class Driver:
         eos_token_ids: tuple[int, ...],
         seed: int = 0,
         workers: int = 2,
-        observers: Sequence[Observer] = (),
     ) -> None:
-        self.core, self._tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
+        self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self.feeder = Feeder(2 * core.scheduler.limits.max_num_seqs, workers, _MEDIA_BYTES)
-        self._observers = tuple(observers)
+        self.observers: list[Observer] = []
         self._owners: dict[str, Ticket] = {}  # by the name of each sequence that computes
         self._names: dict[str, Ticket] = {}  # requests that are not finished
         self._numbers = count()
@@ -99,7 +98,7 @@ class Driver:
                             f"request_id {name[:80]!r} is in use; give another, or wait until that one is finished"
                         )
                     name = f"{number}-{time.time_ns()}"
-                made.append(Ticket(number, job, Assembly(name, job.params, self._tokenizer), post, partial))
+                made.append(Ticket(number, job, Assembly(name, job.params, self.tokenizer), post, partial))
             self._names.update((ticket.assembly.request_id, ticket) for ticket in made)
             return made
 
@@ -111,12 +110,6 @@ class Driver:
         with self._lock:
             self._start()
             self.feeder.add(entries)
-
-    def abort(self, request_id: str) -> None:
-        """It ends with the finish reason "abort"; ids that are not known, or finished, are ignored."""
-        ticket = self._names.get(request_id)
-        if ticket is not None:
-            self.send(lambda driver: driver._end(ticket, "abort"))
 
     def drop(self, ticket: Ticket) -> None:
         """Nobody wants to hear of it any more."""
@@ -165,6 +158,16 @@ class Driver:
 
     # what the loop's thread does
 
+    def end(self, request_id: str) -> None:
+        """A request ends with the finish reason "abort"; ids that are not known, or finished, are ignored."""
+        ticket = self._names.get(request_id)
+        if ticket is not None:
+            self._end(ticket, "abort")
+
+    def follow(self, name: str, ticket: Ticket) -> None:
+        """This sequence computes for the ticket."""
+        self._owners[name] = ticket
+
     def _turn(self, command: Callable[[Driver], None] | None) -> None:
         """Do what was asked, compute one step, tell whoever has news. Nothing that happens in it ends the loop."""
         try:
@@ -202,9 +205,10 @@ class Driver:
         """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
         if ticket.assembly.finished:
             return
+        if isinstance(result, Exception):  # not raised again: its traceback would hold this frame, and that the error
+            self._end(ticket, "error", describe(result))
+            return
         try:
-            if isinstance(result, Exception):
-                raise result
             ticket.assembly.start(result)
             ticket.clock.admitted = time.perf_counter()
             for request in self._requests(ticket, result):
@@ -216,7 +220,7 @@ class Driver:
     def _requests(self, ticket: Ticket, prepared: Prepared) -> Iterator[EngineRequest]:
         params, job = ticket.job.params, ticket.job
         base = params.seed if params.seed is not None else mix(mix(self._seed) + ticket.number)
-        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self._tokenizer)))
+        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self.tokenizer)))
         for i, name in enumerate(ticket.assembly.answers):
             own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
             yield EngineRequest(
@@ -258,9 +262,11 @@ class Driver:
                 stopped = assembly.add(output)
                 changed = assembly.changed
                 if output.token_ids:
-                    ticket.clock.heard(name, now, bool(self._observers))
-                if assembly.finished:
+                    ticket.clock.heard(name, now, bool(self.observers))
+                if assembly.finished and assembly.request_id in self._names:
                     self._leave(ticket)
+                    if output.error is not None or not ticket.keep:
+                        self._release(ticket)
             if name not in assembly.open:
                 del self._owners[name]
                 if stopped or output.finish_reason is None:
@@ -274,12 +280,13 @@ class Driver:
     def _end(self, ticket: Ticket, reason: str, error: str | None = None) -> None:
         """Stop it wherever it is, and say so."""
         for name in ticket.assembly.answers:
-            if self._owners.pop(name, None) is not None:
+            if self._owners.pop(name, None) is not None or ticket.keep:
                 self.core.abort(name)
         with ticket.lock:
             if not ticket.assembly.finished:
                 ticket.assembly.end(reason, error)
                 self._leave(ticket)
+            self._release(ticket)
         self._sweep()
 
     def _drop(self, tickets: Iterable[Ticket]) -> None:
@@ -288,20 +295,23 @@ class Driver:
             self._news.discard(ticket)
 
     def _leave(self, ticket: Ticket) -> None:
-        """It is finished: its place is free, its name too, the observers hear of it."""
-        assembly = ticket.assembly
+        """Its answer is finished: the observers hear of it."""
         self._news.add(ticket)
-        if self._names.pop(assembly.request_id, None) is None:
-            return
-        if ticket.entry is not None:
-            self.feeder.drop(ticket.entry)
+        assembly = ticket.assembly
         waited = ticket.clock.waited(assembly.prepared.timings)
         assembly.timings["queue"] = assembly.timings.get("queue", 0.0) + waited
-        for observe in self._observers:
+        for observe in self.observers:
             try:
                 observe(ticket.clock.trace(assembly))
             except Exception:
                 _log.exception("an observer of requests failed")
+
+    def _release(self, ticket: Ticket) -> None:
+        """Nothing more will come: its name, its place and what it holds of the feeder's bytes are free."""
+        ticket.keep = False
+        if self._names.pop(ticket.assembly.request_id, None) is not None and ticket.entry is not None:
+            self.feeder.drop(ticket.entry)
+            ticket.entry = None  # it leads back here: media would stay until the collector finds the circle
 
     def _tell(self) -> None:
         """Each caller once, however many of its requests have news."""

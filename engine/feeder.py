@@ -51,7 +51,7 @@ class Feeder:
     """
 
     def __init__(self, window: int, workers: int, capacity: int) -> None:
-        self._window, self._ahead, self._capacity = window, 4 * workers, capacity
+        self._window, self._at_once, self._capacity = window, workers, capacity
         one_thread: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
         self._readers = ThreadPoolExecutor(_READERS, "sensorium-read", **one_thread)
         self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
@@ -136,7 +136,7 @@ class Feeder:
     def _room_to_decode(self) -> bool:
         under_way = self._count["decoding"]
         room = self._bytes + (under_way + 1) * self._typical <= self._capacity
-        return under_way < self._ahead and (room or not (under_way or self._bytes))
+        return under_way < self._at_once and (room or not (under_way or self._bytes))
 
     def _run(self, entry: Entry, stage: str, pool: ThreadPoolExecutor, work: Callable[[], Prepared | Unfinished]) -> None:
         self._move(entry, stage)

@@ -17,12 +17,14 @@ from .config import load_model_files, make_config
 from .doctor import explain
 from .driver import Driver
 from .input import InputProcessor
+from .live import LiveSession
 from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .memory import MemoryPlan
 from .sampling_params import SamplingParams, from_generation_config
 from .ticket import Job
-from .types import RequestOutput
+from .trace import span_observer
+from .types import EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
@@ -33,6 +35,8 @@ class LLM:
 
     Args:
         model: folder of a checkpoint as the Hub ships it.
+        metrics: True or a CollectorRegistry: numbers for Prometheus, see `engine.metrics`.
+        tracing: True or a TracerProvider: OpenTelemetry spans, one per request with one per stage in it.
         options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
             gpu_memory_fraction, media_workers, media (what may come in), mm_processor_cache_bytes, trust_uuid. All
             options are explained at `engine.config.EngineConfig`.
@@ -53,6 +57,8 @@ class LLM:
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
         generation_config: str = "auto",
+        metrics: Any = False,
+        tracing: Any = False,
         **options: Any,
     ) -> None:
         named = {
@@ -91,11 +97,24 @@ class LLM:
         )
         self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)
         self._driver = Driver(engine.core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
+        if metrics:
+            from .metrics import register
+
+            media = self._inputs.media
+            self._driver.observers.append(register(metrics, self._driver, lambda: media.stats))
+        if tracing:
+            self._driver.observers.append(span_observer(tracing))
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    def generate(self, prompts: object, sampling_params: Params = None, use_tqdm: bool = True) -> list[RequestOutput]:
+    def generate(
+        self,
+        prompts: object,
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
         """Answer one prompt or a list of them, in the order asked.
 
         Args:
@@ -105,17 +124,19 @@ class LLM:
                 (shares no cache with other salts), "fit": "context" (media shrink to the room there is).
             sampling_params: one for all, one per prompt, or None for the checkpoint's defaults.
             use_tqdm: show a progress bar.
+            priority: of all prompts, or one per prompt; smaller is served first.
 
         A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are
         answered. Interrupting the call aborts what is left and frees its memory.
 
         Raises:
-            InputError: `prompts` or `sampling_params` of a wrong type or length.
+            InputError: `prompts`, `sampling_params` or `priority` of a wrong type or length.
         """
         listed = _listed(prompts)
+        given, urgency = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
         jobs = [
-            Job(partial(self._inputs.begin, prompt, self._reserve(params)), params)
-            for prompt, params in zip(listed, self._params(sampling_params, len(listed)), strict=True)
+            Job(partial(self._inputs.begin, prompt, self._reserve(params)), params, first)
+            for prompt, params, first in zip(listed, given, urgency, strict=True)
         ]
         return self._answers(jobs, use_tqdm)
 
@@ -168,13 +189,45 @@ class LLM:
         Every output holds all text so far and never takes any back; the last one is `finished`. Closing the
         generator ends the request.
         """
+        job = self.job(prompt, sampling_params)
+        return (output for _, output in self._driver.serve([job], partial=True))
+
+    def live(self, prompt: object, sampling_params: SamplingParams | None = None) -> LiveSession:
+        """A conversation whose tokens stay in the cache: `answer()`, then `append(more)`, and the next answer.
+
+        Raises:
+            InputError: parameters that ask for several answers or for stop strings.
+        """
+        return LiveSession(self._driver, self._inputs, self.job(prompt, sampling_params))
+
+    def job(
+        self,
+        prompt: object,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> Job:
+        """One prompt or, as a list of messages, one conversation, as the driver takes it; InputError for wrong arguments."""
         (params,) = self._params(sampling_params, 1)
-        prepare = partial(self._inputs.begin, prompt, self._reserve(params))
-        if isinstance(prompt, list | tuple):
+        (priority,) = _priorities(priority, 1)
+        if request_id is not None and not (isinstance(request_id, str) and request_id):
+            raise InputError(f"request_id is a text that is not empty, not {str(request_id)[:40]!r}")
+        begin = partial(self._inputs.begin, prompt, self._reserve(params))
+        if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             if self._template is None:
-                raise InputError("the checkpoint has no chat template; stream a rendered prompt instead")
-            prepare = partial(self._inputs.begin_chat, prompt, {"template": self._template}, {}, self._reserve(params))
-        return (output for _, output in self._driver.serve([Job(prepare, params)], partial=True))
+                raise InputError("the checkpoint has no chat template; give a rendered prompt instead")
+            begin = partial(self._inputs.begin_chat, prompt, {"template": self._template}, {}, self._reserve(params))
+        return Job(begin, params, priority, request_id)
+
+    def close(self) -> None:
+        """End every request with an error, and the engine's threads; also done when nobody holds the model any more."""
+        self._driver.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def plan(self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None) -> list[ItemPlan]:
         """What each item of a prompt will take, from the headers of its media; nothing is decoded.
@@ -196,6 +249,11 @@ class LLM:
     def explain(self) -> MemoryPlan:
         """The memory this engine takes at most, and the largest items it takes; `print` shows a table."""
         return explain(self.config)
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine counts: sequences, blocks, caches, preemptions."""
+        return self._driver.core.stats
 
     @property
     def mm_cache_stats(self) -> CacheStats:
@@ -232,6 +290,13 @@ def _listed(prompts: object) -> Sequence[object]:
     if not isinstance(prompts, list | tuple):
         raise InputError(f"prompts is a string, a mapping or a list of them, not a {type(prompts).__name__}")
     return prompts
+
+
+def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
+    several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
+    if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
+        raise InputError(f"priority={given!r} must be an integer, or one per prompt ({count} here)")
+    return several
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:

@@ -28,6 +28,10 @@ class Answer:
         self.cut = False  # at a stop string
         self._searched = 0  # characters searched already: a stop string must end after them
         self._told = (0, 0)  # tokens and characters that the last output ended with
+        self._settled = 0  # tokens that no repair of a loop can take back any more
+        self._settled_text = StreamDecoder(tokenizer, params.skip_special_tokens)
+        self._settled_length = 0  # characters of their text
+        self._repairs = 0
         self._text = ""
         self._undecoded: list[int] = []
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
@@ -62,29 +66,42 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        """The text that no stop string will take back."""
+        """The text that neither a stop string nor the repair of a loop will take back."""
         text = self.text
-        if self.finish_reason is not None or not self.params.stop_strings:
+        if self.finish_reason is not None:
             return text
-        return text[: len(text) - held_back(text, self.params.stop_strings)]
+        length = len(text) - held_back(text, self.params.stop_strings)
+        return text[: min(length, self._settle()[1])]
 
     def output(self, delta: bool = False) -> CompletionOutput:
-        """All of it, or what is new since the last output; a loop that was taken back makes the whole shorter."""
-        text, tokens, start = self.shown, len(self.token_ids), (0, 0)
+        """All of it that will not be taken back, or what is new of that since the last output."""
+        text, tokens, start = self.shown, self._settle()[0], (0, 0)
         if delta:
             start, self._told = self._told, (tokens, len(text))
         scored = self.params.logprobs is not None
         return CompletionOutput(
             self.index,
             text[start[1] :],
-            tuple(self.token_ids[start[0] :]),
-            tuple(self.logprobs[start[0] :]) if scored else None,
+            tuple(self.token_ids[start[0] : tokens]),
+            tuple(self.logprobs[start[0] : tokens]) if scored else None,
             self._total if scored else None,
             self.finish_reason,
             self.stop_reason,
         )
 
+    def _settle(self) -> tuple[int, int]:
+        """Tokens and characters that no repair can take back any more."""
+        detection = self.params.repetition_detection
+        repairs = detection is not None and detection.repair and self._repairs < detection.max_repairs
+        if self.finish_reason is not None or detection is None or not repairs:
+            return len(self.token_ids), len(self.text)
+        settled = max(self._settled, settled_tokens(self.token_ids, detection.max_cycle))
+        self._settled_length += len(self._settled_text.push(self.token_ids[self._settled : settled]))
+        self._settled = settled
+        return settled, self._settled_length
+
     def _take_back(self, count: int) -> None:
+        self._repairs += 1
         del self.token_ids[-count:], self.logprobs[len(self.token_ids) :]
         self._total = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=False))
         self._text, self._undecoded = "", list(self.token_ids)  # decoded anew from the start
@@ -198,6 +215,21 @@ def find_stop(text: str, stops: Sequence[str], searched: int) -> tuple[int, str]
     """The earliest stop string that ends after the first `searched` characters, and where it starts."""
     hits = ((text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in stops)
     return min(((at, stop) for at, stop in hits if at >= 0), default=None)
+
+
+def settled_tokens(token_ids: Sequence[int], max_cycle: int) -> int:
+    """How many tokens cannot be part of a loop that is found later, see `repetition.find_loop`.
+
+    The last `max_cycle` may be the first time a cycle is said; before them, those of a cycle that is being said again.
+    """
+    end = len(token_ids)
+    settled = max(0, end - max_cycle)
+    for size in range(1, min(max_cycle, end - 1) + 1):
+        first = end - size
+        while first > 0 and token_ids[first - 1] == token_ids[first - 1 + size]:
+            first -= 1
+        settled = min(settled, first)
+    return settled
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:

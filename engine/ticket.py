@@ -36,6 +36,8 @@ class Ticket:
         self.number, self.job, self.assembly, self.post, self.partial = number, job, assembly, post, partial
         self.entry: Entry | None = None
         self.lock = threading.Lock()  # of the assembly: the loop adds, the caller takes
+        self.ring: Callable[[], None] = _silent  # for whoever passes `post` on
+        self.keep = job.keep  # whether the sequence stays after an answer
         self.posted = False  # the caller was told of news and has not looked yet
         self.clock = Clock()
 
@@ -52,3 +54,7 @@ class Ticket:
                 self.assembly.end("error", describe(error))
                 self.assembly.freeze()
                 return self.assembly.output(delta)
+
+
+def _silent() -> None:
+    """Nobody listens."""

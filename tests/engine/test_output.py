@@ -1,7 +1,10 @@
 """Text assembly: stop strings over token borders, text that is never taken back, log probabilities with their words."""
 
+import random
+
 import pytest
-from sensorium.engine.output import Answer, Assembly, find_stop, held_back
+from sensorium.engine.output import Answer, Assembly, find_stop, held_back, settled_tokens
+from sensorium.engine.repetition import RepetitionDetection, find_loop
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.types import Logprob, TokenOutput
 
@@ -116,3 +119,49 @@ def test_an_assembly_ends_with_its_last_answer():
     failed = Assembly("8", SamplingParams(), Letters())
     failed.end("error", "too long")
     assert (failed.output().error, failed.output().outputs[0].finish_reason) == ("too long", "error")
+
+
+def test_loops_that_are_taken_back_were_never_shown():
+    """The engine's part is played here: it finds the loop and says how many tokens go."""
+    detection = RepetitionDetection(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
+    answer = Answer(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
+    ids, joined, deltas = [], "", []
+    for letter in "once upon xyxyxy":
+        ids.append(ord(letter))
+        answer.add(TokenOutput("r", (ids[-1],), ({ids[-1]: Logprob(-1.0)},)))
+        deltas.append(answer.output(delta=True))
+        joined += deltas[-1].text
+    loop = find_loop(ids, 0, detection)
+    assert loop is not None
+    assert joined == "once upon xyxyxy"[: len(joined)]
+    assert len(joined) <= loop.start
+    answer.add(TokenOutput("r", (33,), ({33: Logprob(-1.0)},), num_removed=len(ids) - loop.start))
+    deltas.append(answer.output(delta=True))
+    assert answer.text == "once upon !"
+    assert "".join(delta.text for delta in deltas) == "once upon !", "no more repairs: nothing waits"
+    answer.add(TokenOutput("r", (46,), ({46: Logprob(-1.0)},), finish_reason="length"))
+    deltas.append(answer.output(delta=True))
+    assert "".join(delta.text for delta in deltas) == answer.text == "once upon !."
+    assert [token for delta in deltas for token in delta.token_ids] == answer.token_ids
+    assert [entry for delta in deltas for entry in delta.logprobs] == answer.logprobs
+    assert answer.output().cumulative_logprob == -12.0
+
+
+def test_settled_tokens_hold_every_loop_that_may_come():
+    """Whatever is said next, a loop found later begins after the tokens that were settled."""
+    rng = random.Random(0)
+    detection = RepetitionDetection(max_cycle=3, min_repeats=2, min_tokens=4, repair=True)
+    found = 0
+    for _ in range(300):
+        ids = [rng.randrange(2) for _ in range(rng.randrange(1, 16))]
+        for end in range(1, len(ids)):
+            if find_loop(ids[:end], 0, detection):
+                break
+            settled = settled_tokens(ids[:end], detection.max_cycle)
+            for later in range(end, len(ids) + 1):
+                loop = find_loop(ids[:later], 0, detection)
+                if loop is not None:
+                    found += 1
+                    assert loop.start >= settled
+                    break
+    assert found > 100

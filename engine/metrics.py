@@ -1,0 +1,130 @@
+"""The engine's numbers for Prometheus: what `RequestTrace` and the engine's own counts say. Needs prometheus_client."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..mm.cache import CacheStats
+from ..mm.errors import ConfigError
+from .driver import Driver
+from .trace import Observer, RequestTrace
+from .types import EngineStats
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_HISTOGRAMS = {
+    "request_seconds": "from asking to the last token",
+    "time_to_first_token_seconds": "from asking to the first token",
+    "inter_token_seconds": "between two tokens of an answer",
+    "queue_seconds": "in line, before and in the engine",
+    "fetch_seconds": "reading and downloading media",
+    "decode_seconds": "decoding media",
+    "process_seconds": "preprocessing media",
+    "encode_seconds": "in the encoder",
+    "prefill_seconds": "computing the prompt",
+}
+_STATES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "requests_running": ("sequences that compute", lambda stats: stats.running),
+    "requests_waiting": ("sequences that wait for room in the engine", lambda stats: stats.waiting),
+    "kv_usage_ratio": ("share of key/value blocks in use", lambda stats: stats.blocks_used / max(1, stats.blocks)),
+    "encoder_cache_bytes": ("encoder rows that are held", lambda stats: stats.encoder_bytes),
+    "prefix_cache_blocks": ("blocks kept for later sequences", lambda stats: stats.blocks_kept),
+}
+_COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
+    "steps": ("batches computed", lambda stats: stats.steps),
+    "preemptions": ("sequences that lost their blocks to another", lambda stats: stats.preemptions),
+    "prefix_cache_queries": ("tokens of admitted prompts", lambda stats: stats.prefix_queries),
+    "prefix_cache_hits": ("tokens of prompts found in the prefix cache", lambda stats: stats.prefix_hits),
+    "prefix_cache_evictions": ("kept blocks that were given to others", lambda stats: stats.prefix_evictions),
+    "encoder_cache_hits": ("items whose rows were held", lambda stats: stats.encoder_hits),
+    "encoder_cache_misses": ("items that were encoded", lambda stats: stats.encoder_calls),
+    "encoder_cache_disk_hits": ("items whose rows were read from disk", lambda stats: stats.encoder_disk_hits),
+    "encoder_cache_evictions": ("rows dropped for others", lambda stats: stats.encoder_evictions),
+}
+
+
+def register(registry: Any, driver: Driver, processor_cache: Callable[[], CacheStats]) -> Observer:
+    """Metrics named "sensorium_..." in a registry; an observer that keeps those of requests.
+
+    Args:
+        registry: a CollectorRegistry, or True for the process's own. It outlives the engine, which it does not hold.
+
+    Raises:
+        ConfigError: prometheus_client is not installed, or another engine's metrics are in the registry.
+    """
+    try:
+        import prometheus_client as prometheus
+    except ImportError:
+        raise ConfigError("metrics need the package prometheus_client; install it, or leave metrics off") from None
+    place = prometheus.REGISTRY if registry is True else registry
+    try:
+        return _observer(prometheus, place, _Collector(weakref.ref(driver), processor_cache))
+    except ValueError:
+        raise ConfigError("the registry has the metrics of another engine; give each engine a CollectorRegistry") from None
+
+
+def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer:
+    registry.register(collector)
+    requests = prometheus.Counter("sensorium_requests", "answers, by how they ended", ["finish_reason"], registry=registry)
+    prompt = prometheus.Counter("sensorium_prompt_tokens", "tokens of prompts", registry=registry)
+    made = prometheus.Counter("sensorium_generated_tokens", "tokens of answers", registry=registry)
+    items = prometheus.Counter(
+        "sensorium_items",
+        "pictures, clips and sounds, by how their rows came to be",
+        ["modality", "encoder"],
+        registry=registry,
+    )
+    seconds = {
+        name: prometheus.Histogram(f"sensorium_{name}", text, buckets=_SECONDS, registry=registry)
+        for name, text in _HISTOGRAMS.items()
+    }
+
+    def observe(trace: RequestTrace) -> None:
+        for reason in trace.finish_reasons:
+            requests.labels(reason).inc()
+        prompt.inc(trace.prompt_tokens)
+        made.inc(trace.output_tokens)
+        for item in trace.items:
+            items.labels(item.modality, item.encoder or "none").inc()
+        seconds["request_seconds"].observe(trace.seconds)
+        if trace.first_token is not None:
+            seconds["time_to_first_token_seconds"].observe(trace.first_token)
+        for gap in trace.gaps:
+            seconds["inter_token_seconds"].observe(gap)
+        for stage, spent in trace.timings.items():
+            if f"{stage}_seconds" in seconds:
+                seconds[f"{stage}_seconds"].observe(spent)
+
+    return observe
+
+
+class _Collector:
+    """What the engine counts itself, read when somebody asks."""
+
+    def __init__(self, driver: weakref.ref[Driver], processor_cache: Callable[[], CacheStats]) -> None:
+        self._driver, self._processor_cache = driver, processor_cache
+
+    def describe(self) -> list[Any]:
+        """Names, for the registry's check."""
+        return list(self._families(EngineStats(), CacheStats(), 0))
+
+    def collect(self) -> Iterator[Any]:
+        driver = self._driver()
+        if driver is not None:
+            yield from self._families(driver.core.stats, self._processor_cache(), driver.feeder.num_waiting)
+
+    def _families(self, stats: EngineStats, processed: CacheStats, preparing: int) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        states = {name: (text, read(stats)) for name, (text, read) in _STATES.items()}
+        states["requests_preparing"] = ("prompts that are not in the engine yet", preparing)
+        states["processor_cache_bytes"] = ("processed items that are held", processed.bytes)
+        counts = {name: (text, read(stats)) for name, (text, read) in _COUNTS.items()}
+        counts["processor_cache_hits"] = ("items found processed", processed.hits)
+        counts["processor_cache_misses"] = ("items not found processed", processed.misses)
+        counts["processor_cache_evictions"] = ("processed items dropped for others", processed.evictions)
+        for name, (text, value) in states.items():
+            yield GaugeMetricFamily(f"sensorium_{name}", text, value=value)
+        for name, (text, value) in counts.items():
+            yield CounterMetricFamily(f"sensorium_{name}", text, value=value)

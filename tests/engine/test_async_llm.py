@@ -1,0 +1,272 @@
+"""Coroutines at one engine: deltas that join, slow readers, cancelled tasks, several event loops, and nothing left behind."""
+
+import asyncio
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.mm.errors import ConfigError, InputError
+
+MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def greedy(tokens=12, **params):
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, **params)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(MODEL, max_model_len=256, max_num_seqs=16) as llm:
+        yield llm
+
+
+@pytest.fixture
+def engine(llm):
+    return AsyncLLM(llm)
+
+
+def asked(i):
+    picture = Image.new("RGB", (64, 32), (i * 16 % 256, 9, 9))
+    return {"prompt": f"{SLOT}Read {i}.", "multi_modal_data": {"image": picture}} if i % 2 else f"user {i} moves left"
+
+
+def assert_idle(llm):
+    llm._driver.call(lambda driver: None).result()
+    core = llm._driver.core
+    assert not core.scheduler.requests
+    assert not core.runner.tracks
+    assert not llm._driver._owners
+    assert not llm._driver._names
+    assert llm._driver.feeder.num_waiting == 0
+    assert llm._driver.feeder._bytes == 0
+    assert core.stats.blocks_used == 0
+
+
+def alone(llm, prompts, params):
+    return [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for prompt in prompts]
+
+
+async def collect(engine, prompt, params, **options):
+    return [output async for output in engine.generate(prompt, params, **options)]
+
+
+@pytest.mark.parametrize("params", [greedy(), greedy(logprobs=1), SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True)])
+def test_deltas_join_to_the_answer(llm, engine, params):
+    (expected,) = llm.generate(asked(1), params, use_tqdm=False)
+    deltas = asyncio.run(collect(engine, asked(1), params))
+    for place, answer in enumerate(expected.outputs):
+        parts = [output.outputs[place] for output in deltas]
+        assert "".join(part.text for part in parts) == answer.text
+        assert tuple(token for part in parts for token in part.token_ids) == answer.token_ids
+        assert parts[-1].finish_reason == answer.finish_reason
+        if params.logprobs:
+            assert [entry for part in parts for entry in part.logprobs] == list(answer.logprobs)
+    assert [output.finished for output in deltas] == [False] * (len(deltas) - 1) + [True]
+    whole = asyncio.run(collect(engine, asked(1), params, output_kind="cumulative"))
+    assert whole[-1].outputs == expected.outputs
+    (final,) = asyncio.run(collect(engine, asked(1), params, output_kind="final"))
+    assert final.outputs == expected.outputs
+    assert_idle(llm)
+
+
+def test_a_stop_string_is_never_shown(llm, engine):
+    (full,) = alone(llm, ["user 1 moves left"], greedy(24))
+    stop = full.text[6:9]
+    deltas = asyncio.run(collect(engine, "user 1 moves left", greedy(24, stop=stop)))
+    assert "".join(output.outputs[0].text for output in deltas) == full.text[: full.text.index(stop)]
+    assert_idle(llm)
+
+
+def test_sixty_four_clients(llm, engine):
+    expected = alone(llm, [asked(i) for i in range(16)], greedy())
+
+    async def all_of_them():
+        return await asyncio.gather(*(collect(engine, asked(i % 16), greedy()) for i in range(64)))
+
+    for i, outputs in enumerate(asyncio.run(all_of_them())):
+        assert "".join(output.outputs[0].text for output in outputs) == expected[i % 16].text
+    assert_idle(llm)
+
+
+def test_a_slow_reader_gets_merged_deltas(llm, engine):
+    async def slow():
+        seen = []
+        async for output in engine.generate("user 1 moves left", greedy(60)):
+            seen.append(output)
+            await asyncio.sleep(0.2)
+        return seen
+
+    (expected,) = alone(llm, ["user 1 moves left"], greedy(60))
+    seen = asyncio.run(slow())
+    assert len(seen) < 30
+    assert "".join(output.outputs[0].text for output in seen) == expected.text
+
+
+def test_leaving_and_cancelling_free_everything(llm, engine):
+    rng = random.Random(0)
+
+    async def left(i):
+        async for _ in engine.generate(asked(i), greedy(200)):
+            if rng.random() < 0.3:
+                break
+
+    async def cancelled(i):
+        task = asyncio.create_task(collect(engine, asked(i), greedy(200)))
+        await asyncio.sleep(rng.random() * 0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def all_of_them():
+        await asyncio.gather(*(left(i) if i % 3 else cancelled(i) for i in range(40)))
+
+    asyncio.run(all_of_them())
+    assert_idle(llm)
+    assert alone(llm, ["user 1 moves left"], greedy())[0].finish_reason == "length"
+
+
+def test_abort_by_name(llm, engine):
+    async def go():
+        task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200), request_id="mine"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(InputError, match="'mine' is in use"):
+            await collect(engine, "user 2", greedy(), request_id="mine")
+        await engine.abort("mine")
+        await engine.abort("nobody")
+        return await task
+
+    outputs = asyncio.run(go())
+    assert outputs[-1].finished
+    assert outputs[-1].error is None
+    assert outputs[-1].request_id == "mine"
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert_idle(llm)
+
+
+def test_two_event_loops_and_a_thread_at_once(llm, engine):
+    expected = alone(llm, [asked(i) for i in range(8)], greedy())
+    found = {}
+
+    async def clients(name):
+        results = await asyncio.gather(*(collect(engine, asked(i), greedy()) for i in range(8)))
+        found[name] = ["".join(output.outputs[0].text for output in outputs) for outputs in results]
+
+    threads = [threading.Thread(target=lambda name=name: asyncio.run(clients(name))) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    batch = llm.generate([asked(i) for i in range(8)], greedy(), use_tqdm=False)
+    for thread in threads:
+        thread.join()
+    texts = [answer.text for answer in expected]
+    assert found == {"a": texts, "b": texts}
+    assert [output.outputs[0].text for output in batch] == texts
+    assert_idle(llm)
+
+
+def test_at_most_so_many_are_held(llm):
+    engine, most = AsyncLLM(llm, max_waiting=3), 0
+
+    async def watched():
+        nonlocal most
+        tasks = [asyncio.create_task(collect(engine, f"user {i}", greedy())) for i in range(12)]
+        for task in tasks[::5]:
+            task.cancel()
+        while not all(task.done() for task in tasks):
+            most = max(most, len(llm._driver._names))
+            await asyncio.sleep(0.001)
+        return [task for task in tasks if not task.cancelled()]
+
+    assert len(asyncio.run(watched())) == 9
+    assert most <= 3
+    assert engine._places._free == 3
+    assert_idle(llm)
+
+
+def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
+    (output,) = asyncio.run(collect(engine, {"prompt": SLOT}, greedy()))
+    assert output.finished
+    assert "image 0" in output.error
+    assert output.outputs[0].finish_reason == "error"
+    for options in ({"output_kind": "all"}, {"request_id": ""}, {"priority": "high"}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            asyncio.run(collect(engine, "user 1", greedy(), **options))
+    with pytest.raises(ConfigError, match="max_waiting"):
+        AsyncLLM(llm, max_waiting=0)
+    with pytest.raises(ConfigError, match="max_num_seqs is an option"):
+        AsyncLLM(llm, max_num_seqs=3)
+    assert_idle(llm)
+
+
+def test_closing_ends_what_runs():
+    async def go():
+        async with AsyncLLM(MODEL, max_model_len=256) as engine:
+            task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200)))
+            await asyncio.sleep(0.05)
+        outputs = await task
+        with pytest.raises(InputError, match="closed"):
+            await collect(engine, "user 1", greedy())
+        return outputs[-1], engine
+
+    output, engine = asyncio.run(go())
+    assert "closed" in output.error
+    assert not engine._driver._thread.is_alive()
+
+
+def test_live_turns_equal_one_long_prompt(llm):
+    picture = Image.new("RGB", (64, 32), (90, 9, 9))
+    part = {"prompt": f"{SLOT}Read.", "multi_modal_data": {"image": picture}}
+    with llm.live("user 1 moves left", greedy(6)) as live:
+        first = live.answer()
+        live.append(part)
+        second = live.answer()
+        before = live.token_ids
+        live.truncate(len(first.prompt_token_ids))
+        live.append(part)
+        third = live.answer()
+        with pytest.raises(InputError, match="image 0"):
+            live.append({"prompt": SLOT})
+    prompts = [{"prompt_token_ids": list(out.prompt_token_ids)} for out in (first, second, third)]
+    for prompt in prompts[1:]:
+        prompt["multi_modal_data"] = {"image": picture}
+    expected = [llm.generate(prompt, greedy(6), use_tqdm=False)[0].outputs[0] for prompt in prompts]
+    assert [out.outputs[0].token_ids for out in (first, second, third)] == [answer.token_ids for answer in expected]
+    assert before[: len(first.prompt_token_ids) + 6] == (*first.prompt_token_ids, *first.outputs[0].token_ids)
+    with pytest.raises(InputError, match="ended"):
+        live.append("more")
+    with pytest.raises(InputError, match="stop strings"):
+        llm.live("a", greedy(stop="x"))
+    assert_idle(llm)
+
+
+def test_what_is_urgent_is_first(llm):
+    """All are asked before any is begun, and one is served at a time."""
+    with LLM(MODEL, max_model_len=256, max_num_seqs=1) as one:
+        ended = []
+        jobs = [one.job(f"user {i}", greedy(4), priority) for i, priority in enumerate((5, 0, 3))]
+        for index, _ in one._driver.serve(jobs):
+            ended.append(index)
+    assert ended.index(1) < ended.index(2)
+    with pytest.raises(InputError, match="priority"):
+        llm.generate(["a", "b"], greedy(), use_tqdm=False, priority=[1])
+
+
+def test_every_stage_is_timed(llm):
+    start = time.perf_counter()
+    prompt = {"prompt": SLOT + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
+    first, again = (llm.generate(prompt, greedy(), use_tqdm=False)[0] for _ in range(2))
+    total = time.perf_counter() - start
+    stages = {"fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps"}
+    assert set(first.timings) == stages
+    assert sum(first.timings.values()) + sum(again.timings.values()) <= total
+    (item,) = first.trace
+    assert (item.modality, item.cached, item.encoder) == ("image", False, "encoded")
+    assert (item.source_bytes, item.num_tokens) == (64 * 32 * 3, first.items[0].num_tokens)
+    assert item.num_bytes > 0
+    assert set(item.timings) == {"fetch", "decode", "process"}
+    assert (again.trace[0].cached, again.trace[0].encoder) == (True, "prefix")
+    assert again.num_cached_tokens > 0
