@@ -5,6 +5,8 @@ import random
 
 import pytest
 import torch
+from sensorium.engine import sampler
+from sensorium.engine.draw import draw, draw_together
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample, uniform_number
 from sensorium.engine.sampling_params import SamplingParams
@@ -78,8 +80,11 @@ def test_every_rule_in_one_mixed_batch(seed):
         assert sample(logits[i : i + 1].clone(), [row])[0].token == token, "a row depends on nothing but itself"
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", [c for c in CASES if c["temperature"] > 0])
-def test_frequencies_are_the_references_probabilities(case):
+def test_frequencies_are_the_references_probabilities(case, together, monkeypatch):
+    if together:  # as on another device
+        monkeypatch.setattr(sampler, "draw", draw_together)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     rows = [SampleRow(SamplingParams(**case), [5, 6, 7, 6], 2, seed, (1, 2)) for seed in range(6000)]
     expected = torch.tensor(reference_weights(logits[0], rows[0]))
@@ -121,3 +126,68 @@ def test_logprobs_are_of_the_raw_logits_with_ranks():
 def test_zero_logprobs_give_the_chosen_token_alone():
     (entry,) = gather_logprobs(torch.randn(1, VOCAB), [3], [0])
     assert list(entry) == [3]
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0, 12.0])
+def test_large_vocabularies_keep_what_sorting_all_of_them_keeps(scale):
+    """Every number draws a token of the reference's set, and the ends of the range draw its first and last token."""
+    vocab, logits = 70_001, torch.randn(1, 70_001, generator=torch.Generator().manual_seed(1)) * scale
+    for case in ({"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 700}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1, "top_p": 0.99}):
+        params = SamplingParams(**case)
+        probs = logits[0].double().softmax(-1)
+        order = probs.argsort(descending=True)
+        kept = probs[order]
+        kept = kept[kept >= params.min_p * kept[0]][: params.top_k or vocab]
+        before = (kept.cumsum(-1) - kept) / kept.sum()
+        border = before - params.top_p
+        kept = kept[border < 0]
+        inside = order[: len(kept)].sort().values
+        numbers = [0.0, *torch.rand(50, generator=torch.Generator().manual_seed(2)).tolist(), 1 - 2.0**-53]
+        mass = probs[inside].cumsum(-1) / kept.sum()
+        wanted = torch.searchsorted(mass, torch.tensor(numbers, dtype=torch.float64), right=True).clamp(max=len(inside) - 1)
+        for number, found, index in zip(numbers, draw(logits.expand(52, -1), [params] * 52, numbers), wanted, strict=True):
+            near = inside[max(0, int(index) - 1) : int(index) + 2].tolist()  # float32 beside float64
+            assert found in near or abs(mass[(inside <= found).sum() - 1] - number) < 1e-5
+
+
+def test_rows_that_are_not_numbers_fail_alone():
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[1, 7], logits[3, 9], logits[0, 4] = math.nan, math.inf, -math.inf
+    whole = logits.clone()
+    for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9, frequency_penalty=1.0, logprobs=2)):
+        found = sample(logits.clone(), [SampleRow(params, [1, 2, 3], 1, i) for i in range(5)])
+        assert [i for i, result in enumerate(found) if isinstance(result, Exception)] == [1, 3]
+        assert all("logits are not finite" in str(found[i]) for i in (1, 3))
+        for i in (0, 2, 4):
+            assert [found[i]] == sample(whole[i : i + 1].clone(), [SampleRow(params, [1, 2, 3], 1, i)])
+
+
+def test_a_row_with_nothing_left_is_an_error():
+    rows = [SampleRow(SamplingParams(min_tokens=2), [1], 1, 0, range(VOCAB)), SampleRow(SamplingParams(), [1], 1, 0)]
+    first, second = sample(torch.zeros(2, VOCAB), rows)
+    assert "no token is allowed" in str(first)
+    assert second.token < VOCAB
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_between_steps_is_what_a_new_row_knows(seed):
+    """Histories of tokens, rollbacks, turns and repairs: the row that lived through them samples as one made at the end."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    params = SamplingParams(
+        repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.4, min_tokens=3, bad_words=["x"], logit_bias={5: 2}
+    )
+    tokens, words, forbidden = [rng.randrange(VOCAB) for _ in range(9)], ((7,), (8, 9)), ()
+    row = SampleRow(params, tokens, 6, seed, (1, 2), words)
+    for _ in range(60):
+        if rng.random() < 0.2:
+            keep, restart = rng.randint(2, len(tokens)), rng.random() < 0.4
+            del tokens[keep:]
+            tokens += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 70))]
+            forbidden = () if restart else (*forbidden, (rng.randrange(VOCAB), rng.randrange(VOCAB)))
+            row.changed(keep, len(tokens) if restart else min(row.turn_start, keep), (*words, *forbidden))
+        logits = torch.randn(1, VOCAB, generator=gen) * 2
+        fresh = SampleRow(params, list(tokens), row.turn_start, seed, (1, 2), (*words, *forbidden))
+        (mine,), (new,) = sample(left := logits.clone(), [row]), sample(right := logits.clone(), [fresh])
+        assert torch.equal(left, right)
+        assert mine == new
+        tokens.append(mine.token)

@@ -1,10 +1,12 @@
-"""docs/inputs.md runs as it stands, block after block, and so does the processor in CONTRIBUTING.md."""
+"""docs/inputs.md and docs/sampling.md run as they stand, block after block, and so does the processor in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,22 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
     names["WIDTH"] = names["llm"]._driver.core.runner.model.hidden_size
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
+
+
+def test_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tiny-vl").symlink_to(ROOT / "assets" / "tiny-vl")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for number, block in enumerate(BLOCK.findall((ROOT / "docs" / "sampling.md").read_text("utf-8"))):
+        exec(compile(block, f"docs/sampling.md block {number}", "exec"), names)
+        assert names["output"].error is None
+        answer = names["output"].outputs[0]
+        if number == 0:
+            assert json.loads(answer.text).keys() == {"total", "paid"}
+        if number == 2:
+            assert set(names["spaces"]).isdisjoint(answer.token_ids)
+    assert number == 4
+    assert (names["spaces"][0],) * 2 not in pairwise(answer.token_ids), "the loop of blanks is forbidden"
 
 
 def test_the_processor_that_contributing_shows():

@@ -1,0 +1,253 @@
+"""Answers of a promised form, with logits that know nothing of it."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from sensorium import LLM, SamplingParams
+from sensorium.engine.codec import decode, encode
+from sensorium.engine.sample_row import SampleRow
+from sensorium.engine.sampler import sample
+from sensorium.engine.structured import GrammarFactory, StructuredOutputs
+from sensorium.mm.errors import InputError
+from sensorium.processors.text import Tokenizer
+
+TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny-vl"
+TOKENIZER = Tokenizer(TINY)
+FACTORY = GrammarFactory(TOKENIZER)
+EOS = (349, 347)
+VOCAB = TOKENIZER.vocab_size + 13  # models pad their vocabulary
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "total": {"type": "number", "minimum": 0, "maximum": 999},
+        "paid": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", "d"]}, "minItems": 1, "maxItems": 3},
+        "place": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/place"}]},
+    },
+    "required": ["name", "total", "paid", "tags", "place"],
+    "additionalProperties": False,
+    "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99, "minimum": -9}},
+                        "required": ["x"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+def make_row(seed=0, tokens=(5, 6), factory=FACTORY, bad=(), **params):
+    wanted = {name: params.pop(name) for name in list(params) if name in StructuredOutputs.__dataclass_fields__}
+    made = SamplingParams(structured_outputs=StructuredOutputs(**wanted), **params)
+    return SampleRow(made, list(tokens), len(tokens), seed, (*made.stop_ids, *EOS), bad, EOS, factory)
+
+
+def answer(row, limit=400, most=VOCAB):
+    """The text until EOS, from random logits that lean to low ids now and then (digits and quotes go on for ever)."""
+    gen = torch.Generator().manual_seed(row.seed)
+    for _ in range(limit):
+        (found,) = sample(torch.randn(1, VOCAB, generator=gen) * 3, [row])
+        assert not isinstance(found, Exception), found
+        row.token_ids.append(found.token)
+        assert found.token < TOKENIZER.vocab_size, "a padded row is no token"
+        if found.token in EOS:
+            return TOKENIZER.decode(row.answer[:-1])
+    raise AssertionError(f"no end: {TOKENIZER.decode(row.answer)!r}")
+
+
+@pytest.mark.parametrize("start", range(0, 200, 50))
+def test_json_of_a_schema(start):
+    for seed in range(start, start + 50):
+        text = answer(make_row(seed, json=SCHEMA, frequency_penalty=0.5 * (seed % 2)))
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) or "\\" in text or "." in text
+
+
+def test_whitespace_between_the_parts():
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    assert {answer(make_row(seed, json=schema)) for seed in range(8)} == {'{"a":true}', '{"a":false}'}
+    spaced = {answer(make_row(seed, json=schema, whitespace="flexible")) for seed in range(20)}
+    assert any(re.search(r"[{:]\s", text) for text in spaced)
+    assert all(json.loads(text)["a"] in (True, False) for text in spaced)
+    blank = make_row(1, json=schema, whitespace="flexible", logit_bias={TOKENIZER.encode(" ")[0]: 100.0})
+    assert json.loads(answer(blank)), "a model that wants nothing but blanks comes to an end"
+
+
+def test_regex():
+    pattern = r"[A-Z]{2}-[0-9]{3}(x|yz)?"
+    for seed in range(30):
+        assert re.fullmatch(pattern, answer(make_row(seed, regex=pattern)))
+
+
+def test_choice():
+    choices = ["yes", "no", 'ma"ybe\\', "vielleicht ä\n"]
+    assert {answer(make_row(seed, choice=choices)) for seed in range(60)} == set(choices)
+
+
+def test_grammar():
+    lark = 'start: item ("," item)~0..3\nitem: "a" | "(" item ")"'
+    for seed in range(20):
+        assert re.fullmatch(r"(\(*a\)*)(,\(*a\)*){0,3}", answer(make_row(seed, grammar=lark)))
+
+
+def test_any_object():
+    short = dict.fromkeys(range(VOCAB - 20), -3.0)
+    short |= {TOKENIZER.encode(char)[0]: 3.0 for char in '"}'}
+    for seed in range(10):
+        assert isinstance(json.loads(answer(make_row(seed, json_object=True, logit_bias=short))), dict)
+
+
+def test_min_tokens_and_ignore_eos_last_as_long_as_the_grammar():
+    for seed in range(20):
+        assert len(answer(make_row(seed, regex="[ab]+", min_tokens=12, temperature=0.1))) >= 12
+        longer = make_row(seed, choice=["ab", "b"], min_tokens=50, max_tokens=99)
+        assert answer(longer) in ("ab", "b"), "nothing but the end is left"
+        assert len(answer(make_row(seed, regex="[ab]{1,9}", ignore_eos=True))) == 9
+
+
+def test_bad_words_stop_tokens_and_bias_hold_within_the_grammar():
+    b, x = (TOKENIZER.encode(char)[0] for char in "bx")
+    assert answer(make_row(regex="[abc]{30}", bad=((b,),), logit_bias={b: 100.0, x: 100.0})).count("b") == 0
+    (found,) = sample(torch.zeros(1, VOCAB), [make_row(regex="b", bad=((b,),))])
+    assert "no token is allowed" in str(found)
+    row = make_row(regex="[ab]{30}", stop_token_ids=[b], min_tokens=5, logprobs=1)
+    for _ in range(5):
+        (found,) = sample(torch.zeros(1, VOCAB), [row])
+        row.token_ids.append(found.token)
+        assert found.token != b, "too early"
+        assert found.logprobs[found.token].logprob == pytest.approx(-math.log(VOCAB)), "of the raw logits"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_state_follows_the_tokens(seed):
+    """Rolled back within the answer it goes on from there; a new turn begins anew."""
+    row = make_row(seed, json=SCHEMA)
+    first = answer(row)
+    keep = row.turn_start + (seed * 7) % len(first.encode())
+    keep = min(keep, len(row.token_ids) - 1)
+    begun = TOKENIZER.decode(row.token_ids[row.turn_start : keep])
+    del row.token_ids[keep:]
+    row.changed(keep, row.turn_start)
+    row.seed += 1
+    again = answer(row)
+    assert again.startswith(begun.rstrip("\ufffd"))
+    jsonschema.validate(json.loads(again), SCHEMA)
+    row.token_ids += [9, 9]
+    row.changed(len(row.token_ids) - 2, len(row.token_ids))
+    jsonschema.validate(json.loads(answer(row)), SCHEMA)
+
+
+def test_answers_of_one_schema_share_nothing_but_the_compiled_grammar():
+    rows = [make_row(seed, json=SCHEMA, n=4) for seed in range(4)]
+    gen, open_ = torch.Generator().manual_seed(0), list(rows)
+    for _ in range(400):
+        for row, found in zip(open_, sample(torch.randn(len(open_), VOCAB, generator=gen), open_), strict=True):
+            row.token_ids.append(found.token)
+        open_ = [row for row in open_ if row.token_ids[-1] not in EOS]
+        if not open_:
+            break
+    texts = {TOKENIZER.decode(row.answer[:-1]) for row in rows}
+    assert len(texts) == 4
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"json": {"type": "strin"}}, "json cannot be used: Invalid type: strin"),
+        ({"regex": "(("}, "regex cannot be used.*unclosed group"),
+        ({"regex": "a(?=b)"}, "regex cannot be used"),
+        ({"grammar": "start: nothing"}, "grammar cannot be used.*unknown name"),
+        ({"json": {"$ref": "http://example.org/x"}}, "json cannot be used"),
+    ],
+)
+def test_what_cannot_be_compiled(wanted, message):
+    with pytest.raises(InputError, match=message) as caught:
+        FACTORY.check(StructuredOutputs(**wanted))
+    assert "\n" not in str(caught.value)
+    good, bad = make_row(choice=["a"]), make_row(**wanted)
+    first, second = sample(torch.zeros(2, VOCAB), [bad, good])
+    assert isinstance(first, InputError)
+    assert TOKENIZER.decode([second.token]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({}, "exactly one of .*found none"), ({"regex": "a", "choice": ["b"]}, "found regex, choice"),
+        ({"choice": "ab"}, "list of texts"), ({"choice": []}, "list of texts"), ({"choice": ["a", ""]}, "not empty"),
+        ({"regex": 5}, "regex=5"), ({"grammar": ""}, "grammar="), ({"json": "{"}, "no JSON"), ({"json": "[1]"}, "JSON object"),
+        ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "no JSON schema"), ({"json_object": 2}, "True or False"),
+        ({"json_object": True, "whitespace": "some"}, "whitespace"),
+    ],
+)  # fmt: skip
+def test_forms_that_cannot_be_meant(wanted, message):
+    with pytest.raises(InputError, match=message):
+        StructuredOutputs(**wanted)
+
+
+def test_plain_data():
+    class Model:
+        @staticmethod
+        def model_json_schema():
+            return {"type": "object", "title": "M"}
+
+    of_class, of_text = StructuredOutputs(json=Model), StructuredOutputs(json='{"type": "object", "title": "M"}')
+    assert of_class == of_text
+    params = SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"]))
+    assert decode(encode(params)) == params
+    with pytest.raises(InputError, match="must be a StructuredOutputs"):
+        SamplingParams(structured_outputs={"regex": "a"})
+
+
+def test_without_a_tokenizer():
+    (found,) = sample(torch.zeros(1, VOCAB), [make_row(choice=["a"], factory=None)])
+    assert "tokenizer" in str(found)
+
+
+def test_no_more_grammars_are_kept_than_a_few():
+    factory = GrammarFactory(TOKENIZER)
+    for i in range(70):
+        factory.check(StructuredOutputs(choice=[str(i)]))
+    assert len(factory._kept) == 64
+    assert factory._compiled(StructuredOutputs(choice=["69"])) is factory._compiled(StructuredOutputs(choice=["69"]))
+
+
+def test_through_the_engine():
+    """Several answers of a prompt, with stop strings, beside requests that are plain, broken, or end too late."""
+    llm = LLM(TINY, max_model_len=256)
+
+    def params(form, **more):
+        return SamplingParams(max_tokens=80, seed=1, structured_outputs=StructuredOutputs(**form), **more)
+
+    asked = [
+        params({"regex": "[ab]{20}"}, n=3, ignore_eos=True),
+        params({"regex": "a{4}-b{4}"}, stop=["-b"]),
+        params({"regex": "(("}),
+        SamplingParams(temperature=0.0, max_tokens=5),
+        params({"regex": "[ab]{90}"}),
+    ]
+    several, stopped, broken, plain, late = llm.generate(["hello"] * 5, asked, use_tqdm=False)
+    assert len({re.fullmatch("[ab]{20}", answer.text)[0] for answer in several.outputs}) == 3
+    assert {answer.finish_reason for answer in several.outputs} == {"stop"}
+    assert (stopped.outputs[0].text, stopped.outputs[0].stop_reason) == ("aaaa", "-b")
+    assert "regex cannot be used" in broken.error
+    assert late.outputs[0].finish_reason == "length"
+    (alone,) = llm.generate("hello", asked[3], use_tqdm=False)
+    assert plain.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_a_vocabulary_of_bytes():
+    """mistral-common's: its tokens are bytes, and characters may be cut within."""
+    import mistral_common
+
+    tokenizer = Tokenizer(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
+    grammar = GrammarFactory(tokenizer).make(StructuredOutputs(choice=["für", "第一"]))
+    allowed, must_end = grammar.allowed((), True, tokenizer.vocab_size + 3)
+    assert allowed[tokenizer.encode_plain("第一")[0]]
+    assert not allowed[tokenizer.encode_plain("x")[0]]
+    assert not must_end
+    grammar.follow(tokenizer.encode_plain("第一"), 0)
+    assert grammar.complete
