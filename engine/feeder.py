@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,9 @@ from .input import Prepared, Unfinished
 _READERS = 2  # threads that render and tokenise
 _FETCHING = 32  # prompts whose media are downloaded, or were and wait for a worker
 _MEDIA = ("unfetched", "fetching", "undecoded", "decoding")
+
+
+Order = tuple[int, int, int]  # priority, turn, arrival
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class Entry:
     priority: int = 0
     stage: str = "coming"
     num_bytes: int = 0
-    since: float = field(default_factory=time.perf_counter)
+    order: Order = (0, 0, 0)
     draft: Unfinished | None = None
     waits: Sequence[Future[Any]] = ()
 
@@ -56,9 +58,9 @@ class Feeder:
         self._readers = ThreadPoolExecutor(_READERS, "sensorium-read", **one_thread)
         self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
         self._lock = threading.RLock()
-        self._coming: list[tuple[int, int, int, Entry]] = []
-        self._unfetched: deque[Entry] = deque()
-        self._undecoded: deque[Entry] = deque()
+        self._coming: list[tuple[Order, Entry]] = []
+        self._unfetched: list[tuple[Order, Entry]] = []
+        self._undecoded: list[tuple[Order, Entry]] = []
         self._count: Counter[str] = Counter()  # entries by stage
         self._turn = self._arrivals = 0
         self._bytes = 0  # of entries that are held
@@ -75,7 +77,8 @@ class Feeder:
             for turn, entry in enumerate(entries, self._turn + 1):
                 self._arrivals += 1
                 self._count["coming"] += 1
-                heapq.heappush(self._coming, (entry.priority, turn, self._arrivals, entry))
+                entry.order = (entry.priority, turn, self._arrivals)
+                heapq.heappush(self._coming, (entry.order, entry))
             self._pump()
 
     def drop(self, entry: Entry) -> None:
@@ -113,16 +116,16 @@ class Feeder:
     def _begin(self) -> bool:
         """One more stage of one entry; False when there is room for none."""
         if self._coming and self._room_to_read():
-            _, turn, _, entry = heapq.heappop(self._coming)
+            _, entry = heapq.heappop(self._coming)
             if entry.stage == "coming":
-                self._turn = max(self._turn, turn)
+                self._turn = max(self._turn, entry.order[1])
                 self._run(entry, "reading", self._readers, entry.prepare)
         elif self._unfetched and self._count["fetching"] + self._count["undecoded"] < _FETCHING:
-            entry = self._unfetched.popleft()
+            _, entry = heapq.heappop(self._unfetched)
             if entry.stage == "unfetched" and entry.draft is not None:
                 self._fetch(entry, entry.draft)
         elif self._undecoded and self._room_to_decode():
-            entry = self._undecoded.popleft()
+            _, entry = heapq.heappop(self._undecoded)
             if entry.stage == "undecoded" and entry.draft is not None:
                 self._run(entry, "decoding", self._workers, entry.draft.finish)
         else:
@@ -158,7 +161,7 @@ class Feeder:
             elif isinstance(result := future.result(), Unfinished):
                 entry.draft = result
                 self._move(entry, "unfetched" if result.remote else "undecoded")
-                (self._unfetched if result.remote else self._undecoded).append(entry)
+                heapq.heappush(self._unfetched if result.remote else self._undecoded, (entry.order, entry))
             else:
                 self._finish(entry, result)
             self._pump()
@@ -177,7 +180,7 @@ class Feeder:
                 left[0] -= 1
                 if left[0] == 0 and entry.stage == "fetching":
                     self._move(entry, "undecoded")
-                    self._undecoded.append(entry)
+                    heapq.heappush(self._undecoded, (entry.order, entry))
                     self._pump()
 
         for future in entry.waits:

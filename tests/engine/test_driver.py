@@ -1,10 +1,14 @@
 """Prompts to answers around the toy model: order, errors that stay alone, seeds, interruption, several callers at once."""
 
+import gc
 import itertools
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -296,3 +300,96 @@ def test_more_prompts_than_sequences_at_once(toy):
     prompts = [f"prompt {i}" for i in range(30)]
     world = World(toy, seqs=3)
     assert world.texts(prompts) == [World(toy).texts([prompt])[0] for prompt in prompts]
+
+
+def test_a_slow_clip_does_not_stop_the_others(world):
+    """Preprocessing runs beside the steps; the order of the results stays that of the prompts."""
+    gate, process = threading.Event(), world.info.process
+
+    def slow(item, dtype):
+        if int(item.pixels[0, 0, 0]) == 7:
+            assert gate.wait(20)
+        return process(item, dtype)
+
+    world.info.process = slow
+    prompts = [{"prompt": "@", "multi_modal_data": {"image": picture(7)}}, *PROMPTS]
+    order = []
+    for index, _ in world.driver.serve(world.jobs(prompts)):
+        order.append(index)
+        if len(order) == len(PROMPTS):
+            gate.set()
+    assert sorted(order[:-1]) == [1, 2, 3, 4]
+    assert order[-1] == 0
+
+
+def test_callers_of_many_threads_take_turns(world):
+    """One asks for much, and another one later for little: it does not wait for all of the first."""
+    world.slow_down(0.002)
+    ended = []
+
+    def much():
+        for _ in world.driver.serve(world.jobs(["a" * 9] * 120)):
+            ended.append("much")
+
+    thread = threading.Thread(target=much)
+    thread.start()
+    while len(ended) < 5:
+        time.sleep(0.001)
+    for _ in world.driver.serve(world.jobs(["b"])):
+        ended.append("little")
+    thread.join()
+    assert ended.index("little") < 80
+    world.toy.assert_empty(world.core)
+
+
+def test_the_thread_ends_with_the_driver(world, toy):
+    world.answers(PROMPTS)
+    thread = world.driver._thread
+    assert thread.is_alive()
+    world.driver = None
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
+    world.slow_down()
+    ended = []
+    jobs = world.jobs(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    thread = threading.Thread(target=lambda: ended.extend(world.driver.serve(jobs)))
+    thread.start()
+    while not world.core.scheduler.requests:
+        time.sleep(0.001)
+    world.driver.close()
+    thread.join(10)
+    assert len(ended) == 20
+    assert all("closed" in output.error for _, output in ended)
+    with pytest.raises(InputError, match="closed"):
+        dict(world.driver.serve(world.jobs(["hello"])))
+    world.driver.close()
+    toy.assert_empty(world.core)
+
+
+@pytest.mark.parametrize("end", ["", "del llm, stream", "os._exit(0) if os.fork() == 0 else os.wait()", "raise SystemExit(0)"])
+def test_a_process_ends_while_the_engine_computes(end):
+    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
+    program = f"""
+import os, warnings
+warnings.simplefilter("ignore")
+from sensorium import LLM, SamplingParams
+llm = LLM({str(model)!r}, max_model_len=512)
+stream = llm.stream("user 1 moves left", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+next(stream)
+print("running", flush=True)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
+
+
+def test_a_fork_is_told_to_make_an_engine_of_its_own(world):
+    world.answers(["hello"])
+    world.driver._process += 1
+    with pytest.raises(InputError, match="another process"):
+        dict(world.driver.serve(world.jobs(["hello"])))
+    world.driver._process -= 1

@@ -126,9 +126,12 @@ def test_bytes_held_are_bounded_and_one_always_goes():
     entries = {f"clip{i}": line.media(f"clip{i}", size=60) for i in range(6)}
     line.add(*entries.values())
     line.add(line.media("huge", size=1000))
-    line.wait("clip0", "clip1")  # one per worker, before their size is known
-    line.feeder.drop(entries.pop("clip0"))
-    time.sleep(0.05)
+    with line.news:
+        assert line.news.wait_for(lambda: line.out, 20)
+    time.sleep(0.1)
+    assert len(line.out) <= 2, "one per worker, before their size is known"
+    for name in line.out[1:]:
+        line.feeder.drop(entries.pop(name))
     while "huge" not in line.out:
         assert line.feeder._bytes == 60, "two do not fit"
         (name,) = set(line.out) & entries.keys()
