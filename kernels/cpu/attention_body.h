@@ -117,15 +117,30 @@ struct Tile {
     int64_t depth, wide;            // words of a row of keys, columns of a row of values; multiples of 16
 };
 
-// Lay out `count` keys and values from `start` on of one request and head; zeros behind them.
+// Slots of the keys from `start` on, fetched ahead: those of a decode step lie in memory in short pieces that the processor
+// does not foresee. Returns their number, at most a tile.
 template <class T>
-static void lay_out(const Problem& p, const Work& w, int64_t start, int count, const Tile& t) {
+INLINE int find(const Problem& p, const Work& w, int64_t start, int64_t end, int64_t* slots) {
+    int count = (int)(end - start < TILE ? end - start : TILE);
+    const int32_t* table = p.tables ? p.tables + w.request * p.width + start / p.block_size : nullptr;
+    int64_t offset = start % p.block_size;
+    for (int i = 0; i < count; i++) {
+        slots[i] = table ? *table * p.block_size + offset : p.starts[w.request] + start + i;
+        if (++offset == p.block_size) offset = 0, table += table != nullptr;
+        const T *k = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
+        const T *v = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
+        for (int64_t d = 0; d < p.dim; d += 64 / sizeof(T)) __builtin_prefetch(k + d), __builtin_prefetch(v + d);
+    }
+    return count;
+}
+
+// Lay out the keys and values of one head at so many slots; zeros behind them.
+template <class T>
+static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int count, const Tile& t) {
     const T *k[TILE], *v[TILE];
     for (int i = 0; i < count; i++) {
-        int64_t key = start + i, slot = p.starts[w.request] + key;
-        if (p.tables) slot = p.tables[w.request * p.width + key / p.block_size] * p.block_size + key % p.block_size;
-        k[i] = (const T*)p.k + slot * p.k_stride + w.kv_head * p.dim;
-        v[i] = (const T*)p.v + slot * p.v_stride + w.kv_head * p.dim;
+        k[i] = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
+        v[i] = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
     }
     for (int i = 0; i < count; i++) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
     memset(t.staged + count * t.depth, 0, (TILE - count) * t.depth * 4);
@@ -194,9 +209,10 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
     memset(sums, 0, rows * 16 * 4);
     for (int64_t r = 0; r < rows; r++) top[r] = -INFINITY;
     int64_t end = p.causal ? before + w.count : length;
-    for (int64_t start = 0; start < end; start += TILE) {
-        int count = (int)(end - start < TILE ? end - start : TILE);
-        lay_out<T>(p, w, start, count, tile);
+    int64_t slots[TILE];
+    for (int64_t start = 0, count = find<T>(p, w, 0, end, slots), coming; start < end; start += TILE, count = coming) {
+        lay_out<T>(p, w, slots, (int)count, tile);
+        coming = find<T>(p, w, start + TILE, end, slots);
         int64_t blind = p.causal && start > before ? (start - before) * group : 0;  // rows that see nothing of the tile
         for (int64_t r = blind; r < rows; r += ROWS) {
             int n = (int)(rows - r < ROWS ? rows - r : ROWS), seen[ROWS];
