@@ -124,14 +124,15 @@ def apply_penalties(logits: Tensor, rows: Sequence[SampleRow], changing: Sequenc
     counts = [rows[i].counts() for i in changing]
     sizes = [len(ids) for ids, _ in counts]
     params = [rows[i].params for i in changing]
-    values = np.array([[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params], dtype=np.float32)
-    repeat, presence, frequency = torch.from_numpy(values.repeat(sizes, axis=0).T.copy()).to(logits.device)  # [n] each
-    who = torch.from_numpy(np.repeat(changing, sizes)).to(logits.device)
-    token = torch.from_numpy(np.concatenate([ids for ids, _ in counts])).to(logits.device)
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    given = (np.repeat(np.array([getattr(p, name) for p in params], dtype=np.float32), sizes) for name in names)
+    repeat, presence, frequency = (torch.from_numpy(values).to(logits.device) for values in given)  # [n] each
+    first = np.repeat(np.array(changing) * logits.shape[1], sizes)
+    flat = torch.from_numpy(first + np.concatenate([ids for ids, _ in counts])).to(logits.device)  # of all rows' logits
     answer = torch.from_numpy(np.concatenate([count for _, count in counts])).to(logits.device)
-    part = logits[who, token]
+    part = logits.take(flat)
     part = torch.where(part > 0, part / repeat, part * repeat)
-    logits[who, token] = part - frequency * answer - presence * (answer > 0)
+    logits.put_(flat, part - frequency * answer - presence * (answer > 0))
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
