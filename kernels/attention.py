@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .dense import dense_attention
 from .dispatch import backend
 from .metadata import AttentionMetadata, DecodeRows
 from .native import call, rows
@@ -86,7 +86,7 @@ def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float) -> Tens
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
     keys, values = (side.index_select(0, plan.blocks).view(n, -1, kv_heads, dim).transpose(1, 2) for side in kv_cache)
-    done = dense_attention(q.view(n, kv_heads, -1, dim), keys, values, scale, plan.mask)
+    done = F.scaled_dot_product_attention(q.view(n, kv_heads, -1, dim), keys, values, plan.mask, scale=scale)
     return done.reshape(n, heads, dim)
 
 
@@ -103,4 +103,6 @@ def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Ten
     n, length = q.shape[0], k.shape[0]
     mask = None if n == length or not causal else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
-    return dense_attention(q, k, v, scale, mask, causal and mask is None)[0].transpose(0, 1)
+    alone = causal and mask is None
+    done = F.scaled_dot_product_attention(q, k, v, mask, is_causal=alone, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return done[0].transpose(0, 1)

@@ -13,7 +13,6 @@ from . import native
 BACKENDS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "torch", "reference"),
     "varlen_attention": ("native", "torch", "reference"),
-    "dense_attention": ("sdpa", "products"),
     "rms_norm": ("native", "torch", "triton"),
     "rotary": ("native", "torch"),
     "silu_mul": ("native", "torch"),
@@ -50,8 +49,6 @@ def _choose(op: str, device: torch.device, dtype: torch.dtype, wanted: str) -> s
         return "native"
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"
-    if op == "dense_attention":
-        return "products" if dtype == torch.bfloat16 and _packs(device, dtype) else "sdpa"
     if op == "rms_norm" and device.type == "cuda" and has_triton():
         return "triton"
     return "torch"

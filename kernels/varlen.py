@@ -7,8 +7,8 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from .dense import dense_attention
 from .dispatch import backend
 from .native import call, rows
 
@@ -48,7 +48,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
         rows = slice(start, start + count * length)
         # [count, heads, length, dim] each
         qs, ks, vs = (t[rows].unflatten(0, (count, length)).transpose(1, 2) for t in (q, k, v))
-        out[rows] = dense_attention(qs, ks, vs, scale).transpose(1, 2).flatten(0, 1)
+        out[rows] = F.scaled_dot_product_attention(qs, ks, vs, scale=scale).transpose(1, 2).flatten(0, 1)
     return out
 
 

@@ -15,8 +15,6 @@ from .interface import Work
 from .vision.qwen_vit import TowerConfig
 
 _WIDE = 4  # of a float32
-_SCORED_KEYS = 512  # of a segment with as many rows, beyond which kernels/dense.py makes no scores
-_SCORED_HEADS = 48  # from which it makes them for decode rows
 
 
 def _as_float(s: int) -> int:
@@ -80,12 +78,9 @@ def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
     """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
     if backend("attention", work.device, dtype) == "native":
         return 0
-    s, scores = dtype.itemsize, 0
-    if backend("dense_attention", work.device, dtype) == "products":  # and their softmax: of a chunk, or of all decode rows
-        chunk = min(work.rows * work.longest, _SCORED_KEYS**2)
-        scores = 2 * c.heads * max(chunk, work.keys if c.heads >= _SCORED_HEADS else 0) * s
+    s = dtype.itemsize
     copies = 2 * 2 * work.keys * c.kv_heads * c.head_dim * s  # keys and values, padded to at most twice as many
-    return copies + scores + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
+    return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 
 def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, work: Work) -> int:
@@ -99,7 +94,7 @@ def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, work: Work) ->
     attention = max(
         w * s + _linear(w, 3 * w, dtype, work),
         qkv + _rotary(2 * w, s),
-        qkv + 2 * w * s + 2 * w * s + _score_bytes(c.heads, w, dtype, work.device),  # rotated, results of a run and of all
+        qkv + 2 * w * s + 2 * w * s + _laid_out(w, dtype, work.device),  # rotated, results of a run and of all
         qkv + 3 * w * s + _linear(w, w, dtype, work),
     )
     mlp = w * s + max(4 * c.inner * s, 3 * c.inner * s + _linear(c.inner, w, dtype, work), _linear(w, 2 * c.inner, dtype, work))
@@ -114,15 +109,14 @@ def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dt
     call = 2 * c.mels * s  # of each frame: the items, and all in one tensor
     first = 2 * 3 * c.mels * s + w * s + _linear(3 * c.mels, w, dtype, work)  # taps twice, gelu, result
     second = w * s + 2 * 3 * w * s // 2 + (w * s + _linear(3 * w, w, dtype, work)) // 2  # half as many rows
-    normed, scores = w * s, _score_bytes(c.heads, w, dtype, work.device)
-    attention = normed + 3 * w * s + 3 * w * s + max(scores, _linear(w, 2 * w, dtype, work))  # q, k and v; results and copies
+    normed, laid_out = w * s, _laid_out(w, dtype, work.device)
+    attention = normed + 3 * w * s + 3 * w * s + max(laid_out, _linear(w, 2 * w, dtype, work))  # q, k and v; results and copies
     mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
     layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
     return frames * (call + max(first, second, layer // 2))
 
 
-def _score_bytes(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Of a row, where scores are made: in half precision by torch, and then of short segments only (kernels/dense.py)."""
-    s = dtype.itemsize
-    scored = backend("varlen_attention", device, dtype) == "torch" and backend("dense_attention", device, dtype) == "products"
-    return (2 * _SCORED_KEYS * heads + 3 * width) * s if scored else 0  # scores, their softmax, q, k and v side by side
+def _laid_out(width: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Of a row: keys and values as torch's kernel wants them in half precision; C++ lays out a tile at a time."""
+    native = backend("varlen_attention", device, dtype) == "native"
+    return 0 if native or dtype == torch.float32 else 2 * width * dtype.itemsize

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
-from sensorium.kernels.dense import dense_attention
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
 
@@ -80,27 +79,6 @@ def test_varlen_segments_are_blind_to_each_other() -> None:
     out = varlen_attention(q, k, v, [4, 5], 0.4)
     k[4:], v[4:] = 7.0, -3.0
     assert torch.equal(varlen_attention(q, k, v, [4, 5], 0.4)[:4], out[:4])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("chosen", ["sdpa", "products"])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
-@pytest.mark.parametrize("seen", ["all", "causal", "mask"])
-def test_dense_attention_by_hand(
-    dtype: torch.dtype, chosen: str, heads: int, kv_heads: int, seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SENSORIUM_KERNELS", f"dense_attention={chosen}")
-    rows = 9
-    q = torch.randn(2, heads, rows, 16).to(dtype)
-    k, v = (torch.randn(2, kv_heads, rows, 16).to(dtype) for _ in range(2))
-    mask = (torch.arange(rows) < torch.tensor([4, rows])[:, None])[:, None, None]
-    visible = {"all": torch.ones(rows, rows).bool(), "causal": torch.ones(rows, rows).tril().bool(), "mask": mask}[seen]
-    wide, values = (t.double().repeat_interleave(heads // kv_heads, 1) for t in (k, v))
-    scores = (q.double() @ wide.mT * 0.3).masked_fill(~visible, -torch.inf)
-    out = dense_attention(q, k, v, 0.3, mask if seen == "mask" else None, causal=seen == "causal")
-    limit = 1e-5 if dtype == torch.float32 else 3e-2
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), scores.softmax(-1) @ values, atol=limit, rtol=limit)
 
 
 def test_a_long_context_does_not_widen_short_ones() -> None:
