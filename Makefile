@@ -16,7 +16,7 @@ help:  ## list the commands
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	touch $@
 
-.venv/.runtime: .venv/.made constraints.txt pyproject.toml
+.venv/.runtime: .venv/.made constraints.txt pyproject.toml $(wildcard kernels/cpu/*)
 	$(PIP) -q setuptools torch
 	$(PIP) -q --no-build-isolation -e .
 	touch $@
@@ -58,4 +58,4 @@ bench: .venv/.test  ## throughput, processors and start-up time
 	$(BIN)/python -m benchmarks.startup
 
 clean:  ## remove what the other commands made, .venv included
-	rm -rf .venv out .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv out .types build dist kernels/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
