@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .sampling_params import SamplingParams
 
-_FIRST = (512, 8192)  # largest tokens tried for top_p, which are enough as a rule; else all are sorted
+_FIRST = 4096  # largest tokens, which are enough for top_p as a rule; else all are sorted
 _BLOCK = 256  # tokens whose sum is made at once
 
 
@@ -48,12 +48,11 @@ def _floor(probs: np.ndarray, params: SamplingParams) -> np.float32 | None:
     if params.top_p >= 1.0:
         return floor
     total = probs.sum() if floor is None else probs[probs >= floor].sum()
-    for count in _FIRST:
-        if 8 * count < vocab:  # else sorting all is as fast
-            best = _best(probs, count, floor)
-            share = params.top_p * float(total) / float(best.sum())
-            if share < 1.0:
-                return _nucleus(best, share)
+    if vocab > 4 * _FIRST:  # else sorting all is as fast
+        best = _best(probs, _FIRST, floor)
+        share = params.top_p * float(total) / float(best.sum())
+        if share < 1.0:
+            return _nucleus(best, share)
     return _nucleus(_best(probs, vocab, floor), params.top_p)
 
 
@@ -76,10 +75,15 @@ def _crossing(values: np.ndarray, share: float) -> int:
     """
     sums = np.add.reduceat(values, np.arange(0, len(values), _BLOCK)).cumsum(dtype=np.float64)
     target = share * sums[-1]
-    block = min(np.searchsorted(sums, target, "right"), np.searchsorted(sums, sums[-1]))
-    mass = values[block * _BLOCK : (block + 1) * _BLOCK].cumsum(dtype=np.float64)
-    rest = target - (sums[block - 1] if block else 0.0)
-    return int(block * _BLOCK + min(np.searchsorted(mass, rest, "right"), np.searchsorted(mass, mass[-1])))
+    first = _above(sums, target) * _BLOCK
+    rest = target - (sums[first // _BLOCK - 1] if first else 0.0)
+    return first + _above(values[first : first + _BLOCK].cumsum(dtype=np.float64), rest)
+
+
+def _above(sums: np.ndarray, target: float) -> int:
+    """The first of the running sums above the target, or, where rounding left none, the first that is as large as the last."""
+    found = int(sums.searchsorted(target, "right"))
+    return found if found < len(sums) else int(sums.searchsorted(sums[-1]))
 
 
 def draw_together(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
