@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hostile import MARK, MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.engine import runner
-from sensorium.engine.output import StreamDecoder
+from sensorium.engine.output import Assembly, StreamDecoder
 
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -217,3 +218,22 @@ def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]
     monkeypatch.setattr(StreamDecoder, "push", push)
     error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, logit_bias={token: 100.0}, stop=stop))
     assert error == "detokenising failed: RuntimeError: an index is out of range; token_ids hold the answer"
+
+
+def test_no_media_wait_for_the_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever became of a request, its tensors are in no circle: they go when it goes, not some thousand requests later."""
+    poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
+    prompts = [*GOOD, asked(marked()), asked(png(picture(4))[:-300]), asked(picture(5), text="x" * 2000), asked(b"")]
+    answers(llm, prompts)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        answers(llm, [asked(picture(seed)) for seed in range(10, 14)] + [asked(marked(1)), *prompts[4:]])
+        gc.collect()
+        kept = [one for one in gc.garbage if isinstance(one, torch.Tensor | bytes | Assembly)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert kept == []
