@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.live import LiveSession
     from .engine.llm import LLM
+    from .engine.logits_processors import register_logits_processor
+    from .engine.repetition import RepetitionDetection
     from .engine.sampling_params import SamplingParams
+    from .engine.structured import StructuredOutputs
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import SensoriumError
     from .mm.types import ItemPlan, Media
@@ -23,10 +26,13 @@ __all__ = [
     "ItemTrace",
     "LiveSession",
     "Media",
+    "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",
     "SensoriumError",
+    "StructuredOutputs",
     "__version__",
+    "register_logits_processor",
 ]
 
 _HOME = {
@@ -34,6 +40,9 @@ _HOME = {
     "AsyncLLM": "engine.async_llm",
     "LiveSession": "engine.live",
     "SamplingParams": "engine.sampling_params",
+    "StructuredOutputs": "engine.structured",
+    "RepetitionDetection": "engine.repetition",
+    "register_logits_processor": "engine.logits_processors",
     "CompletionOutput": "engine.types",
     "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",
