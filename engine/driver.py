@@ -152,7 +152,7 @@ class Driver:
         if self._closed:
             raise InputError("the engine was closed; make a new one")
         if self._thread is None:
-            arguments = (weakref.ref(self), self._commands, self._num_threads)
+            arguments = (weakref.ref(self), self._commands, self._num_threads, self.core.runner.device)
             self._thread = threading.Thread(target=_loop, args=arguments, name="sensorium-engine", daemon=True)
             self._thread.start()
 
@@ -338,9 +338,11 @@ def _close_all() -> None:
             driver.close()
 
 
-def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int) -> None:
+def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int, device: torch.device) -> None:
     """Holds the driver only while there is work, so that it ends when nobody else does."""
     torch.set_num_threads(num_threads)  # a thread started after the media workers would inherit their one
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     command = None
     while True:
         driver = ref()

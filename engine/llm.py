@@ -100,8 +100,7 @@ class LLM:
         if metrics:
             from .metrics import register
 
-            media = self._inputs.media
-            self._driver.observers.append(register(metrics, self._driver, lambda: media.stats))
+            self._driver.observers.append(register(metrics, self._driver, self._inputs.media))
         if tracing:
             self._driver.observers.append(span_observer(tracing))
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..mm.cache import CacheStats
 from ..mm.errors import ConfigError
 from .driver import Driver
+from .media import MediaProcessor
 from .trace import Observer, RequestTrace
 from .types import EngineStats
 
@@ -44,7 +45,7 @@ _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 }
 
 
-def register(registry: Any, driver: Driver, processor_cache: Callable[[], CacheStats]) -> Observer:
+def register(registry: Any, driver: Driver, media: MediaProcessor) -> Observer:
     """Metrics named "sensorium_..." in a registry; an observer that keeps those of requests.
 
     Args:
@@ -59,7 +60,7 @@ def register(registry: Any, driver: Driver, processor_cache: Callable[[], CacheS
         raise ConfigError("metrics need the package prometheus_client; install it, or leave metrics off") from None
     place = prometheus.REGISTRY if registry is True else registry
     try:
-        return _observer(prometheus, place, _Collector(weakref.ref(driver), processor_cache))
+        return _observer(prometheus, place, _Collector(weakref.ref(driver), weakref.ref(media)))
     except ValueError:
         raise ConfigError("the registry has the metrics of another engine; give each engine a CollectorRegistry") from None
 
@@ -102,17 +103,17 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
 class _Collector:
     """What the engine counts itself, read when somebody asks."""
 
-    def __init__(self, driver: weakref.ref[Driver], processor_cache: Callable[[], CacheStats]) -> None:
-        self._driver, self._processor_cache = driver, processor_cache
+    def __init__(self, driver: weakref.ref[Driver], media: weakref.ref[MediaProcessor]) -> None:
+        self._driver, self._media = driver, media
 
     def describe(self) -> list[Any]:
         """Names, for the registry's check."""
         return list(self._families(EngineStats(), CacheStats(), 0))
 
     def collect(self) -> Iterator[Any]:
-        driver = self._driver()
-        if driver is not None:
-            yield from self._families(driver.core.stats, self._processor_cache(), driver.feeder.num_waiting)
+        driver, media = self._driver(), self._media()
+        if driver is not None and media is not None:
+            yield from self._families(driver.core.stats, media.stats, driver.feeder.num_waiting)
 
     def _families(self, stats: EngineStats, processed: CacheStats, preparing: int) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

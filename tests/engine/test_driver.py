@@ -247,6 +247,7 @@ def test_streams_grow_and_live_beside_a_batch(world):
     rest = [output for _, output in stream]
     assert rest[-1].finished
     assert rest[-1].outputs[0].text == expected
+    assert world.driver.call(lambda driver: torch.get_num_threads()).result() == torch.get_num_threads()
     texts = [first.outputs[0].text, *(output.outputs[0].text for output in rest)]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     world.toy.assert_empty(world.core)
