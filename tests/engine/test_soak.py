@@ -1,0 +1,46 @@
+"""One engine under mixed traffic: nothing good fails or differs, nothing restarts, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import pytest
+import soak
+
+
+def assert_sound(report: soak.Report, count: int, least: int) -> None:
+    """`least`: how often everything that makes serving hard must have happened."""
+    counts, stats = report.counts, report.stats
+    print(report.text())
+    assert counts["asked"] == count
+    assert report.failed == []
+    assert report.differing == []
+    assert report.breaks == []
+    assert report.left == []
+    assert counts["fresh"] >= 0.3 * count
+    assert counts["aborted"] >= 0.2 * count
+    assert all(counts[f"aborted {stage}"] for stage in soak.ABORTS)
+    assert all(counts[f"kind {kind}"] for kind in soak.KINDS)
+    assert report.kv_share <= 0.6
+    met = {
+        "preemptions": stats.preemptions,
+        "prefix hits": stats.prefix_hits // soak.OPTIONS["block_size"],
+        "encoder hits": stats.encoder_hits,
+        "evictions": stats.encoder_evictions,
+        "cut items": stats.cut_items,
+    }
+    assert {name: number for name, number in met.items() if number <= least} == {}
+
+
+def test_hundreds_of_requests() -> None:
+    assert_sound(soak.run(seed=1, count=500), 500, least=5)
+
+
+@pytest.mark.full
+def test_ten_thousand_requests_of_a_seed_never_seen() -> None:
+    seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
+    print(f"SOAK_SEED={seed}")
+    report = soak.run(seed, 10_000)
+    assert_sound(report, 10_000, least=100)
+    assert report.slope < 1.0

@@ -1,0 +1,379 @@
+"""Mixed traffic for one engine: good, malformed and abandoned requests, each of which follows from its number.
+
+`python tests/soak.py --requests 10000` prints what came of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hostile import MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
+from PIL import Image
+from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams
+from sensorium.engine.types import EngineStats
+
+CLIENTS = 96  # requests under way at once
+SEQS = 32  # sequences computed at once
+KV_SHARE = 0.4  # of what that many sequences would need
+POOL = 24  # pictures that come again and again
+MEAN_TOKENS = 48  # of a good request, prompt and answer; `demand` measures it
+BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 192,
+    "max_num_seqs": SEQS,
+    "max_num_batched_tokens": 64,
+    "block_size": 16,
+    "limit_mm_per_prompt": {"image": 3},
+    "media": {"max_pixels": 1 << 20},
+    "kv_cache_memory_bytes": int(KV_SHARE * SEQS * MEAN_TOKENS / 16) * BLOCK_BYTES,
+    "max_encoder_tokens": 128,  # rows made in one step
+    "encoder_cache_bytes": 160 << 10,  # 320 rows
+    "mm_processor_cache_bytes": 2 << 20,
+    "quarantine_seconds": 5.0,
+}
+QUESTIONS = ("Read the text.", "Read the receipt.", "What happens in the clip?")
+PREAMBLE = "user: the red circle moves left, the green square moves right and the total is 24.09. "
+ABORTS = ("at once", "soon", "later", "after tokens")
+TIE = 1e-4  # log probabilities this close may swap
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request. `same`: requests of equal `same` have equal answers; `error`: what the answer must be instead."""
+
+    kind: str
+    prompt: Any
+    params: Mapping[str, Any] = field(default_factory=dict)
+    same: str = ""
+    fresh: bool = False
+    error: bool = False
+    abort: str = ""
+    patience: float = 0.0  # seconds or tokens before it is abandoned
+
+
+@dataclass
+class Report:
+    """What came of the traffic."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: list[str] = field(default_factory=list)  # good requests with an error, and bad ones without
+    differing: list[tuple[Call, tuple[int, ...]]] = field(default_factory=list)
+    memory: list[tuple[int, float]] = field(default_factory=list)  # requests done, MiB resident
+    tokens: int = 0  # of good requests
+    seconds: float = 0.0
+    breaks: list[str] = field(default_factory=list)  # steps that failed, loops that were interrupted
+    stats: EngineStats = field(default_factory=EngineStats)
+    left: list[str] = field(default_factory=list)  # what was not freed
+
+    @property
+    def slope(self) -> float:
+        """MiB per 1,000 requests, fitted to the last four fifths."""
+        done, resident = zip(*self.memory[len(self.memory) // 5 :], strict=True)
+        return float(np.polyfit(done, resident, 1)[0] * 1000)
+
+    @property
+    def kv_share(self) -> float:
+        """Room for keys and values, of what the sequences computed at once would take."""
+        return self.stats.blocks * OPTIONS["block_size"] * self.counts["good"] / (SEQS * self.tokens)
+
+    def text(self) -> str:
+        ends = self.memory[len(self.memory) // 5][1], self.memory[-1][1]
+        return (
+            f"{self.counts['asked']} requests in {self.seconds:.0f} s; slope {self.slope:+.2f} MiB per 1,000"
+            f" ({ends[0]:.0f} -> {ends[1]:.0f} MiB); keys and values have {self.kv_share:.0%} of the demand\n"
+            f"{dict(sorted(self.counts.items()))}\n{asdict(self.stats)}\n"
+            f"failed {self.failed}, differing {len(self.differing)}, breaks {self.breaks}, left {self.left}"
+        )
+
+
+# The traffic
+
+
+def make_call(seed: int, number: int) -> Call:
+    rng = random.Random(f"{seed}.{number}")
+    kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+    call = KINDS[kind][1](rng, number + 1000 * POOL)
+    if call.error or rng.random() > 0.3:
+        return Call(kind, call.prompt, call.params, call.same or f"{seed}.{number}", call.fresh, call.error)
+    abort = rng.choice(ABORTS)
+    patience = float(rng.randint(1, 6)) if abort == "after tokens" else rng.random() * (0.004 if abort == "soon" else 0.06)
+    return Call(kind, call.prompt, call.params, "", call.fresh, False, abort, patience)
+
+
+def size(rng: random.Random) -> tuple[int, int]:
+    """Width and height of a picture of 4 to 40 rows."""
+    return 16 * rng.randint(2, 8), 16 * rng.randint(2, 5)
+
+
+def words(rng: random.Random, least: int, most: int) -> str:
+    return " ".join(
+        rng.choice(("total", "red", "17.04", "moves", "A7", "circle", "ZK9")) for _ in range(rng.randint(least, most))
+    )
+
+
+def answer(rng: random.Random) -> dict[str, Any]:
+    """Greedy, so that it can be compared, in all its forms."""
+    extra: dict[str, Any] = rng.choice(
+        ({}, {}, {}, {}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"stop": ["0", "E"]}, {"min_tokens": 3}, {"bad_words": ["A"]})
+    )
+    return {"max_tokens": rng.randint(3, 32), "ignore_eos": rng.random() < 0.7, **extra}
+
+
+def fresh(rng: random.Random, number: int) -> Call:
+    images = [picture(8 * number + i, *size(rng)) for i in range(rng.choice((1, 1, 1, 2)))]
+    given = [png(image) if rng.random() < 0.3 else image for image in images]
+    return Call("", asked(*given, text=rng.choice(QUESTIONS)), answer(rng), fresh=True)
+
+
+def pooled(rng: random.Random) -> tuple[int, Image.Image]:
+    which = rng.randrange(POOL)
+    return which, picture(which, 16 * (2 + which % 7), 16 * (2 + which % 4))
+
+
+def again(rng: random.Random, number: int) -> Call:
+    """A picture and a question that were asked before."""
+    which, image = pooled(rng)
+    question = rng.choice(QUESTIONS)
+    most = rng.choice((4, 12, 20))
+    params = {"max_tokens": most, "ignore_eos": True}
+    return Call("", asked(image, text=question), params, f"again {which} {question} {most}")
+
+
+def another(rng: random.Random, number: int) -> Call:
+    """A known picture, a new question."""
+    return Call("", asked(pooled(rng)[1], text=words(rng, 2, 10)), answer(rng))
+
+
+def mixed(rng: random.Random, number: int) -> Call:
+    """A known picture before a new one."""
+    return Call("", asked(pooled(rng)[1], picture(8 * number, *size(rng)), text=words(rng, 1, 4)), answer(rng), fresh=True)
+
+
+def text(rng: random.Random, number: int) -> Call:
+    return Call("", PREAMBLE + words(rng, 1, 12), answer(rng))
+
+
+def salted(rng: random.Random, number: int) -> Call:
+    which, image = pooled(rng)
+    params = {"max_tokens": 6, "ignore_eos": True}
+    prompt = asked(image, text=QUESTIONS[0], cache_salt=rng.choice("ab"))
+    return Call("", prompt, params, f"again {which} {QUESTIONS[0]} 6")
+
+
+def bad(make: Callable[[random.Random, int], Any], **params: Any) -> Callable[[random.Random, int], Call]:
+    """A kind whose prompt is to be refused."""
+    return lambda rng, number: Call("", make(rng, number), {"max_tokens": 6, **params}, error=True)
+
+
+def with_poison(rng: random.Random, number: int) -> Any:
+    """Each its own picture, or one of a few that are in quarantine soon."""
+    return asked(pooled(rng)[1], marked(rng.choice((rng.randrange(4), 8 * number))), text="x")
+
+
+KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
+    "fresh": (30, fresh),
+    "mixed": (8, mixed),
+    "again": (20, again),
+    "another": (9, another),
+    "text": (9, text),
+    "salted": (4, salted),
+    "bad bytes": (2, bad(lambda rng, number: asked(rng.randbytes(200)))),
+    "bad cut": (2, bad(lambda rng, number: asked(png(picture(8 * number))[: rng.randint(1, 2000)]))),
+    "bad empty": (1, bad(lambda rng, number: asked(b""))),
+    "bad type": (2, bad(lambda rng, number: asked(rng.choice((3.5, {}, object(), [], lambda: 0))))),
+    "bad shape": (1, bad(lambda rng, number: asked(np.zeros(rng.choice(((0, 4, 3), (5,), (2, 2, 2, 2))), np.uint8)))),
+    "bad large": (1, bad(lambda rng, number: asked(Image.new("RGB", (4000, 300))))),
+    "bad narrow": (1, bad(lambda rng, number: asked(Image.new("RGB", (900, 4))))),
+    "bad long": (2, bad(lambda rng, number: words(rng, 300, 400))),
+    "bad slots": (1, bad(lambda rng, number: {**asked(picture(8 * number)), "prompt": "no slot"})),
+    "bad many": (1, bad(lambda rng, number: asked(*[picture(0)] * 4))),
+    "bad option": (1, bad(lambda rng, number: asked(picture(0), mm_processor_kwargs={"max_pixel": 5}))),
+    "bad key": (1, bad(lambda rng, number: {"promt": "x"})),
+    "bad token": (1, bad(lambda rng, number: {"prompt_token_ids": [5, 10**6]})),
+    "bad poison": (2, bad(with_poison)),
+    "bad logits": (2, bad(lambda rng, number: words(rng, 1, 5) + NO_NUMBER)),
+}
+
+
+# The run
+
+
+def run(seed: int, count: int) -> Report:
+    """Serve it all with one engine, and compare with what each is answered alone."""
+    calls = partial(make_call, seed)
+    expected = answers_alone(calls, count)
+    engine = AsyncLLM(MODEL, **OPTIONS)
+    core = engine._driver.core
+    do_harm(core.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
+    with counted_breaks() as breaks:
+        report = asyncio.run(serve(engine, calls, count, expected))
+    report.breaks, report.stats = breaks, core.stats
+    report.left = leftovers(core)
+    engine.close()
+    report.differing = [(call, got) for call, got in report.differing if not is_tie(call, got, expected[call.same])]
+    return report
+
+
+def do_harm(model: Any, token: int) -> None:
+    model.embed_multimodal = Poisoned(model.embed_multimodal, raising(RuntimeError, "poison"))
+    model.forward = numberless(model.forward, token, float("nan"))
+
+
+@contextlib.contextmanager
+def counted_breaks() -> Iterator[list[str]]:
+    """Every error that was logged; a poison item or a broken file is a warning."""
+    found: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("sensorium")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+def leftovers(core: Any, seconds: float = 5.0) -> list[str]:
+    """What is still held when all is answered; the engine has a moment to free the last."""
+    end = time.perf_counter() + seconds
+    while (found := _held(core)) and time.perf_counter() < end:
+        time.sleep(0.05)
+    return found
+
+
+def _held(core: Any) -> list[str]:
+    stats, runner = core.stats, core.runner
+    held = {
+        "sequences": len(core.scheduler.requests),
+        "tracks": len(runner.tracks),
+        "blocks": stats.blocks_used,
+        "rows without an entry": len(set(runner.store.rows) - set(core.scheduler.encoder._resident)),
+    }
+    return [f"{count} {name}" for name, count in held.items() if count]
+
+
+def answers_alone(calls: Callable[[int], Call], count: int) -> dict[str, tuple[int, ...]]:
+    """What each good request is answered when nothing else runs and nothing is cached."""
+    llm = alone()
+    found: dict[str, tuple[int, ...]] = {}
+    for number in range(count):
+        call = calls(number)
+        if call.same in found or not call.same or call.error:
+            continue
+        (output,) = llm.generate(call.prompt, params_of(call), use_tqdm=False)
+        assert output.error is None, (call, output.error)
+        found[call.same] = output.outputs[0].token_ids
+    return found
+
+
+def alone() -> LLM:
+    own = {"max_num_seqs": 1, "max_num_batched_tokens": 2048, "enable_prefix_caching": False, "kv_cache_memory_bytes": None}
+    return LLM(MODEL, **{**OPTIONS, **own})
+
+
+def params_of(call: Call) -> SamplingParams:
+    return SamplingParams(temperature=0.0, **call.params)
+
+
+def is_tie(call: Call, got: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether the first token that differs is the other of two that were as likely."""
+    at = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
+    if at is None:
+        return False
+    (output,) = alone().generate(call.prompt, SamplingParams(temperature=0.0, **{**call.params, "logprobs": 2}), use_tqdm=False)
+    entries = (output.outputs[0].logprobs or ())[at]
+    return got[at] in entries and abs(entries[got[at]].logprob - entries[expected[at]].logprob) < TIE
+
+
+def resident() -> float:
+    """MiB of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+async def serve(engine: Any, calls: Callable[[int], Call], count: int, expected: Mapping[str, tuple[int, ...]]) -> Report:
+    """`CLIENTS` clients that ask one after the other, until `count` requests were made."""
+    report, numbers = Report(), iter(range(count))
+    start = time.perf_counter()
+
+    async def client() -> None:
+        for number in numbers:
+            await ask(engine, calls(number), expected, report)
+            done = sum(report.counts[name] for name in ("good", "refused", "aborted", "failed"))
+            if done % max(50, count // 100) == 0:
+                report.memory.append((done, resident()))
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+async def ask(engine: Any, call: Call, expected: Mapping[str, tuple[int, ...]], report: Report) -> None:
+    report.counts["asked"] += 1
+    report.counts["fresh"] += call.fresh
+    report.counts[f"kind {call.kind}"] += 1
+    output = await (abandon(engine, call) if call.abort else last(engine, call))
+    if output is None:
+        report.counts["aborted"] += 1
+        report.counts[f"aborted {call.abort}"] += 1
+        return
+    if call.error != (output.error is not None):
+        report.counts["failed"] += 1
+        report.failed.append(f"{call.kind}: {output.error}")
+        return
+    report.counts["refused" if call.error else "good"] += 1
+    got = output.outputs[0].token_ids
+    report.tokens += 0 if call.error else len(output.prompt_token_ids) + len(got)
+    if call.same in expected and not call.error and got != expected[call.same]:
+        report.differing.append((call, got))
+
+
+async def last(engine: Any, call: Call, tokens: float = float("inf")) -> RequestOutput | None:
+    """The answer, or None once it has `tokens` tokens."""
+    output: RequestOutput | None = None
+    stream = engine.generate(call.prompt, params_of(call), output_kind="cumulative")
+    async with contextlib.aclosing(stream):
+        async for output in stream:
+            if not output.finished and len(output.outputs[0].token_ids) >= tokens:
+                return None
+    return output
+
+
+async def abandon(engine: Any, call: Call) -> RequestOutput | None:
+    """None if it was given up in time."""
+    if call.abort == "after tokens":
+        return await last(engine, call, call.patience)
+    task = asyncio.ensure_future(last(engine, call))
+    await asyncio.sleep(0 if call.abort == "at once" else call.patience)
+    if task.done():
+        return task.result()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    logging.getLogger("sensorium").setLevel(logging.ERROR)
+    print(run(args.seed, args.requests).text())
+
+
+if __name__ == "__main__":
+    main()
