@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
@@ -31,6 +31,7 @@ from .types import EngineRequest, RequestOutput, TokenOutput
 
 _MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
 _IDLE_STEP = 0.005  # seconds until the next try after a step that had nothing to compute
+_PATIENCE = 10.0  # seconds that a caller who leaves waits for its memory to be free
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,7 @@ class Driver:
         self._names: dict[str, Ticket] = {}  # requests that are not finished
         self._numbers = count()
         self._commands: SimpleQueue[Callable[[Driver], None] | None] = SimpleQueue()
-        self._lock = threading.Lock()  # of names, numbers and the thread
+        self._lock = threading.RLock()  # of names, numbers and the thread
         self._thread: threading.Thread | None = None
         self._closed, self._process, self._num_threads = False, os.getpid(), torch.get_num_threads()
         self._news: set[Ticket] = set()
@@ -80,7 +81,9 @@ class Driver:
                         yield (left.pop(ticket) if output.finished else left[ticket]), output
         finally:
             if left:
-                self.call(lambda driver: driver._drop(left)).result()
+                freed = self.call(lambda driver: driver._drop(left))
+                if threading.current_thread() is not self._thread:  # the collector of garbage may close us anywhere
+                    wait([freed], _PATIENCE)
 
     def tickets(self, jobs: Sequence[Job], post: Callable[[list[Ticket]], None], partial: bool = False) -> list[Ticket]:
         """For `submit`. InputError for a request_id that is in use, and after `close` or a fork."""
