@@ -13,15 +13,16 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from hostile import MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
 from PIL import Image
-from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams
+from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputs, register_logits_processor
 from sensorium.engine.types import EngineStats
 
 CLIENTS = 96  # requests under way at once
@@ -44,6 +45,7 @@ OPTIONS: dict[str, Any] = {
     "mm_processor_cache_bytes": 2 << 20,
     "quarantine_seconds": 5.0,
 }
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 QUESTIONS = ("Read the text.", "Read the receipt.", "What happens in the clip?")
 PREAMBLE = "user: the red circle moves left, the green square moves right and the total is 24.09. "
 ABORTS = ("at once", "soon", "later", "after tokens")
@@ -80,8 +82,8 @@ class Report:
 
     @property
     def slope(self) -> float:
-        """MiB per 1,000 requests, fitted to the last four fifths."""
-        done, resident = zip(*self.memory[len(self.memory) // 5 :], strict=True)
+        """MiB per 1,000 requests, fitted to the second half: in the first, caches fill and kernels are made for each shape."""
+        done, resident = zip(*self.memory[len(self.memory) // 2 :], strict=True)
         return float(np.polyfit(done, resident, 1)[0] * 1000)
 
     @property
@@ -90,16 +92,23 @@ class Report:
         return self.stats.blocks * OPTIONS["block_size"] * self.counts["good"] / (SEQS * self.tokens)
 
     def text(self) -> str:
-        ends = self.memory[len(self.memory) // 5][1], self.memory[-1][1]
+        curve = " ".join(f"{resident:.0f}" for _, resident in self.memory[:: max(1, len(self.memory) // 10)])
         return (
-            f"{self.counts['asked']} requests in {self.seconds:.0f} s; slope {self.slope:+.2f} MiB per 1,000"
-            f" ({ends[0]:.0f} -> {ends[1]:.0f} MiB); keys and values have {self.kv_share:.0%} of the demand\n"
+            f"{self.counts['asked']} requests in {self.seconds:.0f} s; slope {self.slope:+.2f} MiB per 1,000 ({curve});"
+            f" keys and values have {self.kv_share:.0%} of the demand\n"
             f"{dict(sorted(self.counts.items()))}\n{asdict(self.stats)}\n"
             f"failed {self.failed}, differing {len(self.differing)}, breaks {self.breaks}, left {self.left}"
         )
 
 
 # The traffic
+
+
+def raises(token_ids: Sequence[int], logits: torch.Tensor) -> None:
+    raise RuntimeError("no token today")
+
+
+register_logits_processor("soak-raises", lambda: raises)
 
 
 def make_call(seed: int, number: int) -> Call:
@@ -166,6 +175,13 @@ def text(rng: random.Random, number: int) -> Call:
     return Call("", PREAMBLE + words(rng, 1, 12), answer(rng))
 
 
+def form(rng: random.Random, number: int) -> Call:
+    """An answer of a promised form."""
+    given: dict[str, Any] = rng.choice(({"regex": "[A-C]{2,5}[0-9]"}, {"choice": ["total", "red 17.04"]}, {"json": SCHEMA}))
+    params = {"structured_outputs": StructuredOutputs(**given), "max_tokens": 24}
+    return Call("", asked(pooled(rng)[1], text=words(rng, 1, 3)), params)
+
+
 def salted(rng: random.Random, number: int) -> Call:
     which, image = pooled(rng)
     params = {"max_tokens": 6, "ignore_eos": True}
@@ -184,18 +200,19 @@ def with_poison(rng: random.Random, number: int) -> Any:
 
 
 KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
-    "fresh": (30, fresh),
-    "mixed": (8, mixed),
+    "fresh": (32, fresh),
+    "mixed": (9, mixed),
     "again": (20, again),
     "another": (9, another),
     "text": (9, text),
     "salted": (4, salted),
+    "form": (3, form),
     "bad bytes": (2, bad(lambda rng, number: asked(rng.randbytes(200)))),
     "bad cut": (2, bad(lambda rng, number: asked(png(picture(8 * number))[: rng.randint(1, 2000)]))),
     "bad empty": (1, bad(lambda rng, number: asked(b""))),
     "bad type": (2, bad(lambda rng, number: asked(rng.choice((3.5, {}, object(), [], lambda: 0))))),
     "bad shape": (1, bad(lambda rng, number: asked(np.zeros(rng.choice(((0, 4, 3), (5,), (2, 2, 2, 2))), np.uint8)))),
-    "bad large": (1, bad(lambda rng, number: asked(Image.new("RGB", (4000, 300))))),
+    "bad large": (1, bad(lambda rng, number: asked(np.broadcast_to(np.uint8(9), (300, 4000, 3))))),
     "bad narrow": (1, bad(lambda rng, number: asked(Image.new("RGB", (900, 4))))),
     "bad long": (2, bad(lambda rng, number: words(rng, 300, 400))),
     "bad slots": (1, bad(lambda rng, number: {**asked(picture(8 * number)), "prompt": "no slot"})),
@@ -203,6 +220,8 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
     "bad option": (1, bad(lambda rng, number: asked(picture(0), mm_processor_kwargs={"max_pixel": 5}))),
     "bad key": (1, bad(lambda rng, number: {"promt": "x"})),
     "bad token": (1, bad(lambda rng, number: {"prompt_token_ids": [5, 10**6]})),
+    "bad grammar": (1, bad(lambda rng, number: asked(picture(0)), structured_outputs=StructuredOutputs(regex="([A-"))),
+    "bad processor": (1, bad(lambda rng, number: asked(picture(0)), logits_processors={"soak-raises": {}})),
     "bad poison": (2, bad(with_poison)),
     "bad logits": (2, bad(lambda rng, number: words(rng, 1, 5) + NO_NUMBER)),
 }
