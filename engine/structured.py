@@ -119,8 +119,10 @@ class Grammar:
     def roll_back(self, num_tokens: int) -> None:
         """The answer was cut to its first `num_tokens`."""
         if num_tokens < self._read:
-            self._matcher.rollback(self._read - num_tokens) or self._matcher.reset()
-            self._read = num_tokens
+            done = self._matcher.rollback(self._read - num_tokens)
+            self._read = num_tokens if done else 0
+            if not done:
+                self._matcher.reset()
 
     @property
     def complete(self) -> bool:

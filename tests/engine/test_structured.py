@@ -202,6 +202,12 @@ def test_plain_data():
         SamplingParams(structured_outputs={"regex": "a"})
 
 
+def test_special_tokens_are_no_text():
+    allowed, _ = FACTORY.make(StructuredOutputs(regex="(?s:.*)")).allowed(EOS, False, VOCAB)
+    assert allowed.any()
+    assert not allowed[sorted(TOKENIZER.special_ids)].any()
+
+
 def test_without_a_tokenizer():
     (found,) = sample(torch.zeros(1, VOCAB), [make_row(choice=["a"], factory=None)])
     assert "tokenizer" in str(found)
@@ -251,3 +257,7 @@ def test_a_vocabulary_of_bytes():
     assert not must_end
     grammar.follow(tokenizer.encode_plain("第一"), 0)
     assert grammar.complete
+    spelled = GrammarFactory(tokenizer).make(StructuredOutputs(regex="<s>.*|\\[INST\\].*"))
+    allowed, _ = spelled.allowed((), True, tokenizer.vocab_size)
+    assert allowed.any()
+    assert not allowed[sorted(tokenizer.special_ids)].any(), "text that spells a special token is text"
