@@ -21,7 +21,7 @@ from ..mm.errors import InputError
 from ..processors.text import Tokenizer
 from .core import EngineCore
 from .feeder import Entry, Feeder
-from .input import Prepared
+from .input import Prepared, Unfinished
 from .output import Assembly
 from .runner import describe
 from .sampler import mix
@@ -107,7 +107,10 @@ class Driver:
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
         """Their turn comes in the order given; see Feeder."""
-        entries = [Entry(ticket.job.prepare, _admission(self._commands, ticket), ticket.job.priority) for ticket in tickets]
+        entries = [
+            Entry(_preparation(self.core, ticket.job), _admission(self._commands, ticket), ticket.job.priority)
+            for ticket in tickets
+        ]
         for ticket, entry in zip(tickets, entries, strict=True):
             ticket.entry = entry
         with self._lock:
@@ -358,6 +361,19 @@ def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int
             command = commands.get()
     if driver is not None:
         driver._shut()
+
+
+def _preparation(core: EngineCore, job: Job) -> Callable[[], Prepared | Unfinished]:
+    """A grammar is compiled where the prompt is read, so that the loop finds it done: the first one takes a second."""
+    wanted = job.params.structured_outputs
+    if wanted is None:
+        return job.prepare
+
+    def prepare() -> Prepared | Unfinished:
+        core.runner.check_grammar(wanted)
+        return job.prepare()
+
+    return prepare
 
 
 def _admission(commands: SimpleQueue[Any], ticket: Ticket) -> Callable[[Prepared | Exception], None]:
