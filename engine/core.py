@@ -68,10 +68,11 @@ class EngineCore:
             return ()
         try:
             done = self.runner.run(output)
-        except BaseException as error:
+        except KeyboardInterrupt:
             self._lose(output)
-            if not isinstance(error, Exception):  # the caller's interrupt
-                raise
+            raise
+        except Exception as error:
+            self._lose(output)
             _log.exception("a step failed")
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))
         self._book_items(output, done)

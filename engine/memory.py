@@ -179,8 +179,9 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
             total += linear_weight_bytes(inner, outer, module.bias is not None, dtype, device, int8)
         elif isinstance(module, Norm | Embedding):
             total += sum(tensor.nbytes for _, tensor in module.tensors(""))
-        elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) == "onednn":
-            total += module.table.nbytes
+        elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) != "torch":
+            outer, inner = module.table.shape
+            total += linear_weight_bytes(inner, outer, False, dtype, device, False)
     return total
 
 

@@ -16,7 +16,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("native", "torch", "triton"),
     "rotary": ("native", "torch"),
     "silu_mul": ("native", "torch"),
-    "linear": ("onednn", "torch"),
+    "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "torch"),
 }
 """Every op and the backends it has."""
@@ -45,7 +45,7 @@ def _choose(op: str, device: torch.device, dtype: torch.dtype, wanted: str) -> s
     forced = overrides(wanted)
     if op in forced:
         return forced[op]
-    if "native" in BACKENDS[op] and native.available(device, dtype):
+    if "native" in BACKENDS[op] and native.available(device, dtype) and _has_instructions(op, dtype):
         return "native"
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"
@@ -62,6 +62,13 @@ def active(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
 @functools.cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+def _has_instructions(op: str, dtype: torch.dtype) -> bool:
+    """The C++ products exist for one instruction each, everything else for any CPU."""
+    if op == "linear":
+        return dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    return op != "int8_linear" or torch.cpu._is_vnni_supported()
 
 
 def _packs(device: torch.device, dtype: torch.dtype) -> bool:

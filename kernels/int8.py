@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from . import native
 from .dispatch import backend
+from .panels import pad_outputs, to_panels
 
 LEVELS = 127
-PANEL = 64  # outputs that the C++ kernel takes at once, see cpu/int8.cpp
 _TINY = 1e-30  # a row's largest magnitude is taken for no less
 
 
@@ -31,13 +30,13 @@ class Int8:
 
 @dataclass(frozen=True, eq=False)
 class Int8Panels:
-    """The same for the C++ kernel, `out` and `in` padded with zeros to multiples of PANEL and 4.
+    """The same for the C++ kernel.
 
     Args:
-        panels: int8 `[out / PANEL, in / 4, PANEL, 4]`.
-        shift: int32 `[out]`, 128 times the sum of each output's weights.
-        scale, bias: float32 `[out]`.
-        outputs: `out` without its padding.
+        panels: int8, see `panels.to_panels`.
+        shift: int32 `[out of all panels]`, 128 times the sum of each output's weights.
+        scale, bias: float32, as many.
+        outputs: `out` without padding.
     """
 
     panels: Tensor
@@ -63,13 +62,9 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8 | Int8Panels:
     quantized, scale = quantize_rows(weight)
     if backend("int8_linear", weight.device, weight.dtype) != "native":
         return Int8(quantized, scale.flatten(), bias)
-    outputs, inputs = weight.shape
-    padding = -outputs % PANEL
-    padded = F.pad(quantized, (0, -inputs % 4, 0, padding))
-    panels = padded.view(-1, PANEL, padded.shape[1] // 4, 4).transpose(1, 2).contiguous()
-    shift = padded.sum(1, dtype=torch.int32).mul_(128)
-    wide = torch.zeros(outputs) if bias is None else bias.float()
-    return Int8Panels(panels, shift, F.pad(scale.flatten(), (0, padding)), F.pad(wide, (0, padding)), outputs)
+    shift = pad_outputs(quantized.sum(1, dtype=torch.int32).mul_(128))
+    wide = torch.zeros(len(weight)) if bias is None else bias.float()
+    return Int8Panels(to_panels(quantized), shift, pad_outputs(scale.flatten()), pad_outputs(wide), len(weight))
 
 
 def int8_linear_reference(x: Tensor, weights: Int8) -> Tensor:
@@ -85,10 +80,9 @@ def int8_linear(x: Tensor, weights: Int8 | Int8Panels) -> Tensor:
     """See `int8_linear_reference`, whose bits it gives; rows that are not finite give some that are not, either way."""
     if isinstance(weights, Int8):
         return int8_linear_reference(x, weights)
-    (rows, inputs), width = x.shape, 4 * weights.panels.shape[1]
-    out = x.new_empty(rows, weights.outputs)
-    scratch = torch.empty(rows * (width + 4), dtype=torch.uint8)  # of each row its bytes and its scale
-    w, x = weights, x.contiguous()
-    sizes = (width, w.outputs)
-    native.call("int8_linear", x.dtype, x, rows, inputs, w.panels, w.shift, w.scale, w.bias, *sizes, scratch, out)
+    (rows, inputs), words, w = x.shape, weights.panels.shape[1], weights
+    out = x.new_empty(rows, w.outputs)
+    scratch = torch.empty(rows, 4 * words + 4, dtype=torch.uint8)  # of each row its bytes and its scale
+    packed = (w.panels, w.shift, w.scale, w.bias, words, w.outputs)
+    native.call("int8_linear", x.dtype, x.contiguous(), rows, inputs, *packed, scratch, out)
     return out

@@ -20,6 +20,7 @@ _SIGNATURES = {
     "rms_norm": (_I, _P, _P, _P, _P, _N, _N, _F, _I),
     "rotary": (_I, _P, _N, _P, _P, _N, _N, _N, _I),
     "silu_mul": (_I, _P, _P, _N, _N, _I),
+    "linear": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
 }
 """Argument types of each function of kernels/cpu."""

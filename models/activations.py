@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels.dispatch import backend
-from ..kernels.int8 import PANEL
+from ..kernels.panels import WIDTH
 from .audio.whisper_encoder import EncoderConfig
 from .config import TextConfig
 from .interface import Work
@@ -43,12 +43,16 @@ def _rotary(width: int, s: int) -> int:
 
 
 def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
-    """Of one packed layer. In 8 bits a scale per output and, in C++, a shift, a float32 bias and filled up panels."""
-    if not int8:
-        return outer * (inner + bias) * dtype.itemsize
-    if backend("int8_linear", device, dtype) != "native":
-        return outer * (inner + _WIDE + bias * dtype.itemsize)
-    return -(-outer // PANEL) * PANEL * (-(-inner // 4) * 4 + 3 * _WIDE) + outer * bias * dtype.itemsize
+    """Of one packed layer. In C++ panels are filled up, with a float32 bias, in 8 bits a shift and a scale too."""
+    original = outer * bias * dtype.itemsize
+    padded: int = -(-outer // WIDTH) * WIDTH
+    if int8 and backend("int8_linear", device, dtype) == "native":
+        return padded * (-(-inner // 4) * 4 + 3 * _WIDE) + original
+    if int8:
+        return outer * (inner + _WIDE) + original
+    if backend("linear", device, dtype) == "native" and inner % 2 == 0:
+        return padded * (inner * dtype.itemsize + _WIDE) + original
+    return outer * inner * dtype.itemsize + original
 
 
 def decoder_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from sensorium.kernels import native
+from sensorium.kernels.dispatch import backend
 from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import Packed, Plain, Weights, linear, pack, padded_rows
+from sensorium.kernels.linear import Packed, Panels, Plain, Weights, linear, pack, padded_rows
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
@@ -14,17 +15,18 @@ ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
 needs_int8 = pytest.mark.skipif(not supported(CPU), reason="this CPU has no VNNI")
 
 
-def weights(form: str, size: tuple[int, int], dtype: torch.dtype) -> Weights:
+def weights(form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Weights:
     weight, bias = (torch.randn(size[::-1]) / size[0] ** 0.5).to(dtype), torch.randn(size[1]).to(dtype)
     if form == "plain":
         return Plain(weight, bias)
+    if form == "onednn":
+        monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
     return pack(weight, bias, "int8" if form == "int8" else None)
 
 
-def check_rows_do_not_see_each_other(form: str, size: tuple[int, int], dtype: torch.dtype, counts: tuple[int, ...]) -> None:
+def check_rows_do_not_see_each_other(packed: Weights, inputs: int, dtype: torch.dtype, counts: tuple[int, ...]) -> None:
     """Any first rows, every row alone, and a row that moved, against all rows at once."""
-    torch.manual_seed(0)
-    packed, x = weights(form, size, dtype), torch.randn(max(counts), size[0]).to(dtype)
+    x = torch.randn(max(counts), inputs).to(dtype)
     whole = linear(x, packed)
     assert [n for n in counts if not torch.equal(linear(x[:n], packed), whole[:n])] == []
     assert [i for i in range(0, len(x), 37) if not torch.equal(linear(x[i : i + 1], packed), whole[i : i + 1])] == []
@@ -32,29 +34,43 @@ def check_rows_do_not_see_each_other(form: str, size: tuple[int, int], dtype: to
     assert torch.equal(linear(x[order], packed), whole[order])
 
 
-@pytest.mark.parametrize("form", ["packed", "plain", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("form", ["default", "onednn", "plain", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SHAPES[1::3] + SHAPES[-1:])
-def test_rows_do_not_see_each_other(form: str, size: tuple[int, int], dtype: torch.dtype) -> None:
-    check_rows_do_not_see_each_other(form, size, dtype, ROWS)
+def test_rows_do_not_see_each_other(
+    form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, ROWS)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", ["packed", "plain", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("form", ["default", "onednn", "plain", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [*SHAPES, (512, 32000)])
-def test_rows_do_not_see_each_other_at_any_count(form: str, size: tuple[int, int], dtype: torch.dtype) -> None:
-    check_rows_do_not_see_each_other(form, size, dtype, tuple(range(1, 601)) if size[1] < 10000 else ROWS)
+def test_rows_do_not_see_each_other_at_any_count(
+    form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tuple(range(1, 601)) if size[1] < 10000 else ROWS
+    check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, counts)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 130])
+@pytest.mark.parametrize("inputs", [33, 34, 130])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
-def test_packed_linear(rows: int, bias: bool, dtype: torch.dtype, limit: float) -> None:
+def test_packed_linear(
+    rows: int, inputs: int, bias: bool, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error stays below `limit` of the largest output."""
-    x, weight, b = torch.randn(rows, 33).to(dtype), torch.randn(48, 33).to(dtype), torch.randn(48).to(dtype) if bias else None
+    x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(75, inputs).to(dtype)
+    b = torch.randn(75).to(dtype) if bias else None
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
-    for packed in (pack(weight, b), Plain(weight, b)):
+    forms = [pack(weight, b), Plain(weight, b)]
+    if backend("linear", CPU, dtype) == "native":
+        monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
+        forms.append(pack(weight, b))
+        assert isinstance(forms[0], Panels) == (inputs % 2 == 0)
+    for packed in forms:
         out = linear(x, packed)
         assert out.dtype == dtype
         assert (out.double() - expected).abs().max() < limit * expected.abs().max()

@@ -1,0 +1,213 @@
+// Rows times packed weights, for x86 CPUs with AVX-512: bfloat16, or 8 bits with rows that are quantised, multiplied and scaled
+// back in one call, with the bits of int8_linear_reference in kernels/int8.py.
+//
+// A weight [out, in] lies as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], zeros beyond its edges: one
+// instruction multiplies 16 outputs by the inputs in a word of 32 bits and adds. Every sum takes its words in order, so a
+// row's result is the same bits in any company.
+//
+// The instruction for bytes wants rows without a sign, so these are stored 128 too high, and `shift`, 128 times the sum of an
+// output's weights, is taken off the result.
+#include "common.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"))), apply_to = function)
+#pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+static const int64_t PANEL = 64;
+static const int ROWS = 6;             // rows in registers, times a panel
+static const int64_t CHUNK = 48;       // rows that pass a panel while it is in the cache
+static const int64_t GROUP = 3 << 18;  // bytes of panels that stay there
+
+typedef uint8_t v16b __attribute__((vector_size(16)));
+
+// A panel takes 256 bytes a word. Shift and scale are for bytes only; all three have an entry for padded outputs, too.
+struct Weights {
+    const char* panels;
+    const int32_t* shift;
+    const float *scale, *bias;
+    int64_t words, outputs;  // in a row, with padding; in all, without
+};
+
+// Rows lie `stride` bytes apart; quantised ones end in their scale.
+struct Rows {
+    const char* first;
+    int64_t stride;
+
+    const char* at(int64_t i) const { return first + i * stride; }
+};
+
+// Words of 4 bytes: unsigned in rows, signed in weights.
+struct Bytes {
+    typedef v16i Sum;
+
+    INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
+        return (Sum)_mm512_dpbusd_epi32((__m512i)sum, inputs, columns);
+    }
+
+    INLINE v16 value(Sum sum, const Weights& w, const char* row, int64_t at) {
+        v16i shift;
+        float scale;
+        memcpy(&shift, w.shift + at, sizeof shift);
+        memcpy(&scale, row + 4 * w.words, sizeof scale);
+        return __builtin_convertvector(sum - shift, v16) * scale * load(w.scale + at) + load(w.bias + at);
+    }
+};
+
+// Words of 2 bfloat16.
+struct Pairs {
+    typedef v16 Sum;
+
+    INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
+        return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)inputs, (__m512bh)columns);
+    }
+
+    INLINE v16 value(Sum sum, const Weights& w, const char*, int64_t at) { return sum + load(w.bias + at); }
+};
+
+// The largest magnitude becomes 127. As integers the bits of magnitudes are in order, infinity and NaN above all numbers.
+template <class T>
+static void quantize(const T* x, int64_t n, char* row, int64_t width) {
+    v16i most = {};
+    int64_t i = 0;
+    for (; i < n; i += 16) {
+        v16i magnitude = (v16i)(n - i < 16 ? load_part(x + i, n - i) : load(x + i)) & 0x7fffffff;
+        most = magnitude > most ? magnitude : most;
+    }
+    int32_t bits = _mm512_reduce_max_epi32((__m512i)most);
+    float largest;
+    memcpy(&largest, &bits, 4);
+    if (largest < 1e-30f) largest = 1e-30f;
+    float scale = largest / 127.f;
+    v16 inverse = splat(1.f / largest * 127.f);
+    for (i = 0; i < width; i += 16) {
+        v16 value = i + 16 <= n ? load(x + i) : i < n ? load_part(x + i, n - i) : v16{};
+        v16u rounded = (v16u)(value * inverse + 12582912.f);  // 1.5 * 2^23: the integer is in the low bits
+        v16b bytes = __builtin_convertvector((rounded ^ 0x80) & 0xff, v16b);
+        memcpy(row + i, &bytes, width - i < 16 ? width - i : 16);
+    }
+    memcpy(row + width, &scale, 4);
+}
+
+// R rows times one panel, from its output `first` on. Meanwhile `ahead` is fetched, 4 * pace bytes a word.
+template <class Kind, class T, int R>
+static void product(const Weights& w, Rows rows, int64_t first, const char* ahead, int64_t pace, T* out) {
+    typename Kind::Sum acc[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) acc[r][c] = typename Kind::Sum{};
+    const char* panel = w.panels + first * w.words * 4;
+    for (int64_t k = 0; k < 4 * w.words; k += 4, panel += 4 * PANEL) {
+        __m512i columns[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++, ahead += pace) {
+            columns[c] = _mm512_loadu_si512(panel + 64 * c);
+            _mm_prefetch(ahead, _MM_HINT_T1);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            int32_t word;
+            memcpy(&word, rows.at(r) + k, 4);
+            __m512i inputs = _mm512_set1_epi32(word);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) acc[r][c] = Kind::add(acc[r][c], inputs, columns[c]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        int64_t at = first + 16 * c, left = w.outputs - at;
+        if (left <= 0) break;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            v16 value = Kind::value(acc[r][c], w, rows.at(r), at);
+            T* to = out + r * w.outputs + at;
+            left < 16 ? store_part(to, value, left) : store(to, value);
+        }
+    }
+}
+
+// n rows times one panel. The next panel comes from memory while this one is used, an even share for each tile of rows.
+template <class Kind, class T>
+static void products(const Weights& w, Rows rows, int64_t n, int64_t first, T* out) {
+    typedef void Product(const Weights&, Rows, int64_t, const char*, int64_t, T*);
+    static Product* const sizes[] = {nullptr,
+                                     product<Kind, T, 1>,
+                                     product<Kind, T, 2>,
+                                     product<Kind, T, 3>,
+                                     product<Kind, T, 4>,
+                                     product<Kind, T, 5>,
+                                     product<Kind, T, 6>};
+    const int64_t tiles = (n + ROWS - 1) / ROWS, pace = PANEL / tiles;
+    const char* ahead = w.panels + (first + PANEL) * w.words * 4;
+    for (int64_t i = 0; i < n; ahead += 4 * pace * w.words) {
+        int64_t left = n - i;
+        int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 as 4 and 3, not as 6 and 1
+        sizes[now](w, {rows.at(i), rows.stride}, first, ahead, pace, out + i * w.outputs);
+        i += now;
+    }
+}
+
+template <class Kind, class T>
+static void multiply(const Weights& w, Rows rows, int64_t n, T* out, int threads) {
+    const int64_t chunks = (n + CHUNK - 1) / CHUNK, panels = (w.outputs + PANEL - 1) / PANEL;
+    // neighbouring panels on one thread: few rows fetch them ahead, many rows find all of a group in the cache
+    const int64_t fit = GROUP / (4 * PANEL * w.words), share = panels * chunks / ((chunks > 1 ? 4 : 2) * threads);
+    const int64_t wanted = chunks > 1 && fit < share ? fit : share, group = wanted > 1 ? wanted : 1;
+    const int64_t groups = (panels + group - 1) / group;
+    parallel_for(threads, groups * chunks, [&](int64_t i) {
+        int64_t first = i % chunks * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
+        for (int64_t p = i / chunks * group; p < panels && p < (i / chunks + 1) * group; p++)
+            products<Kind>(w, {rows.at(first), rows.stride}, count, p * PANEL, out + first * w.outputs);
+    });
+}
+
+template <class T>
+static void int8_linear(const Weights& w, const T* x, int64_t n, int64_t inputs, char* bytes, T* out, int threads) {
+    const int64_t piece = 16, width = 4 * w.words, stride = width + 4;
+    parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
+        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++)
+            quantize(x + i * inputs, inputs, bytes + i * stride, width);
+    });
+    multiply<Bytes>(w, {bytes, stride}, n, out, threads);
+}
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+extern "C" {
+
+// Only for CPUs that have the instructions: who calls asks first.
+
+// x [rows, inputs] -> out [rows, outputs]; scratch: rows * (4 * words + 4) bytes.
+void sensorium_int8_linear(int type, const char* x, int64_t rows, int64_t inputs, const char* panels, const int32_t* shift,
+                           const float* scale, const float* bias, int64_t words, int64_t outputs, char* scratch, char* out,
+                           int threads) {
+#ifdef __x86_64__
+    Weights weights{panels, shift, scale, bias, words, outputs};
+    if (type == FLOAT32)
+        int8_linear(weights, (const float*)x, rows, inputs, scratch, (float*)out, threads);
+    else
+        int8_linear(weights, (const bf16*)x, rows, inputs, scratch, (bf16*)out, threads);
+#endif
+}
+
+// x [rows, 2 * words] -> out [rows, outputs], both bfloat16, the one type there is.
+void sensorium_linear(int, const char* x, int64_t rows, const char* panels, const float* bias, int64_t words, int64_t outputs,
+                      char* out, int threads) {
+#ifdef __x86_64__
+    Weights weights{panels, nullptr, nullptr, bias, words, outputs};
+    multiply<Pairs>(weights, {x, 4 * words}, rows, (bf16*)out, threads);
+#endif
+}
+}
