@@ -116,8 +116,7 @@ class BlockTables:
         return [tokens if kind == "full" else request.cross_rows for kind in self.kinds]
 
     def _cross_keys(self, request: Request) -> list[bytes]:
-        cross = request.message.cross
-        return [] if cross is None else cross_keys(cross.hash, -(-request.cross_rows // self.kv.block_size))
+        return cross_keys(request.root, -(-request.cross_rows // self.kv.block_size))
 
     def _full(self, request: Request) -> list[tuple[tuple[int, ...], BlockPool]]:
         groups = zip(request.block_ids, self.kv.pools, self.kinds, strict=True)

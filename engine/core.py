@@ -68,11 +68,10 @@ class EngineCore:
             return ()
         try:
             done = self.runner.run(output)
-        except KeyboardInterrupt:
+        except BaseException as error:
             self._lose(output)
-            raise
-        except Exception as error:
-            self._lose(output)
+            if not isinstance(error, Exception):  # the caller's interrupt
+                raise
             _log.exception("a step failed")
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))
         self._book_items(output, done)

@@ -355,7 +355,7 @@ def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int
         if driver is None or driver._closed:
             break
         driver._turn(command)
-        command, busy = None, bool(driver._owners)
+        command, busy = None, bool(driver._owners) or driver._closed  # the turn may have read what `close` sent to wake us
         del driver
         if not busy:
             command = commands.get()

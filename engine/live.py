@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -16,7 +17,8 @@ from .types import RequestOutput
 
 
 class LiveSession:
-    """One sequence, held open: a prompt, its answer, more, the next answer. `with` closes it.
+    """One sequence, held open: a prompt, its answer, more, the next answer. `with` closes it; so does
+    forgetting it.
 
     Made by `LLM.live`. Every turn is answered with the same sampling parameters. For one thread at a time.
     """
@@ -30,6 +32,7 @@ class LiveSession:
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence, when a turn is over
         driver.submit([self._ticket])
+        weakref.finalize(self, driver._commands.put, _forget(self._ticket)).atexit = False  # may run in any thread: no lock
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -69,6 +72,8 @@ class LiveSession:
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` of `token_ids`, cache included; InputError if that cuts an item."""
+        if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
+            raise InputError(f"truncate takes a number of tokens, not {str(num_tokens)[:40]!r}")
         self.answer()
         self._driver.call(lambda driver: _truncate(driver, self._ticket, num_tokens)).result()
         self._kept = self._kept[:num_tokens]
@@ -82,6 +87,11 @@ class LiveSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _forget(ticket: Ticket) -> Callable[[Driver], None]:
+    """A command that holds nothing but the ticket."""
+    return lambda driver: driver._drop((ticket,))
 
 
 def _append(driver: Driver, ticket: Ticket, known: tuple[int, ...], prepared: Prepared) -> None:

@@ -20,9 +20,9 @@ def root_key(salt: str, adapter: str, cross: str) -> bytes:
     return _digest(b"root", *(part.encode() for part in (salt, adapter, cross)))
 
 
-def cross_keys(encoder_hash: str, count: int) -> list[bytes]:
-    """Keys of the `count` blocks that hold the encoder side's keys and values."""
-    return [_digest(b"cross", encoder_hash.encode(), index.to_bytes(4, "little")) for index in range(count)]
+def cross_keys(root: bytes, count: int) -> list[bytes]:
+    """Keys of the `count` blocks that hold the keys and values of the encoder side that `root` was made with."""
+    return [_digest(b"cross", root, index.to_bytes(4, "little")) for index in range(count)]
 
 
 def block_key(parent: bytes, token_ids: Sequence[int], items: Sequence[tuple[str, int]]) -> bytes:

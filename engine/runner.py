@@ -68,6 +68,8 @@ class ModelRunner:
         results: dict[str, TokenOutput] = {}
         for task in output.scheduled:
             track = self.tracks[task.request_id]
+            if task.sample:  # a step that was interrupted may have chosen a token that nobody heard of
+                del track.token_ids[task.num_computed + task.num_tokens :]
             broken = next((item.hash for item in track.read_items(task) if item.hash in failed), None) if failed else None
             if broken is None:
                 rows.append((track, task))

@@ -191,8 +191,12 @@ class Scheduler:
         return output
 
     def redeliver(self, output: SchedulerOutput) -> None:
-        """What a step that broke off was to free is said again with the next; freeing twice is harmless."""
+        """What a step that broke off was to say beside its rows is said again with the next: saying it twice is harmless."""
+        self._new = [*output.new_requests, *self._new]
+        self._updates = [*output.updates, *self._updates]
         self._finished = [*output.finished, *self._finished]
+        for blocks, again in zip(self._unclean, output.zero_blocks, strict=False):  # () where there were none
+            blocks += again
         self.encoder.drop_again(output.free_encoder)
 
     def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int]) -> Advance:

@@ -92,8 +92,9 @@ static Attend* choose(int type, int) { return type == FLOAT32 ? base::attend<flo
 
 extern "C" int sensorium_level = best();  // instruction set in use, 0 the plainest; tests lower it
 
+static thread_local Scratch scratch;  // not in a function: a thread that does not pass its declaration would never free it
+
 static void run(int type, Problem problem, int64_t requests, int threads) {
-    static thread_local Scratch scratch;
     problem.scale *= 1.44269504f;
     int64_t group = problem.heads / problem.kv_heads, step = BLOCK / group > 0 ? BLOCK / group : 1;
     std::vector<Work> work;

@@ -149,8 +149,11 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int c
     const bf16 zeros[16] = {};
     for (int i = 0; i < count; i += 2)
         for (int64_t d = 0; d < p.dim; d += 16) {
-            v16u even = (v16u)load((const bf16*)v[i] + d), odd = (v16u)load(i + 1 < count ? (const bf16*)v[i + 1] + d : zeros);
-            store(t.values + i / 2 * t.wide + d, (v16)(even >> 16 | odd));
+            const bf16 *even = (const bf16*)v[i] + d, *odd = i + 1 < count ? (const bf16*)v[i + 1] + d : zeros;
+            bool whole = d + 16 <= p.dim;  // what lies behind a row may not be ours
+            v16u low = (v16u)(whole ? load(even) : load_part(even, p.dim - d));
+            v16u high = (v16u)(whole ? load(odd) : load_part(odd, p.dim - d));
+            store(t.values + i / 2 * t.wide + d, (v16)(low >> 16 | high));
         }
 #else
     for (int i = 0; i < count; i++) stage(t.values + i * t.wide, v[i], p.dim, t.wide);

@@ -140,6 +140,12 @@ def test_an_encoder_side_is_encoded_once_written_once_and_shared(toy, budget):
     core.add(replace(requests[0], request_id="again"))
     writes = [task.write_cross for task in core.scheduler.schedule().scheduled]
     assert writes == [False], "its keys and values are still there"
+    for other in ({"adapter": "a"}, {"salt": "s"}):
+        own = reader(toy, block_size=4)
+        own.add(requests[0])
+        toy.drain(own)
+        own.add(replace(requests[0], request_id="again", **other))
+        assert own.scheduler.schedule().scheduled[0].write_cross, "another adapter or tenant makes its own"
     other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=sounds[1])
     means = []
     for sound in sounds:

@@ -36,8 +36,8 @@ def test_tokens_place_salt_adapter_and_encoder_side_all_count():
         block_key(root_key("tenant", "", ""), (1, 2), ()),
         block_key(root_key("", "tenant", ""), (1, 2), ()),
         block_key(root_key("", "", "tenant"), (1, 2), ()),
-        *cross_keys("h", 2),
-        *cross_keys("g", 1),
+        *cross_keys(root_key("", "", "h"), 2),
+        *cross_keys(root_key("", "", "g"), 1),
     ]
     assert len(set(keys)) == len(keys)
     assert block_key(ROOT, [1, 2], ()) == keys[0]

@@ -237,3 +237,39 @@ def test_a_closing_append_ends_a_held_sequence(toy):
         core.append("r", ())
     core.append("r", (), close=True)
     toy.assert_empty(core)
+
+
+@pytest.mark.parametrize("place", ["_update", "_forward"])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()])
+def test_a_step_that_breaks_off_loses_nobody_who_was_not_in_it(toy, place, error, monkeypatch):
+    """What it was told beside its rows is told again: new sequences, changes of others, names set free."""
+    rng = random.Random(0)
+    core = toy.make_core(seqs=1, budget=4)
+    running, waiting = (toy.make_request(name, rng, max_tokens=9, ignore_eos=True) for name in ("running", "waiting"))
+    core.add(running)
+    core.add(replace(waiting, prompt_token_ids=(5, 6), features=()))
+    core.step()
+    core.abort("waiting")
+    core.add(waiting)
+    core.truncate("waiting", len(waiting.prompt_token_ids) - 1)
+    work = getattr(core.runner, place)
+
+    def broken(argument):
+        if place == "_forward":
+            work(argument)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.runner, place, broken)
+        if isinstance(error, Exception):
+            (failed,) = core.step()
+            assert (failed.request_id, failed.finish_reason) == ("running", "error")
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                core.step()
+    outputs = toy.drain(core)
+    expected, _ = toy.alone(replace(waiting, prompt_token_ids=waiting.prompt_token_ids[:-1]))
+    assert toy.tokens_of(outputs["waiting"]) == expected
+    if not isinstance(error, Exception):
+        assert toy.tokens_of(outputs["running"]) == toy.alone(running)[0]
+    toy.assert_empty(core)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -88,3 +91,29 @@ def test_a_long_context_does_not_widen_short_ones() -> None:
     assert len(meta.decodes) > 1
     out = paged_attention(q, k, v, cache, meta, 0.3)
     torch.testing.assert_close(out, paged_attention_reference(q, cache, meta, 0.3), atol=1e-5, rtol=1e-5)
+
+
+AT_THE_EDGE = """
+import ctypes, mmap, torch
+from sensorium.kernels.varlen import varlen_attention
+
+libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
+pages = mmap.mmap(-1, 3 * page)
+start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+assert libc.mprotect(ctypes.c_void_p(start + 2 * page), page, 0) == 0
+for dtype in (torch.float32, torch.bfloat16):
+    for dim in (8, 16, 22, 72):
+        count = 5 * 2 * dim
+        edge = torch.frombuffer(pages, dtype=dtype, count=count, offset=2 * page - count * dtype.itemsize).view(5, 2, dim)
+        edge.fill_(1)
+        inside = edge.clone()
+        for q, k, v in ((edge, inside, inside), (inside, edge, inside), (inside, inside, edge)):
+            torch.testing.assert_close(varlen_attention(q, k, v, [5], 0.2), inside)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to guard a page")
+def test_nothing_is_read_behind_the_end() -> None:
+    """Rows end where the memory of this process does, with head widths that do not fill a vector as well."""
+    done = subprocess.run([sys.executable, "-c", AT_THE_EDGE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

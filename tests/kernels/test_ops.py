@@ -47,6 +47,8 @@ def test_rotary_turns_pairs_by_their_axis() -> None:
     freq, axis = torch.tensor([1.0, 0.5, 0.25]), torch.tensor([0, 1, 2])
     positions = torch.tensor([[3, 4], [5, 6], [7, 8]])
     cos, sin = rotary_cos_sin(positions, freq, axis)
+    assert cos.is_contiguous(), "or every layer lays them out anew"
+    assert sin.is_contiguous()
     x = torch.cat((torch.ones(2, 1, 3), torch.zeros(2, 1, 3)), -1)
     turned = x.clone()
     rotate_(turned, cos, sin)

@@ -1,0 +1,83 @@
+"""However a caller goes, nothing stays behind and nobody waits for ever: forgotten, collected as garbage, closed at any moment."""
+
+import gc
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sensorium import LLM, SamplingParams
+from sensorium.mm.errors import InputError
+
+MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+@pytest.fixture
+def llm():
+    with LLM(MODEL, max_model_len=256, max_num_seqs=4) as llm:
+        yield llm
+
+
+def settled(llm):
+    llm._driver.call(lambda driver: None).result(10)
+    return llm.stats.running, llm.stats.idle, llm.stats.blocks_used
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_forgotten_session_is_closed(llm, turns):
+    session = llm.live("user 1 moves left", SHORT if turns else LONG)
+    for _ in range(turns):
+        session.answer()
+        session.append("more")
+    del session
+    gc.collect()
+    assert settled(llm) == (0, 0, 0)
+
+
+def test_sessions_forgotten_one_after_the_other_do_not_fill_the_cache(llm):
+    for _ in range(20):
+        assert llm.live("a" * 200, SHORT).answer().error is None
+    gc.collect()
+    assert settled(llm) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["3", 1.5, True, None])
+def test_a_session_is_cut_by_a_number(llm, wrong):
+    with llm.live("user 1 moves left", SHORT) as session:
+        session.answer()
+        before = session.token_ids
+        with pytest.raises(InputError, match="takes a number of tokens"):
+            session.truncate(wrong)
+        assert session.token_ids == before
+
+
+@pytest.mark.parametrize("kind", ["stream", "live"])
+def test_the_collector_may_run_in_the_loop(llm, kind):
+    """What lies in a circle is closed by whichever thread the collector happens to run in."""
+    circle = [llm.stream("user 1 moves left", LONG) if kind == "stream" else llm.live("user 1 moves left", LONG)]
+    if kind == "stream":
+        next(circle[0])
+    circle.append(circle)
+    gc.disable()
+    try:
+        del circle
+        llm._driver.call(lambda driver: gc.collect()).result(10)
+    finally:
+        gc.enable()
+    assert settled(llm) == (0, 0, 0)
+
+
+def test_closed_while_the_loop_does_what_it_was_told(llm):
+    """The loop reads all commands at once, the one that wakes it to see the end among them."""
+    begun, go = threading.Event(), threading.Event()
+    llm._driver.call(lambda driver: (begun.set(), go.wait(10)))
+    assert begun.wait(10)
+    closing = threading.Thread(target=llm.close, daemon=True)
+    closing.start()
+    while llm._driver._commands.empty():
+        time.sleep(0.001)
+    go.set()
+    closing.join(10)
+    assert not closing.is_alive()
