@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,17 @@ class EngineConfig:
         for name in ("max_model_len", "kv_cache_memory_bytes", "prefix_cache_bytes", "encoder_cache_bytes"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        if not 0 < self.gpu_memory_fraction <= 1:
-            raise ConfigError(f"gpu_memory_fraction={self.gpu_memory_fraction} must be above 0 and at most 1")
-        if not 0 <= self.quarantine_seconds < math.inf:
-            raise ConfigError(f"quarantine_seconds={self.quarantine_seconds} must be 0 or above")
+        if not _is_number(self.gpu_memory_fraction) or not 0 < self.gpu_memory_fraction <= 1:
+            raise ConfigError(f"gpu_memory_fraction={self.gpu_memory_fraction!r} must be a number above 0 and at most 1")
+        if not _is_number(self.quarantine_seconds) or not 0 <= self.quarantine_seconds < math.inf:
+            raise ConfigError(f"quarantine_seconds={self.quarantine_seconds!r} must be a number of seconds, 0 or above")
+        for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        if not isinstance(self.device, str):
+            raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        if self.encoder_cache_dir is not None:
+            _folder("encoder_cache_dir", self.encoder_cache_dir)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
@@ -144,8 +151,7 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
     known = [f.name for f in fields(EngineConfig)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [", ".join(known[1:])]
-            raise ConfigError(f"unknown option {name!r}; did you mean {near[0]}?")
+            raise ConfigError(f"unknown option {name!r}; {_hint(name, known[1:])}")
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ConfigError(f"model is the path of a checkpoint's folder, not {model!r}")
     given = {k: v for k, v in options.items() if v is not None}
@@ -160,8 +166,7 @@ def make_policy(options: Mapping[str, Any]) -> MediaPolicy:
     known = [f.name for f in fields(MediaPolicy)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5) or [", ".join(known)]
-            raise ConfigError(f"unknown option {name!r} of media; did you mean {near[0]}?")
+            raise ConfigError(f"unknown option {name!r} of media; {_hint(str(name), known)}")
     return MediaPolicy(**options)
 
 
@@ -275,6 +280,24 @@ def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
 def _one_of(name: str, value: object, known: tuple[str | None, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, known))}")
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """The nearest known name, or all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _folder(name: str, value: object) -> None:
+    """It need not be there yet."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):
+        raise ConfigError(f"{name}={value!r} must be the path of a folder")
+    if "\0" in os.fspath(value) or (os.path.exists(value) and not os.path.isdir(value)):
+        raise ConfigError(f"{name}={os.fspath(value)!r} is not a folder; name one, or one that can be made")
 
 
 def _positive(name: str, value: object) -> None:

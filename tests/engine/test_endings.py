@@ -1,4 +1,4 @@
-"""However a caller goes, nothing stays behind and nobody waits for ever: forgotten, collected as garbage, closed at any moment."""
+"""However a caller goes, nothing stays behind and nobody waits: forgotten, collected as garbage, closed at any moment."""
 
 import gc
 import threading
