@@ -1,6 +1,11 @@
-"""Gated activations of packed rows: torch and C++. Knows no weights."""
+"""Activations, plain and gated: torch and C++. Knows no weights.
+
+In torch an element at the end of a tensor, or of a thread's share, is computed in another way and may differ in its last bit.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,6 +13,24 @@ from torch.nn import functional as F
 
 from .dispatch import backend
 from .native import call
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """`x * sigmoid(1.702 x)`, CLIP's approximation."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "quick_gelu": quick_gelu}
+"""In the order of the C++ kernel's numbers."""
+
+
+def activation(name: str, x: Tensor) -> Tensor:
+    """One of REFERENCES of each element."""
+    if backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
+        return REFERENCES[name](x)
+    out = torch.empty_like(x)
+    call("activation", x.dtype, list(REFERENCES).index(name), x, out, x.numel())
+    return out
 
 
 def silu_mul_reference(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "varlen_attention": ("native", "torch", "reference"),
     "rms_norm": ("native", "torch", "triton"),
     "rotary": ("native", "torch"),
+    "activation": ("native", "torch"),
     "silu_mul": ("native", "torch"),
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "torch"),

@@ -19,6 +19,7 @@ _SIGNATURES = {
     "varlen_attention": (_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _N, _F, _P, _P, _N, _I),
     "rms_norm": (_I, _P, _P, _P, _P, _N, _N, _F, _I),
     "rotary": (_I, _P, _N, _P, _P, _N, _N, _N, _I),
+    "activation": (_I, _I, _P, _P, _N, _I),
     "silu_mul": (_I, _P, _P, _N, _N, _I),
     "linear": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),

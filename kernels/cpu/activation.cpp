@@ -1,13 +1,51 @@
-// silu(gate) * up of packed rows. An element's bits depend on its gate and its up alone.
+// Activations, and silu(gate) * up of packed rows. An element's bits depend on what it is made of alone, wherever it lies.
 #include "common.h"
+
+enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2 };
+
+// 1 + exp(-x)
+INLINE v16 divisor(v16 x) {
+    v16 power = x * -1.44269504f;
+    return exp2(power > 126.f ? splat(126.f) : power) + 1.f;
+}
+
+// x times the normal distribution's share below x, by the complementary error function of Abramowitz and Stegun 7.1.26.
+INLINE v16 gelu(v16 x) {
+    v16 z = (x < 0.f ? -x : x) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
+    v16 y = t * 1.061405429f - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = y * t + 0.254829592f;
+    v16 beyond = y * t * exp2(z * z * -1.44269504f) * x * 0.5f;
+    return x < 0.f ? beyond : x - beyond;
+}
+
+// quick_gelu is rounded after each step, as the published models do.
+template <class T>
+INLINE v16 activate(int kind, v16 x) {
+    if (kind == SILU) return x / divisor(x);
+    if (kind == GELU) return gelu(x);
+    return rounded<T>(splat(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
+}
+
+template <class T>
+INLINE void piece(int kind, const T* x, T* out, int64_t n) {
+    int64_t d = 0;
+    for (; d + 16 <= n; d += 16) store(out + d, activate<T>(kind, load(x + d)));
+    if (d < n) store_part(out + d, activate<T>(kind, load_part(x + d, n - d)), n - d);
+}
+
+CLONES static void activation(int type, int kind, const char* x, char* out, int64_t first, int64_t last) {
+    if (type == FLOAT32)
+        piece(kind, (const float*)x + first, (float*)out + first, last - first);
+    else
+        piece(kind, (const bf16*)x + first, (bf16*)out + first, last - first);
+}
 
 // Rounded between the two factors as the published models do.
 template <class T>
 INLINE v16 gated(v16 gate, v16 up) {
-    v16 power = gate * -1.44269504f;
-    T half[16];
-    store(half, gate / (exp2(power > 126.f ? splat(126.f) : power) + 1.f));
-    return load(half) * up;
+    return rounded<T>(gate / divisor(gate)) * up;
 }
 
 template <class T>
@@ -25,6 +63,10 @@ CLONES static void swiglu(int type, const char* x, char* out, int64_t first, int
         else
             one_row((const bf16*)x + 2 * i * inner, (bf16*)out + i * inner, inner);
     }
+}
+
+extern "C" void sensorium_activation(int type, int kind, const char* x, char* out, int64_t count, int threads) {
+    parallel_rows(threads, count, 1, [&](int64_t first, int64_t last) { activation(type, kind, x, out, first, last); });
 }
 
 // x [rows, gate | up, inner] -> out [rows, inner].

@@ -64,6 +64,14 @@ INLINE void store_part(T* p, v16 x, int64_t n) {
     memcpy(p, all, n * sizeof(T));
 }
 
+// To T and back.
+template <class T>
+INLINE v16 rounded(v16 x) {
+    T all[16];
+    store(all, x);
+    return load(all);
+}
+
 INLINE v16 larger(v16 a, v16 b) { return a > b ? a : b; }
 
 // Lanes folded in halves: the order of the additions is the same on every machine.

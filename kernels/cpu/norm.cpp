@@ -4,13 +4,6 @@
 #include "common.h"
 
 template <class T>
-INLINE v16 rounded(v16 x) {
-    T half[16];
-    store(half, x);
-    return load(half);
-}
-
-template <class T>
 INLINE void one_row(T* x, const T* add, const T* weight, T* out, int64_t dim, float eps) {
     v16 squares = {};
     int64_t whole = dim / 16 * 16, rest = dim - whole;

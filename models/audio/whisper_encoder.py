@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.activation import activation
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
 from ..config import count
@@ -120,8 +121,8 @@ class Encoder(nn.Module):
         lengths = [self.rows(n) for n in frames]
         given = [min(2 * n + 1, 2 * self.config.positions) for n in lengths]
         x = features.to(self.dtype)
-        x = F.gelu(self.conv1(_windows(x, given, [2 * n for n in lengths], 1)))
-        x = F.gelu(self.conv2(_windows(x, [2 * n for n in lengths], lengths, 2)))
+        x = activation("gelu", self.conv1(_windows(x, given, [2 * n for n in lengths], 1)))
+        x = activation("gelu", self.conv2(_windows(x, [2 * n for n in lengths], lengths, 2)))
         x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
         for layer in self.layers:
             x = layer(x, lengths)

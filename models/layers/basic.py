@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.activation import REFERENCES, activation
 from ...kernels.norm import layer_norm, rms_norm
 
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """`x * sigmoid(1.702 x)`, CLIP's approximation."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "quick_gelu": quick_gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(activation, name) for name in REFERENCES}
 
 
 class Norm(nn.Module):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ...kernels.activation import activation
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ..layers.basic import ACTIVATIONS, Norm
@@ -150,7 +150,7 @@ class Merger(nn.Module):
 
     def forward(self, x: Tensor, add: Tensor | None) -> Tensor:
         first, _, last = self.mlp
-        return last(F.gelu(first(self.ln_q(x, add).view(-1, self.wide))))  # type: ignore[no-any-return]
+        return last(activation("gelu", first(self.ln_q(x, add).view(-1, self.wide))))  # type: ignore[no-any-return]
 
 
 class Tower(nn.Module):

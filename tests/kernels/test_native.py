@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.activation import silu_mul, silu_mul_reference
+from sensorium.kernels.activation import REFERENCES, activation, silu_mul, silu_mul_reference
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.norm import rms_norm, rms_norm_reference
@@ -22,7 +22,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16]
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul"))
+PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul", "activation"))
 OPS = PLAIN.replace("torch", "native")
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
@@ -204,6 +204,15 @@ def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, generator: to
 
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_activation(dtype: torch.dtype, name: str) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 4099), torch.tensor([-200.0, -90.0, 0.0, 90.0, 200.0]))).to(dtype)
+    limit = 1e-2 if dtype == torch.bfloat16 else 2e-5  # torch's own gelu is off by 9e-7
+    torch.testing.assert_close(activation(name, x), REFERENCES[name](x), rtol=limit, atol=2e-6)
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("inner", [16, 37, 512])
 def test_gated_activation(dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
     x = noise(generator, dtype, 6, 2 * inner) * 5
@@ -225,6 +234,7 @@ def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, generator: torch
     for rows in (slice(0, 1), slice(17, 18), slice(3, 20)):
         assert torch.equal(rms_norm(x[rows], weight, 1e-6), rms_norm(x, weight, 1e-6)[rows])
         assert torch.equal(silu_mul(wide[rows]), silu_mul(wide)[rows])
+        assert torch.equal(activation("gelu", wide[rows, :37].contiguous()), activation("gelu", wide)[rows, :37])
         assert torch.equal(turned(rows), turned(slice(None))[rows])
 
 
