@@ -61,3 +61,11 @@ def test_every_dependency_is_pinned() -> None:
     assert {line.split(">=")[0].lower() for line in wanted} <= pins.keys()
     assert pins["torch"] == "2.13.0"
     assert not any("+" in version for version in pins.values())
+
+
+def test_every_kernel_is_compiled() -> None:
+    """The extension's list of sources is that of the folder, and its headers are named, so that the sdist holds them."""
+    (module,) = CONFIG["tool"]["setuptools"]["ext-modules"]
+    assert module["optional"]
+    listed = {*module["sources"], *module["depends"]}
+    assert listed == {path.relative_to(ROOT).as_posix() for path in (ROOT / "kernels" / "cpu").iterdir()}
