@@ -68,7 +68,8 @@ class EncoderStore:
         queue_bytes: int = 256 << 20,
     ) -> None:
         self.rows: dict[str, Tensor] = {}  # hash -> [rows, width]
-        self._width, self._dtype, self._device, self._queue_bytes = width, dtype, device, queue_bytes
+        self.dtype = dtype
+        self._width, self._device, self._queue_bytes = width, device, queue_bytes
         self._counts = dict.fromkeys(StoreStats.__dataclass_fields__, 0)
         self._waiting: dict[str, Tensor] = {}
         self._lock = threading.Lock()
@@ -83,7 +84,7 @@ class EncoderStore:
 
     @property
     def row_bytes(self) -> int:
-        return self._width * self._dtype.itemsize
+        return self._width * self.dtype.itemsize
 
     def get(self, key: str) -> Tensor | None:
         return self.rows.get(key)
@@ -137,7 +138,7 @@ class EncoderStore:
         return StoreStats(**self._counts)
 
     def _fits(self, rows: Tensor) -> bool:
-        return rows.ndim == 2 and rows.shape[1] == self._width and rows.dtype == self._dtype
+        return rows.ndim == 2 and rows.shape[1] == self._width and rows.dtype == self.dtype
 
     def _write(self, key: str, rows: Tensor, folder: _Folder) -> None:
         try:
@@ -153,14 +154,14 @@ class EncoderStore:
                 del self._waiting[key]
 
     def _read(self, key: str, num_rows: int, folder: _Folder) -> Tensor | None:
-        expected = num_rows * self._width * self._dtype.itemsize
+        expected = num_rows * self._width * self.dtype.itemsize
         try:
             data = folder.read(key, expected + _MAX_HEADER)
             if data is None:
                 return None
             rows = _from_bytes(key, data)
             if not self._fits(rows) or rows.shape[0] != num_rows:
-                raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self._dtype}")
+                raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self.dtype}")
             return rows
         except OSError as error:
             folder.complain(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); going on without")

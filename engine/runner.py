@@ -114,7 +114,7 @@ class ModelRunner:
     def _rows(self, items: Sequence[MultiModalFeature]) -> list[Tensor]:
         """Encoder rows of items that merge: the caller's own, or the encoder's."""
         if ROWS in items[0].kwargs:
-            found = [torch.as_tensor(item.kwargs[ROWS].data).to(self.device) for item in items]
+            found = [torch.as_tensor(item.kwargs[ROWS].data).to(self.device, self.store.dtype) for item in items]
         else:
             found = self.model.embed_multimodal(items[0].modality, merge([item.kwargs for item in items], self.device))
         for item, rows in zip(items, found, strict=True):

@@ -4,7 +4,10 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
+from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import InputError
+from sensorium.mm.fields import BatchedField, FieldElem
 
 
 def test_an_item_used_twice_is_encoded_once(toy):
@@ -187,3 +190,16 @@ def test_rows_outlive_the_engine_in_a_folder(toy, tmp_path):
     assert toy.tokens_of(answers[0]) == toy.tokens_of(answers[1])
     assert core.runner.model.encode_calls == []
     assert (core.stats.encoder_calls, core.stats.encoder_disk_hits, answers[1][-1].stats.items) == (0, 1, ("disk",))
+
+
+def test_rows_that_are_given_take_the_bytes_they_are_counted_with(toy):
+    """Of another precision than the model's: as many bytes, and the same answer."""
+    made = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    answers = []
+    for dtype in (torch.float32, torch.float64):
+        given = replace(toy.item(1, 5), kwargs={ROWS: FieldElem(made.to(dtype), BatchedField())})
+        core = toy.make_core()
+        core.add(toy.of("a", [5, *[toy.PAD] * 5, 6], [given]))
+        answers.append(toy.tokens_of(toy.drain(core)["a"]))
+        toy.assert_empty(core)
+    assert answers[0] == answers[1] != []
