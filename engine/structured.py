@@ -6,6 +6,7 @@ The grammars are llguidance's, which is imported when the first request asks for
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,13 +91,13 @@ def _schema_text(given: Any) -> str:
     if isinstance(given, Mapping):
         try:
             return json.dumps(given)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"structured_outputs.json is no JSON schema: {error}") from None
     if not isinstance(given, str):
         raise InputError(f"structured_outputs.json={given!r} must be a schema, its text, or a pydantic model class")
     try:
         schema = json.loads(given)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"structured_outputs.json is no JSON: {error}") from None
     if not isinstance(schema, dict):
         raise InputError(f"structured_outputs.json={given!r} must be a JSON object")
@@ -184,9 +185,15 @@ class GrammarFactory:
     def _compile(self, wanted: StructuredOutputs) -> Any:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._vocabulary, _source(wanted), log_level=0)
-        if matcher.is_error():
-            raise InputError(f"structured_outputs.{wanted.form} cannot be used: {_line(matcher.get_error())}")
+        try:
+            matcher = LLMatcher(self._vocabulary, _source(wanted), log_level=0)
+        except UnicodeError as error:
+            raise InputError(f"structured_outputs.{wanted.form} cannot be used: {error}") from None
+        first = matcher.deep_copy()  # what no answer can begin is found by asking for the first token only
+        if not first.is_error():
+            first.compute_bitmask()
+        if first.is_error():
+            raise InputError(f"structured_outputs.{wanted.form} cannot be used: {_line(first.get_error())}")
         return matcher
 
     @cached_property
@@ -208,12 +215,14 @@ def _source(wanted: StructuredOutputs) -> str:
         text = make.grammar_from_json_schema(wanted.json or '{"type": "object"}', overrides=_WHITESPACE[wanted.whitespace])
     elif wanted.form == "regex":
         text = make.grammar_from_regex(wanted.regex)
+    elif wanted.choice:  # one word of a grammar: as rules, the choices would be as many as the parser has states
+        text = make.grammar_from_regex("|".join(map(re.escape, wanted.choice)))
     else:
-        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted.choice or ())
-        text = make.grammar_from_lark(wanted.grammar or f"start: {choices}")
+        text = make.grammar_from_lark(wanted.grammar)
     return str(text)
 
 
 def _line(text: str) -> str:
     """The first sentence of llguidance's message, on one line."""
-    return " ".join(text.partition("<state>")[0].split())
+    words = " ".join(text.partition("<state>")[0].split())
+    return "no answer has this form" if words == "NoExtensionBias" else words

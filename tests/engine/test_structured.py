@@ -37,6 +37,11 @@ SCHEMA = {
 }  # fmt: skip
 
 
+DEEP = {}
+for _ in range(5000):
+    DEEP = {"not": DEEP}
+
+
 def make_row(seed=0, tokens=(5, 6), factory=FACTORY, bad=(), **params):
     wanted = {name: params.pop(name) for name in list(params) if name in StructuredOutputs.__dataclass_fields__}
     made = SamplingParams(structured_outputs=StructuredOutputs(**wanted), **params)
@@ -78,6 +83,15 @@ def test_regex():
     pattern = r"[A-Z]{2}-[0-9]{3}(x|yz)?"
     for seed in range(30):
         assert re.fullmatch(pattern, answer(make_row(seed, regex=pattern)))
+
+
+def test_thousands_of_choices_of_any_text():
+    choices = [*(f"class {i}" for i in range(5000)), "a|b", ".*", "/", "\x00\x7f", "#x y&&[~-]{2}$"]
+    grammar = FACTORY.make(StructuredOutputs(choice=choices))
+    for choice in (choices[0], *choices[-6:]):
+        grammar.follow(TOKENIZER.encode(choice), 0)
+        assert grammar.complete
+        grammar.roll_back(0)
 
 
 def test_choice():
@@ -161,6 +175,10 @@ def test_answers_of_one_schema_share_nothing_but_the_compiled_grammar():
         ({"regex": "a(?=b)"}, "regex cannot be used"),
         ({"grammar": "start: nothing"}, "grammar cannot be used.*unknown name"),
         ({"json": {"$ref": "http://example.org/x"}}, "json cannot be used"),
+        ({"json": {"$ref": "#"}}, "json cannot be used: no answer has this form"),
+        ({"regex": r"[^\s\S]"}, "regex cannot be used: no answer has this form"),
+        ({"grammar": "start: start"}, "grammar cannot be used: no answer has this form"),
+        ({"choice": ["\ud800"]}, "choice cannot be used"),
     ],
 )
 def test_what_cannot_be_compiled(wanted, message):
@@ -179,7 +197,8 @@ def test_what_cannot_be_compiled(wanted, message):
         ({}, "exactly one of .*found none"), ({"regex": "a", "choice": ["b"]}, "found regex, choice"),
         ({"choice": "ab"}, "list of texts"), ({"choice": []}, "list of texts"), ({"choice": ["a", ""]}, "not empty"),
         ({"regex": 5}, "regex=5"), ({"grammar": ""}, "grammar="), ({"json": "{"}, "no JSON"), ({"json": "[1]"}, "JSON object"),
-        ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "no JSON schema"), ({"json_object": 2}, "True or False"),
+        ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "no JSON schema"),
+        ({"json": DEEP}, "no JSON schema"), ({"json_object": 2}, "True or False"),
         ({"json_object": True, "whitespace": "some"}, "whitespace"),
     ],
 )  # fmt: skip
