@@ -37,10 +37,12 @@ def register_logits_processor(name: str, factory: _Factory) -> _Factory:
         factory: makes the processor of one sequence from the arguments that the request names it with.
 
     Raises:
-        InputError: the name is empty, or taken by another factory.
+        InputError: the name is empty, or taken by another factory, or the factory cannot be called.
     """
     if not isinstance(name, str) or not name:
         raise InputError(f"a logits processor needs a name, not {name!r}")
+    if not callable(factory):
+        raise InputError(f"logits processor {name!r} needs a class or a function that makes one, not {factory!r}")
     if _FACTORIES.setdefault(name, factory) is not factory:
         raise InputError(f"the name {name!r} is taken by another logits processor; choose one of your own")
     return factory
@@ -54,6 +56,8 @@ def normalised(given: object) -> dict[str, dict[str, Any]]:
     """
     if isinstance(given, str | bytes) or not isinstance(given, Collection):
         raise InputError(f"logits_processors={given!r} must be names, or names mapped to their arguments")
+    if not all(isinstance(name, str) for name in given):
+        raise InputError(f"logits_processors={given!r} must be names that register_logits_processor made known")
     named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
     for name, arguments in named.items():
         if name not in _FACTORIES:

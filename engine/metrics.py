@@ -52,13 +52,15 @@ def register(registry: Any, driver: Driver, media: MediaProcessor) -> Observer:
         registry: a CollectorRegistry, or True for the process's own. It outlives the engine, which it does not hold.
 
     Raises:
-        ConfigError: prometheus_client is not installed, or another engine's metrics are in the registry.
+        ConfigError: prometheus_client is not installed, no registry, or one that has another engine's metrics.
     """
     try:
         import prometheus_client as prometheus
     except ImportError:
         raise ConfigError("metrics need the package prometheus_client; install it, or leave metrics off") from None
     place = prometheus.REGISTRY if registry is True else registry
+    if not isinstance(place, prometheus.CollectorRegistry):
+        raise ConfigError(f"metrics={registry!r} must be True, False or a prometheus_client.CollectorRegistry")
     try:
         return _observer(prometheus, place, _Collector(weakref.ref(driver), weakref.ref(media)))
     except ValueError:

@@ -34,7 +34,7 @@ class SamplingParams:
         seed: fixes the answer whatever else runs; None derives one from the engine's seed and the request's number.
         logprobs: log probabilities of that many likeliest tokens beside the chosen one, at every step.
         prompt_logprobs: the same for the tokens of the prompt.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer; above 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer; 1 changes nothing.
         presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer; in [-2, 2].
         bad_words: texts whose tokens are never completed.
         logit_bias: token id -> added to its logit, in [-100, 100].
@@ -136,7 +136,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
     "logprobs": (0, 1000, "from 0 to 1000"),
     "prompt_logprobs": (0, 1000, "from 0 to 1000"),
-    "repetition_penalty": (math.nextafter(0.0, 1.0), math.inf, "above 0"),
+    "repetition_penalty": (1e-6, 1e6, "from 1e-6 to 1e6"),
     "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
     "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
 }

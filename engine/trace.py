@@ -97,13 +97,16 @@ def span_observer(provider: Any) -> Observer:
         provider: a TracerProvider, or True for the process's own.
 
     Raises:
-        ConfigError: opentelemetry is not installed.
+        ConfigError: opentelemetry is not installed, or no provider.
     """
     try:
         from opentelemetry import trace as api
     except ImportError:
         raise ConfigError("tracing needs the package opentelemetry-api; install it, or leave tracing off") from None
-    tracer = (api.get_tracer_provider() if provider is True else provider).get_tracer("sensorium")
+    made = api.get_tracer_provider() if provider is True else provider
+    if not isinstance(made, api.TracerProvider):
+        raise ConfigError(f"tracing={provider!r} must be True, False or an opentelemetry TracerProvider")
+    tracer = made.get_tracer("sensorium")
 
     def observe(trace: RequestTrace) -> None:
         span = tracer.start_span("sensorium.request", start_time=trace.started, attributes=_attributes(trace))

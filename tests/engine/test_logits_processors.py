@@ -114,6 +114,10 @@ def test_names():
         register_logits_processor("test only", Together)
     with pytest.raises(InputError, match="needs a name"):
         register_logits_processor("", Together)
+    with pytest.raises(InputError, match="needs a class or a function"):
+        register_logits_processor("test five", 5)
+    with pytest.raises(InputError, match="must be names"):
+        SamplingParams(logits_processors=[["test only"]])
     assert register_logits_processor("test only", Only) is Only
     params = SamplingParams(logits_processors={"test only": {"token": 4}})
     assert decode(encode(params)) == params

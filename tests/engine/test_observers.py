@@ -77,3 +77,10 @@ def test_an_observer_that_fails_ends_nobody(caplog):
         llm._driver.observers.append(broken)
         assert llm.generate("user 1", GREEDY, use_tqdm=False)[0].error is None
     assert "an observer of requests failed" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["yes", 5, [1]])
+@pytest.mark.parametrize("option", ["metrics", "tracing"])
+def test_what_is_no_registry_and_no_provider(option, wrong):
+    with pytest.raises(ConfigError, match=f"{option}=.* must be True, False or a"):
+        LLM(MODEL, max_model_len=256, **{option: wrong})

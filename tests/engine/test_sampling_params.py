@@ -11,7 +11,8 @@ from sensorium.mm.errors import InputError
         ("n", 0), ("n", 1.5), ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", -0.1), ("min_p", 2), ("max_tokens", 0),
         ("min_tokens", -1), ("seed", 1.5), ("seed", True), ("logprobs", -1), ("prompt_logprobs", "x"),
-        ("repetition_penalty", 0), ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [5]),
+        ("repetition_penalty", 0), ("repetition_penalty", 1e308), ("repetition_penalty", 1e-320),
+        ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [5]),
         ("bad_words", "bad"), ("stop_token_ids", [-1]), ("logit_bias", {5: 101}), ("logit_bias", {"x": 1}),
     ],
 )  # fmt: skip
