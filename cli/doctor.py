@@ -19,6 +19,8 @@ OPTIONAL = {
     "mistral-common": "pip install 'sensorium[mistral]'",
     "transformers": "pip install 'sensorium[test]'",
     "librosa": "pip install 'sensorium[test]'",
+    "prometheus-client": "pip install 'sensorium[observe]'",
+    "opentelemetry-sdk": "pip install 'sensorium[observe]'",
 }
 """Distribution -> how to get it; nothing on the default path needs it."""
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
@@ -39,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if a package that is needed is missing, else 0."""
+    """1 if a package that is needed is missing, else 0. ConfigError for options without a model."""
+    options = {"device": args.device} | dict(map(parse_option, args.option))
+    if args.option and not args.model:
+        raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
@@ -51,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
         for dtype, table in kernels(args.device).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            options = {"device": args.device} | dict(map(parse_option, args.option))
             _print("checkpoint", list(describe_checkpoint(args.model).items()))
             _print("memory", describe_memory(args.model, options))
     return int(bool(missing))

@@ -51,6 +51,8 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
     assert "max_model_len" in capsys.readouterr().err
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len"]) == 2
     assert "NAME=VALUE" in capsys.readouterr().err
+    assert main(["doctor", "--option", "max_model_len=5"]) == 2
+    assert "give --model as well" in capsys.readouterr().err
 
 
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +69,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     found = sections(capsys.readouterr().out)
     assert found["packages"]["soxr"] == "MISSING: pip install soxr"
     assert "sensorium[gpu]" in found["optional"]["triton"]
+    assert {"prometheus-client", "opentelemetry-sdk"} <= found["optional"].keys()
 
 
 def test_required_follows_the_metadata() -> None:
