@@ -37,16 +37,17 @@ def overrides(text: str) -> dict[str, str]:
 
 
 def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend of `op`; the environment variable SENSORIUM_KERNELS overrides it for debugging."""
+    """The backend of `op`; the environment variable SENSORIUM_KERNELS overrides it for debugging, by what can run here."""
     return _choose(op, device, dtype, os.environ.get("SENSORIUM_KERNELS", ""))
 
 
 @functools.cache
 def _choose(op: str, device: torch.device, dtype: torch.dtype, wanted: str) -> str:
     forced = overrides(wanted)
-    if op in forced:
+    able = "native" in BACKENDS[op] and native.available(device, dtype) and _has_instructions(op, dtype)
+    if op in forced and (able or forced[op] != "native"):
         return forced[op]
-    if "native" in BACKENDS[op] and native.available(device, dtype) and _has_instructions(op, dtype):
+    if able:
         return "native"
     if op == "linear":
         return "onednn" if _packs(device, dtype) else "torch"
@@ -66,10 +67,11 @@ def has_triton() -> bool:
 
 
 def _has_instructions(op: str, dtype: torch.dtype) -> bool:
-    """The C++ products exist for one instruction each, everything else for any CPU."""
-    if op == "linear":
-        return dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-    return op != "int8_linear" or torch.cpu._is_vnni_supported()
+    """The C++ products are compiled for CPUs that have both of their instructions, everything else for any CPU."""
+    if op not in ("linear", "int8_linear"):
+        return True
+    both = bool(torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_vnni_supported())
+    return both and (dtype == torch.bfloat16 or op == "int8_linear")
 
 
 def _packs(device: torch.device, dtype: torch.dtype) -> bool:

@@ -40,19 +40,19 @@ def test_hundreds_of_requests() -> None:
     assert_sound(soak.run(seed=1, count=500), 500, least=5)
 
 
-def ten_thousand(seed: int) -> None:
-    report = soak.run(seed, 10_000)
-    assert_sound(report, 10_000, least=100)
+def twenty_thousand(seed: int) -> None:
+    report = soak.run(seed, 20_000)
+    assert_sound(report, 20_000, least=100)
     assert report.slope < 1.0
 
 
 @pytest.mark.full
-def test_ten_thousand_requests_of_a_seed_never_seen() -> None:
+def test_twenty_thousand_requests_of_a_seed_never_seen() -> None:
     """In a process of its own: the memory of the tests before it is not the engine's."""
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
     here = Path(__file__).parent
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", f"import test_soak; test_soak.ten_thousand({seed})"]
+    command = [sys.executable, "-c", f"import test_soak; test_soak.twenty_thousand({seed})"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     print(f"SOAK_SEED={seed}", done.stdout, done.stderr[-3000:])
     assert done.returncode == 0

@@ -267,3 +267,8 @@ def test_threads_are_those_of_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+def test_a_forced_backend_that_cannot_run_is_not_taken(monkeypatch):
+    monkeypatch.setenv("SENSORIUM_KERNELS", "linear=native")
+    assert dispatch.backend("linear", torch.device("cpu"), torch.float32) != "native", "it multiplies bfloat16 only"
