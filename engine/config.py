@@ -258,8 +258,8 @@ def num_cache_blocks(config: EngineConfig, block_bytes: int, max_model_len: int,
     blocks = min(wanted, budget // block_bytes)
     if blocks < one:
         raise ConfigError(
-            f"a sequence of max_model_len={max_model_len} tokens needs {one * block_bytes / 2**20:.0f} MiB of key/value cache, "
-            f"{budget / 2**20:.0f} MiB are allowed: lower max_model_len or raise kv_cache_memory_bytes"
+            f"a sequence of max_model_len={max_model_len} tokens needs {one * block_bytes:,} bytes of key/value cache, "
+            f"{budget:,} are allowed: lower max_model_len or raise kv_cache_memory_bytes"
         )
     return blocks
 
