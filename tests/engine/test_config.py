@@ -124,6 +124,6 @@ def test_cache_blocks():
     small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=9500)
     assert num_cache_blocks(small, 1000, 100, CPU) == 9
     with pytest.raises(
-        ConfigError, match="needs 10,000 bytes .* 9,500 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
+        ConfigError, match=r"needs 10,000 bytes .* 9,500 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
     ):
         num_cache_blocks(small, 1000, 160, CPU)
