@@ -301,8 +301,11 @@ class Driver:
             self._news.discard(ticket)
 
     def _leave(self, ticket: Ticket) -> None:
-        """Its answer is finished: the observers hear of it."""
+        """Its answer is finished: its place among prompts is free, a session that waits takes none; observers hear of it."""
         self._news.add(ticket)
+        if ticket.entry is not None:
+            self.feeder.drop(ticket.entry)
+            ticket.entry = None  # it leads back here: media would stay until the collector finds the circle
         assembly = ticket.assembly
         waited = ticket.clock.waited(assembly.prepared.timings)
         assembly.timings["queue"] = assembly.timings.get("queue", 0.0) + waited
@@ -313,11 +316,9 @@ class Driver:
                 _log.exception("an observer of requests failed")
 
     def _release(self, ticket: Ticket) -> None:
-        """Nothing more will come: its name, its place and what it holds of the feeder's bytes are free."""
+        """Nothing more will come: its name is free."""
         ticket.keep = False
-        if self._names.pop(ticket.assembly.request_id, None) is not None and ticket.entry is not None:
-            self.feeder.drop(ticket.entry)
-            ticket.entry = None  # it leads back here: media would stay until the collector finds the circle
+        self._names.pop(ticket.assembly.request_id, None)
 
     def _tell(self) -> None:
         """Each caller once, however many of its requests have news."""

@@ -43,6 +43,20 @@ def test_sessions_forgotten_one_after_the_other_do_not_fill_the_cache(llm):
     assert settled(llm) == (0, 0, 0)
 
 
+def test_sessions_that_wait_keep_nobody_out(llm):
+    sessions, ended = [llm.live("ab" * i, SHORT) for i in range(1, 21)], []
+    caller = threading.Thread(target=lambda: ended.extend(llm.generate(["a"] * 9, SHORT, use_tqdm=False)), daemon=True)
+    for session in sessions:
+        assert session.answer().error is None
+    caller.start()
+    caller.join(10)
+    assert [output.error for output in ended] == [None] * 9
+    assert llm.stats.idle == 20
+    for session in sessions:
+        session.close()
+    assert settled(llm) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("wrong", ["3", 1.5, True, None])
 def test_a_session_is_cut_by_a_number(llm, wrong):
     with llm.live("user 1 moves left", SHORT) as session:
