@@ -20,7 +20,7 @@ import torch
 from ..mm.errors import InputError
 from ..processors.text import Tokenizer
 from .core import EngineCore
-from .feeder import Entry, Feeder
+from .feeder import Entry, Feeder, use_threads
 from .input import Prepared, Unfinished
 from .output import Assembly
 from .runner import describe
@@ -347,7 +347,7 @@ def _close_all() -> None:
 
 def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int, device: torch.device) -> None:
     """Holds the driver only while there is work, so that it ends when nobody else does."""
-    torch.set_num_threads(num_threads)  # a thread started after the media workers would inherit their one
+    use_threads(num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     command = None

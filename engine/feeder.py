@@ -54,7 +54,7 @@ class Feeder:
 
     def __init__(self, window: int, workers: int, capacity: int) -> None:
         self._window, self._at_once, self._capacity = window, workers, capacity
-        one_thread: dict[str, Any] = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        one_thread: dict[str, Any] = {"initializer": use_threads, "initargs": (1,)}
         self._readers = ThreadPoolExecutor(_READERS, "sensorium-read", **one_thread)
         self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
         self._lock = threading.RLock()
@@ -195,3 +195,13 @@ class Feeder:
                 self._typical = (3 * self._typical + entry.num_bytes) / 4 if self._typical else entry.num_bytes
         entry.draft, entry.waits = None, ()
         entry.done(result)
+
+
+def use_threads(count: int) -> None:
+    """So many threads for torch's operations in this thread, whatever others are set to.
+
+    torch keeps the number per thread, but gives a thread at its first operation what any thread was set to last; so that is
+    made to happen now.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
