@@ -20,11 +20,12 @@ import torch
 from ..mm.errors import InputError
 from ..processors.text import Tokenizer
 from .core import EngineCore
-from .feeder import Entry, Feeder, use_threads
+from .feeder import Entry, Feeder
 from .input import Prepared, Unfinished
 from .output import Assembly
 from .runner import describe
 from .sampler import mix
+from .threads import use_threads
 from .ticket import Job, Ticket
 from .trace import Observer
 from .types import EngineRequest, RequestOutput, TokenOutput

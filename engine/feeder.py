@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from .input import Prepared, Unfinished
+from .threads import use_threads
 
 _READERS = 2  # threads that render and tokenise
 _FETCHING = 32  # prompts whose media are downloaded, or were and wait for a worker
@@ -195,13 +194,3 @@ class Feeder:
                 self._typical = (3 * self._typical + entry.num_bytes) / 4 if self._typical else entry.num_bytes
         entry.draft, entry.waits = None, ()
         entry.done(result)
-
-
-def use_threads(count: int) -> None:
-    """So many threads for torch's operations in this thread, whatever others are set to.
-
-    torch keeps the number per thread, but gives a thread at its first operation what any thread was set to last; so that is
-    made to happen now.
-    """
-    torch.get_num_threads()
-    torch.set_num_threads(count)

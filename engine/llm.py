@@ -22,6 +22,7 @@ from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .memory import MemoryPlan
 from .sampling_params import SamplingParams, from_generation_config
+from .threads import in_passing
 from .ticket import Job
 from .trace import span_observer
 from .types import EngineStats, RequestOutput
@@ -81,7 +82,7 @@ class LLM:
                 known = ", ".join(info.modalities)
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
         self._template = find_template(files.path)
-        engine = load_engine(self.config, files, info, self._tokenizer)
+        engine = in_passing(partial(load_engine, self.config, files, info, self._tokenizer))
         self.max_model_len = engine.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":

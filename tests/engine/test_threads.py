@@ -1,0 +1,52 @@
+"""Each thread computes with as many threads as it was told to, whatever others were told."""
+
+import threading
+
+import pytest
+import torch
+from sensorium.engine.threads import in_passing, use_threads
+
+
+def seen_in_a_thread(count, *, first):
+    found = []
+
+    def run():
+        use_threads(count)
+        first.set()
+        last.wait(20)
+        torch.ones(4096, 64).sum(0)
+        found.append(torch.get_num_threads())
+
+    last = threading.Event()
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, last, found
+
+
+def test_a_thread_keeps_its_number():
+    before, first = torch.get_num_threads(), threading.Event()
+    try:
+        loop, go_on, found = seen_in_a_thread(2, first=first)
+        first.wait(20)
+        worker = threading.Thread(target=use_threads, args=(1,))  # sets what later threads begin with
+        worker.start()
+        worker.join()
+        go_on.set()
+        loop.join()
+        assert found == [2]
+    finally:
+        use_threads(before)
+
+
+def test_work_in_passing_has_the_callers_number_and_its_errors():
+    before = torch.get_num_threads()
+    try:
+        use_threads(2)
+        threading.Thread(target=use_threads, args=(1,)).start()
+        assert in_passing(torch.get_num_threads) == 2
+        threads = threading.active_count()
+        with pytest.raises(ZeroDivisionError):
+            in_passing(lambda: 1 // 0)
+        assert threading.active_count() == threads
+    finally:
+        use_threads(before)
