@@ -274,8 +274,12 @@ def test_ctrl_c_frees_everything(world, toy, at):
         return forward(batch)
 
     world.core.runner.model.forward = interrupting
-    with pytest.raises(KeyboardInterrupt):
-        dict(world.driver.serve(world.jobs(PROMPTS)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dict(world.driver.serve(world.jobs(PROMPTS)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     toy.assert_empty(world.core)
     assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
 

@@ -35,5 +35,5 @@ def test_int8_reads_the_shipped_media(dtype: str) -> None:
 
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(ConfigError, match="needs a CPU with VNNI"):
+    with pytest.raises(ConfigError, match="needs a CPU with avx512_vnni"):
         LLM(ASSETS / "tiny-vl", device="cpu", quantization="int8")
