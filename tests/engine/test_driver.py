@@ -257,7 +257,7 @@ def test_streams_grow_and_live_beside_a_batch(world):
 def test_closing_frees_everything(world, toy, steps):
     stream = world.driver.serve(world.jobs(PROMPTS), partial=True)
     for _ in range(steps):
-        next(stream)
+        next(stream, None)  # whoever is slow gets fewer
     stream.close()
     toy.assert_empty(world.core)
     assert world.texts(["hello"]) == World(toy).texts(["hello"])
