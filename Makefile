@@ -52,9 +52,12 @@ eval-tiny: .venv/.test  ## how well the shipped model reads held-out data
 fuzz: .venv/.test  ## 10,000 mutated files of each kind, fresh seed
 	$(BIN)/python -m pytest -m full -s tests/mm/media/test_fuzz.py $(ARGS)
 
-bench: .venv/.test  ## throughput, processors and start-up time
+bench: .venv/.test  ## throughput, peers, processors, sampler, batch invariance and start-up time
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 	$(BIN)/python -W ignore -m benchmarks.processors
+	$(BIN)/python -W ignore -m benchmarks.sampler
+	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.invariance
 	$(BIN)/python -m benchmarks.startup
 
 clean:  ## remove what the other commands made, .venv included
