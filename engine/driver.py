@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
@@ -24,11 +23,10 @@ from .feeder import Entry, Feeder
 from .input import Prepared, Unfinished
 from .output import Assembly
 from .runner import describe
-from .sampler import mix
 from .threads import use_threads
 from .ticket import Job, Ticket
 from .trace import Observer
-from .types import EngineRequest, RequestOutput, TokenOutput
+from .types import RequestOutput, TokenOutput
 
 _MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
 _IDLE_STEP = 0.005  # seconds until the next try after a step that had nothing to compute
@@ -120,7 +118,11 @@ class Driver:
 
     def drop(self, ticket: Ticket) -> None:
         """Nobody wants to hear of it any more."""
-        self.send(lambda driver: driver._drop((ticket,)))
+        self.send(_dropping(ticket))
+
+    def drop_with(self, holder: object, ticket: Ticket) -> None:
+        """`drop` once nobody holds the holder; that may be seen in any thread, the loop's included, so nothing is locked."""
+        weakref.finalize(holder, self._commands.put, _dropping(ticket)).atexit = False
 
     def send(self, command: Callable[[Driver], None]) -> None:
         """Run in the loop's thread, between steps; after `close` here."""
@@ -218,30 +220,11 @@ class Driver:
         try:
             ticket.assembly.start(result)
             ticket.clock.admitted = time.perf_counter()
-            for request in self._requests(ticket, result):
+            for request in ticket.sequences(result, self.tokenizer, self._eos, self._seed):
                 self.core.add(request)
                 self._owners[request.request_id] = ticket
         except Exception as error:
             self._end(ticket, "error", describe(error))
-
-    def _requests(self, ticket: Ticket, prepared: Prepared) -> Iterator[EngineRequest]:
-        params, job = ticket.job.params, ticket.job
-        base = params.seed if params.seed is not None else mix(mix(self._seed) + ticket.number)
-        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, self.tokenizer)))
-        for i, name in enumerate(ticket.assembly.answers):
-            own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
-            yield EngineRequest(
-                name,
-                prepared.token_ids,
-                own,
-                self._eos,
-                prepared.features,
-                priority=job.priority,
-                seed=mix(mix(base) ^ i),
-                bad_word_ids=words,
-                hold_open=job.keep,
-                salt=prepared.salt,
-            )
 
     def _step(self) -> None:
         outputs = self.core.step()
@@ -312,7 +295,7 @@ class Driver:
         assembly.timings["queue"] = assembly.timings.get("queue", 0.0) + waited
         for observe in self.observers:
             try:
-                observe(ticket.clock.trace(assembly))
+                observe(assembly.trace(ticket.clock))
             except Exception:
                 _log.exception("an observer of requests failed")
 
@@ -383,9 +366,6 @@ def _admission(commands: SimpleQueue[Any], ticket: Ticket) -> Callable[[Prepared
     return lambda result: commands.put(lambda driver: driver._admit(ticket, result))
 
 
-def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """The token sequences a word has at the start of a text and after a space."""
-    for spelled in (word.lstrip(), " " + word.lstrip()):
-        ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
-        if ids:
-            yield ids
+def _dropping(ticket: Ticket) -> Callable[[Driver], None]:
+    """A command that holds nothing but the ticket."""
+    return lambda driver: driver._drop((ticket,))

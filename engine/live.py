@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 
@@ -32,7 +31,7 @@ class LiveSession:
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence, when a turn is over
         driver.submit([self._ticket])
-        weakref.finalize(self, driver._commands.put, _forget(self._ticket)).atexit = False  # may run in any thread: no lock
+        driver.drop_with(self, self._ticket)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -87,11 +86,6 @@ class LiveSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _forget(ticket: Ticket) -> Callable[[Driver], None]:
-    """A command that holds nothing but the ticket."""
-    return lambda driver: driver._drop((ticket,))
 
 
 def _append(driver: Driver, ticket: Ticket, known: tuple[int, ...], prepared: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from ..processors.text import StreamDecoder, Tokenizer
 from .input import Prepared
 from .runner import describe
 from .sampling_params import SamplingParams
+from .trace import Clock, RequestTrace
 from .types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
 
 Logprobs = dict[int, Logprob]
@@ -197,6 +199,25 @@ class Assembly:
             tuple(replace(item, encoder=self._encoder(i)) for i, item in enumerate(self.prepared.trace)),
             first.cached_tokens,
             sum(stats.preemptions for stats in self.stats.values()),
+        )
+
+    def trace(self, clock: Clock) -> RequestTrace:
+        """What became of it, in numbers; no text is decoded for it."""
+        output = self.summary()
+        return RequestTrace(
+            output.request_id,
+            clock.started,
+            time.perf_counter() - clock.arrival,
+            None if clock.first is None else clock.first - clock.arrival,
+            tuple(clock.gaps),
+            tuple(answer.finish_reason or "" for answer in self.answers.values()),
+            len(output.prompt_token_ids),
+            sum(len(answer.token_ids) for answer in self.answers.values()),
+            output.num_cached_tokens,
+            output.num_preemptions,
+            output.timings,
+            output.trace,
+            output.error,
         )
 
     def freeze(self) -> None:

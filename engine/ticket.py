@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
+from ..processors.text import Tokenizer
 from .feeder import Entry
 from .input import Prepared, Unfinished
 from .output import Assembly
 from .runner import describe
+from .sampler import mix
 from .sampling_params import SamplingParams
 from .trace import Clock
-from .types import RequestOutput
+from .types import EngineRequest, RequestOutput
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,28 @@ class Ticket:
         self.posted = False  # the caller was told of news and has not looked yet
         self.clock = Clock()
 
+    def sequences(
+        self, prepared: Prepared, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], seed: int
+    ) -> Iterator[EngineRequest]:
+        """What the engine computes for it, one for each answer; `seed` is the engine's, for those without one of their own."""
+        params = self.job.params
+        base = params.seed if params.seed is not None else mix(mix(seed) + self.number)
+        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, tokenizer)))
+        for i, name in enumerate(self.assembly.answers):
+            own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
+            yield EngineRequest(
+                name,
+                prepared.token_ids,
+                own,
+                eos_token_ids,
+                prepared.features,
+                priority=self.job.priority,
+                seed=mix(mix(base) ^ i),
+                bad_word_ids=words,
+                hold_open=self.job.keep,
+                salt=prepared.salt,
+            )
+
     def take(self, delta: bool = False) -> RequestOutput | None:
         """What there is to tell, with `delta` only what is new since the last time; None if there is no news."""
         with self.lock:
@@ -58,3 +82,11 @@ class Ticket:
 
 def _silent() -> None:
     """Nobody listens."""
+
+
+def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
+    """The token sequences a word has at the start of a text and after a space."""
+    for spelled in (word.lstrip(), " " + word.lstrip()):
+        ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+        if ids:
+            yield ids

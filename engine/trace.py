@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..mm.errors import ConfigError
 from .types import ItemTrace
-
-if TYPE_CHECKING:
-    from .output import Assembly
 
 STAGES = ("fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps")
 
@@ -70,24 +67,6 @@ class Clock:
         """Seconds in line before the engine had it, being prepared not counted."""
         admitted = time.perf_counter() if self.admitted is None else self.admitted
         return max(0.0, admitted - self.arrival - sum(prepared.values()))
-
-    def trace(self, assembly: Assembly) -> RequestTrace:
-        output = assembly.summary()
-        return RequestTrace(
-            output.request_id,
-            self.started,
-            time.perf_counter() - self.arrival,
-            None if self.first is None else self.first - self.arrival,
-            tuple(self.gaps),
-            tuple(answer.finish_reason or "" for answer in assembly.answers.values()),
-            len(output.prompt_token_ids),
-            sum(len(answer.token_ids) for answer in assembly.answers.values()),
-            output.num_cached_tokens,
-            output.num_preemptions,
-            output.timings,
-            output.trace,
-            output.error,
-        )
 
 
 def span_observer(provider: Any) -> Observer:

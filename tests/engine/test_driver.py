@@ -1,122 +1,16 @@
-"""Prompts to answers around the toy model: order, errors that stay alone, seeds, interruption, several callers at once."""
+"""Prompts to answers around the toy model: order, errors that stay alone, seeds, what parameters change."""
 
-import gc
-import itertools
-import signal
-import subprocess
-import sys
 import threading
-import time
-from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
-from PIL import Image
-from sensorium.engine.driver import Driver, bad_word_ids
-from sensorium.engine.input import InputProcessor
-from sensorium.engine.media import MediaSettings
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.ticket import Job
-from sensorium.mm.errors import InputError
-from sensorium.mm.fields import BatchedField, FieldElem
-from sensorium.mm.media.policy import DecodeSpec
-from sensorium.mm.parse import MultiModalDataParser
-from sensorium.mm.types import ItemGeometry
-from sensorium.processors.interface import Span
-
-
-class Letters:
-    """Printable characters are the tokens 5 to 99; `@` is the picture's slot."""
-
-    def encode(self, text, add_special_tokens=True):
-        return [3 if letter == "@" else ord(letter) - 27 for letter in text]
-
-    def least_tokens(self, text):
-        return 0
-
-    def decode(self, ids, skip_special_tokens=True):
-        return "".join(chr(i + 27) for i in ids if i > 4)
-
-
-class Info:
-    """A picture becomes as many rows as it is wide; a black one cannot be processed."""
-
-    modalities, slot_ids, prefill, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
-
-    def __init__(self):
-        self.processed = []
-
-    def parser(self):
-        return MultiModalDataParser(self.modalities)
-
-    def geometry(self, header):
-        return ItemGeometry(1, 1, header.width)
-
-    def process(self, item, dtype):
-        value = int(item.pixels[0, 0, 0])
-        self.processed.append(value)
-        if value == 0:
-            raise InputError("it is black; give one with light in it")
-        rows = item.header.width
-        tensors = {
-            "seed": FieldElem(torch.tensor(value), BatchedField()),
-            "rows": FieldElem(torch.tensor(rows), BatchedField()),
-        }
-        return tensors, self.geometry(item.header)
-
-    def span(self, modality, geometry):
-        return Span((3,) * geometry.num_embeds)
-
-    def options_key(self, modality):
-        return ""
-
-
-def picture(value, width=4):
-    return Image.new("RGB", (width, 2), (value, 0, 0))
+from sensorium.engine.ticket import bad_word_ids
+from world import PROMPTS, Letters, World, picture
 
 
 @pytest.fixture
 def world(toy):
     return World(toy)
-
-
-class World:
-    def __init__(self, toy, **options):
-        self.toy, self.info = toy, Info()
-        self.core = toy.make_core(**options)
-        self.inputs = InputProcessor(self.info, Letters(), MediaSettings(limits={"image": 3}), 200)
-        self.driver = Driver(self.core, Letters(), (toy.EOS,), seed=5)
-
-    def jobs(self, prompts, params=None):
-        params = params or SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        return [Job(partial(self.inputs.begin, prompt), params) for prompt in prompts]
-
-    def slow_down(self, seconds=0.005):
-        """Steps that take time, so that whoever waits for them sees each."""
-        forward = self.core.runner.model.forward
-
-        def slow(batch):
-            time.sleep(seconds)
-            return forward(batch)
-
-        self.core.runner.model.forward = slow
-
-    def answers(self, prompts, params=None):
-        found = dict(self.driver.serve(self.jobs(prompts, params)))
-        self.toy.assert_empty(self.core)
-        return [found[i] for i in range(len(prompts))]
-
-    def texts(self, prompts, params=None):
-        return [[answer.text for answer in output.outputs] for output in self.answers(prompts, params)]
-
-
-PROMPTS = [
-    "hello",
-    {"prompt": "see @ there", "multi_modal_data": {"image": picture(1)}},
-    {"prompt": "@ and @", "multi_modal_data": {"image": [picture(2), picture(3, 6)]}},
-    {"prompt_token_ids": [50, 51, 52]},
-]
 
 
 def test_order_is_that_of_the_prompts(world, toy):
@@ -235,72 +129,6 @@ def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
             assert ours[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-6)
 
 
-def test_streams_grow_and_live_beside_a_batch(world):
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    (expected,) = world.texts(["stream me"], params)[0]
-    world.slow_down()
-    stream = world.driver.serve(world.jobs(["stream me"], params), partial=True)
-    first = next(stream)[1]
-    assert not first.finished
-    batch = dict(world.driver.serve(world.jobs(PROMPTS, params)))  # steps for the stream, too
-    assert all(output.finished for output in batch.values())
-    rest = [output for _, output in stream]
-    assert rest[-1].finished
-    assert rest[-1].outputs[0].text == expected
-    assert world.driver.call(lambda driver: torch.get_num_threads()).result() == torch.get_num_threads()
-    texts = [first.outputs[0].text, *(output.outputs[0].text for output in rest)]
-    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-    world.toy.assert_empty(world.core)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_closing_frees_everything(world, toy, steps):
-    stream = world.driver.serve(world.jobs(PROMPTS), partial=True)
-    for _ in range(steps):
-        next(stream, None)  # whoever is slow gets fewer
-    stream.close()
-    toy.assert_empty(world.core)
-    assert world.texts(["hello"]) == World(toy).texts(["hello"])
-
-
-@pytest.mark.parametrize("at", [1, 2, 4])
-def test_ctrl_c_frees_everything(world, toy, at):
-    forward, calls = world.core.runner.model.forward, itertools.count(1)
-
-    def interrupting(batch):
-        if next(calls) == at:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        time.sleep(0.02)
-        return forward(batch)
-
-    world.core.runner.model.forward = interrupting
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            dict(world.driver.serve(world.jobs(PROMPTS)))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    toy.assert_empty(world.core)
-    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
-
-
-@pytest.mark.parametrize("at", [1, 2, 4])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
-    forward, calls = world.core.runner.model.forward, itertools.count(1)
-
-    def broken(batch):
-        if next(calls) == at:
-            raise error
-        return forward(batch)
-
-    world.core.runner.model.forward = broken
-    failed = [output.error for output in world.answers(PROMPTS) if output.error]
-    assert failed
-    assert all(error.__name__ in reason for reason in failed)
-    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
-
-
 def test_more_prompts_than_sequences_at_once(toy):
     prompts = [f"prompt {i}" for i in range(30)]
     world = World(toy, seqs=3)
@@ -325,76 +153,3 @@ def test_a_slow_clip_does_not_stop_the_others(world):
             gate.set()
     assert sorted(order[:-1]) == [1, 2, 3, 4]
     assert order[-1] == 0
-
-
-def test_callers_of_many_threads_take_turns(world):
-    """One asks for much, and another one later for little: it does not wait for all of the first."""
-    world.slow_down(0.002)
-    ended = []
-
-    def much():
-        for _ in world.driver.serve(world.jobs(["a" * 9] * 120)):
-            ended.append("much")
-
-    thread = threading.Thread(target=much)
-    thread.start()
-    while len(ended) < 5:
-        time.sleep(0.001)
-    for _ in world.driver.serve(world.jobs(["b"])):
-        ended.append("little")
-    thread.join()
-    assert ended.index("little") < 80
-    world.toy.assert_empty(world.core)
-
-
-def test_the_thread_ends_with_the_driver(world, toy):
-    world.answers(PROMPTS)
-    thread = world.driver._thread
-    assert thread.is_alive()
-    world.driver = None
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
-    world.slow_down()
-    ended = []
-    jobs = world.jobs(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
-    thread = threading.Thread(target=lambda: ended.extend(world.driver.serve(jobs)))
-    thread.start()
-    while not world.core.scheduler.requests:
-        time.sleep(0.001)
-    world.driver.close()
-    thread.join(10)
-    assert len(ended) == 20
-    assert all("closed" in output.error for _, output in ended)
-    with pytest.raises(InputError, match="closed"):
-        dict(world.driver.serve(world.jobs(["hello"])))
-    world.driver.close()
-    toy.assert_empty(world.core)
-
-
-@pytest.mark.parametrize("end", ["", "del llm, stream", "os._exit(0) if os.fork() == 0 else os.wait()", "raise SystemExit(0)"])
-def test_a_process_ends_while_the_engine_computes(end):
-    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
-    program = f"""
-import os, warnings
-warnings.simplefilter("ignore")
-from sensorium import LLM, SamplingParams
-llm = LLM({str(model)!r}, max_model_len=512)
-stream = llm.stream("user 1 moves left", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
-next(stream)
-print("running", flush=True)
-{end}
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
-
-
-def test_a_fork_is_told_to_make_an_engine_of_its_own(world):
-    world.answers(["hello"])
-    world.driver._process += 1
-    with pytest.raises(InputError, match="another process"):
-        dict(world.driver.serve(world.jobs(["hello"])))
-    world.driver._process -= 1

@@ -1,0 +1,160 @@
+"""Whoever calls the driver, and however they go: streams, several threads, interrupts, steps that break off, closing, forks."""
+
+import gc
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.mm.errors import InputError
+from world import PROMPTS, World
+
+
+@pytest.fixture
+def world(toy):
+    return World(toy)
+
+
+def test_streams_grow_and_live_beside_a_batch(world):
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    (expected,) = world.texts(["stream me"], params)[0]
+    world.slow_down()
+    stream = world.driver.serve(world.jobs(["stream me"], params), partial=True)
+    first = next(stream)[1]
+    assert not first.finished
+    batch = dict(world.driver.serve(world.jobs(PROMPTS, params)))  # steps for the stream, too
+    assert all(output.finished for output in batch.values())
+    rest = [output for _, output in stream]
+    assert rest[-1].finished
+    assert rest[-1].outputs[0].text == expected
+    assert world.driver.call(lambda driver: torch.get_num_threads()).result() == torch.get_num_threads()
+    texts = [first.outputs[0].text, *(output.outputs[0].text for output in rest)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    world.toy.assert_empty(world.core)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_closing_frees_everything(world, toy, steps):
+    stream = world.driver.serve(world.jobs(PROMPTS), partial=True)
+    for _ in range(steps):
+        next(stream, None)  # whoever is slow gets fewer
+    stream.close()
+    toy.assert_empty(world.core)
+    assert world.texts(["hello"]) == World(toy).texts(["hello"])
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_ctrl_c_frees_everything(world, toy, at):
+    forward, calls = world.core.runner.model.forward, itertools.count(1)
+
+    def interrupting(batch):
+        if next(calls) == at:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.02)
+        return forward(batch)
+
+    world.core.runner.model.forward = interrupting
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dict(world.driver.serve(world.jobs(PROMPTS)))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    toy.assert_empty(world.core)
+    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
+    forward, calls = world.core.runner.model.forward, itertools.count(1)
+
+    def broken(batch):
+        if next(calls) == at:
+            raise error
+        return forward(batch)
+
+    world.core.runner.model.forward = broken
+    failed = [output.error for output in world.answers(PROMPTS) if output.error]
+    assert failed
+    assert all(error.__name__ in reason for reason in failed)
+    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
+
+
+def test_callers_of_many_threads_take_turns(world):
+    """One asks for much, and another one later for little: it does not wait for all of the first."""
+    world.slow_down(0.002)
+    ended = []
+
+    def much():
+        for _ in world.driver.serve(world.jobs(["a" * 9] * 120)):
+            ended.append("much")
+
+    thread = threading.Thread(target=much)
+    thread.start()
+    while len(ended) < 5:
+        time.sleep(0.001)
+    for _ in world.driver.serve(world.jobs(["b"])):
+        ended.append("little")
+    thread.join()
+    assert ended.index("little") < 80
+    world.toy.assert_empty(world.core)
+
+
+def test_the_thread_ends_with_the_driver(world, toy):
+    world.answers(PROMPTS)
+    thread = world.driver._thread
+    assert thread.is_alive()
+    world.driver = None
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
+    world.slow_down()
+    ended = []
+    jobs = world.jobs(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    thread = threading.Thread(target=lambda: ended.extend(world.driver.serve(jobs)))
+    thread.start()
+    while not world.core.scheduler.requests:
+        time.sleep(0.001)
+    world.driver.close()
+    thread.join(10)
+    assert len(ended) == 20
+    assert all("closed" in output.error for _, output in ended)
+    with pytest.raises(InputError, match="closed"):
+        dict(world.driver.serve(world.jobs(["hello"])))
+    world.driver.close()
+    toy.assert_empty(world.core)
+
+
+@pytest.mark.parametrize("end", ["", "del llm, stream", "os._exit(0) if os.fork() == 0 else os.wait()", "raise SystemExit(0)"])
+def test_a_process_ends_while_the_engine_computes(end):
+    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
+    program = f"""
+import os, warnings
+warnings.simplefilter("ignore")
+from sensorium import LLM, SamplingParams
+llm = LLM({str(model)!r}, max_model_len=512)
+stream = llm.stream("user 1 moves left", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+next(stream)
+print("running", flush=True)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
+
+
+def test_a_fork_is_told_to_make_an_engine_of_its_own(world):
+    world.answers(["hello"])
+    world.driver._process += 1
+    with pytest.raises(InputError, match="another process"):
+        dict(world.driver.serve(world.jobs(["hello"])))
+    world.driver._process -= 1
