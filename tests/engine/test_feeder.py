@@ -2,7 +2,9 @@
 
 import threading
 import time
+import traceback
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 import torch
@@ -88,9 +90,11 @@ def test_downloads_keep_no_worker(line):
     slow = [Future() for _ in range(6)]
     line.add(*(line.media(f"far{i}", fetches=(future,)) for i, future in enumerate(slow)), line.media("near"))
     line.wait("near")
+    assert line.out == ["near"]
     for future in slow:
         future.set_result(None)
     line.wait(*(f"far{i}" for i in range(6)))
+    assert line.most <= 2, "they were decoded by the workers all the same"
 
 
 def test_who_asks_for_little_comes_in_between():
@@ -171,7 +175,21 @@ def test_errors_are_results(line):
 
 
 def test_a_long_line_is_no_deep_stack():
-    line = Line(window=5000)
-    line.add(*(line.entry(str(i)) for i in range(4000)))
+    line, depths, here = Line(window=5000), [], _depth()
+
+    def measured(done, result):
+        depths.append(_depth())
+        done(result)
+
+    entries = [line.entry(str(i)) for i in range(4000)]
+    for entry in entries:
+        entry.done = partial(measured, entry.done)
+    line.add(*entries)
     line.wait(*map(str, range(4000)))
+    assert len(depths) == 4000
+    assert max(depths) < here + 30
     line.feeder.close()
+
+
+def _depth():
+    return sum(1 for _ in traceback.walk_stack(None))
