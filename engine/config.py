@@ -67,7 +67,7 @@ class EngineConfig:
         max_encoder_tokens: rows that encoders make in one step; an item of more is encoded alone.
         encoder_cache_bytes: encoder rows that are held; None: what the largest item of the model needs four times,
             at least 128 MiB.
-        encoder_cache_dir: folder where encoder rows outlive the process; None for none.
+        encoder_cache_dir: folder where encoder rows outlive the process, `~` is the user's own; None for none.
         encoder_cache_dir_bytes: size of that folder; the least recently used rows go first.
         quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
         quantization: None, or "int8": weights and activations of linear layers in 8 bits, on a CPU.
@@ -125,7 +125,8 @@ class EngineConfig:
         if not isinstance(self.device, str):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         if self.encoder_cache_dir is not None:
-            _folder("encoder_cache_dir", self.encoder_cache_dir)
+            folder = _folder("encoder_cache_dir", self.encoder_cache_dir)
+            object.__setattr__(self, "encoder_cache_dir", folder)  # a frozen dataclass is normalised once, here
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed={self.seed!r} must be an integer")
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
@@ -292,12 +293,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _folder(name: str, value: object) -> None:
-    """It need not be there yet."""
+def _folder(name: str, value: object) -> str:
+    """Its path with `~` expanded; it need not be there yet."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):
         raise ConfigError(f"{name}={value!r} must be the path of a folder")
-    if "\0" in os.fspath(value) or (os.path.exists(value) and not os.path.isdir(value)):
+    if "\0" in os.fspath(value) or (os.path.exists(path := os.path.expanduser(value)) and not os.path.isdir(path)):
         raise ConfigError(f"{name}={os.fspath(value)!r} is not a folder; name one, or one that can be made")
+    return path
 
 
 def _positive(name: str, value: object) -> None:

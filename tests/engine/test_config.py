@@ -1,6 +1,7 @@
 """Options and checkpoint files that contradict themselves are one-line errors; the memory plan is a closed form."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": b"x"}, "encoder_cache_dir=b'x' must be the path of a folder"),
         ({"encoder_cache_dir": ""}, "encoder_cache_dir='' must be the path of a folder"),
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),
+        ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
         ({"encoder_cache_dir": __file__}, "is not a folder; name one, or one that can be made"),
         ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size'; the options are dtype, "),
         ({"media": {"nope": 1}}, "unknown option 'nope' of media; the options are "),
@@ -51,6 +53,16 @@ def test_bad_options(options, message):
 
 def test_none_means_the_default():
     assert make_config("m", {"mm_processor_kwargs": None, "max_model_len": None}) == EngineConfig("m")
+
+
+def test_the_users_own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert make_config("m", {"encoder_cache_dir": "~/rows"}).encoder_cache_dir == str(tmp_path / "rows")
+    assert make_config("m", {"encoder_cache_dir": Path("~/rows")}).encoder_cache_dir == str(tmp_path / "rows")
+    assert make_config("m", {"encoder_cache_dir": "a/~"}).encoder_cache_dir == "a/~"
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="encoder_cache_dir='~/file' is not a folder"):
+        make_config("m", {"encoder_cache_dir": "~/file"})
 
 
 def test_devices():
