@@ -75,8 +75,9 @@ def make_processors(named: Mapping[str, Mapping[str, Any]]) -> list[LogitsProces
     for name, arguments in named.items():
         try:
             made.append(_FACTORIES[name](**arguments))
-        except Exception as error:  # the caller's own code
-            raise InputError(f"logits processor {name!r} cannot be made of {dict(arguments)!r}: {error}") from error
+        except (Exception, SystemExit) as error:  # the caller's own code
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"logits processor {name!r} cannot be made of {dict(arguments)!r}: {reason}") from error
     return made
 
 
@@ -130,3 +131,5 @@ def _run(errors: dict[int, Exception], rows: Sequence[int], call: Callable[[], o
         call()
     except Exception as error:  # the caller's own code: it ends the caller's own request
         errors.update(dict.fromkeys(rows, error))
+    except SystemExit as error:  # nor does it end the process, or what others have in this step
+        errors.update(dict.fromkeys(rows, InputError(f"a logits processor raised SystemExit ({error}); it must return")))

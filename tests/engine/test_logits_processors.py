@@ -1,5 +1,7 @@
 """Callers' own processors: by name, with arguments, row by row or together, and each on its own request's account."""
 
+import sys
+
 import pytest
 import torch
 from sensorium import SamplingParams
@@ -10,6 +12,7 @@ from sensorium.engine.sampler import sample
 from sensorium.mm.errors import InputError
 
 VOCAB = 20
+MISTAKES = {-1: ZeroDivisionError, -2: SystemExit, -3: KeyboardInterrupt}
 
 
 class Only:
@@ -20,7 +23,7 @@ class Only:
 
     def __call__(self, token_ids, logits):
         if self.token < 0:
-            raise ZeroDivisionError("own mistake")
+            raise MISTAKES[self.token]("own mistake")
         kept = logits[self.token].clone()
         logits.fill_(-torch.inf)
         logits[self.token] = kept
@@ -38,8 +41,8 @@ class Together:
     @staticmethod
     def batch(processors, answers, logits):
         Together.calls += 1
-        if any(p.token < 0 for p in processors):
-            raise ZeroDivisionError("own mistake")
+        if min(p.token for p in processors) < 0:
+            raise MISTAKES[min(p.token for p in processors)]("own mistake")
         for row, (p, answer) in enumerate(zip(processors, answers, strict=True)):
             logits[row, p.token + len(answer)] += 100
 
@@ -52,6 +55,7 @@ register_logits_processor("test only", Only)
 register_logits_processor("test together", Together)
 register_logits_processor("test together again", lambda: Together(9))
 register_logits_processor("test broken", lambda: broken)
+register_logits_processor("test exits", lambda: sys.exit(3))
 
 
 def row(processors, seed=0, **params):
@@ -88,6 +92,25 @@ def test_a_mistake_ends_its_own_row(name):
     shift = 2 if name == "test together" else 0
     assert isinstance(second, ZeroDivisionError)
     assert (first.token, third.token, fourth.token) == (4 + shift, int(x[2].argmax()), 7 + shift)
+
+
+@pytest.mark.parametrize("name", ["test only", "test together"])
+def test_an_exit_ends_its_own_row_and_an_interrupt_is_one(name):
+    rows = [row({name: {"token": 4}}), row({name: {"token": -2}}), row(None)]
+    first, second, third = sample(logits(rows), rows)
+    assert isinstance(second, InputError)
+    assert "SystemExit (own mistake)" in str(second)
+    assert first.token >= 4
+    assert third.token >= 0
+    with pytest.raises(KeyboardInterrupt):
+        sample(logits([0]), [row({name: {"token": -3}})])
+
+
+def test_a_factory_that_exits_is_the_rows_error():
+    first, second = sample(logits([0, 0]), [row({"test exits": {}}), row(None)])
+    assert isinstance(first, InputError)
+    assert "cannot be made of {}: SystemExit: 3" in str(first)
+    assert second.token >= 0
 
 
 def test_what_is_not_finite_afterwards_is_an_error():
