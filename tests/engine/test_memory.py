@@ -34,6 +34,7 @@ CPU = torch.device("cpu")
 VNNI = pytest.mark.skipif(not supported(CPU), reason="no products of 8-bit numbers")
 EIGHT_BITS = [pytest.param("linear=onednn", marks=VNNI), pytest.param("int8_linear=torch", marks=VNNI)]
 """Kernels under which the tests below multiply in 8 bits: C++ where it is there, and torch."""
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SMALL = {"max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20, "device": "cpu"}
 
 
@@ -45,6 +46,13 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return oracle.build_checkpoint(tmp_path_factory.mktemp("qwen2"), "qwen2_vl")
+
+
+@pytest.fixture(params=["", "attention=torch,varlen_attention=torch", *EIGHT_BITS])
+def int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the kernels, each choice of them in turn, multiply in 8 bits."""
+    monkeypatch.setenv("SENSORIUM_KERNELS", request.param)
+    return "linear=" in request.param
 
 
 def build(folder: Path, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> Any:
@@ -66,7 +74,7 @@ def held(model: torch.nn.Module) -> int:
     return sum(seen.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@both_dtypes
 def test_weights_are_those_held(audio: Path, dtype: torch.dtype) -> None:
     for folder in (TINY_VL, audio):
         planned = weight_bytes(build(folder, dtype, torch.device("meta")), CPU, dtype, None)
@@ -131,13 +139,8 @@ def step(model: Any, requests: int, computed: int, new: int) -> Any:
     return run
 
 
-@pytest.mark.parametrize("kernels", ["", "attention=torch,varlen_attention=torch", *EIGHT_BITS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decoder_steps_take_no_more_than_planned(
-    monkeypatch: pytest.MonkeyPatch, qwen2: Path, audio: Path, dtype: torch.dtype, kernels: str
-) -> None:
-    monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
-    int8 = "linear=" in kernels
+@both_dtypes
+def test_decoder_steps_take_no_more_than_planned(qwen2: Path, audio: Path, dtype: torch.dtype, int8: bool) -> None:
     for folder in (TINY_VL, qwen2, audio):
         model = build(folder, dtype, CPU, "int8" if int8 else None)
         for requests, computed, new in ((1, 0, 512), (1, 500, 500), (32, 64, 1)):
@@ -146,13 +149,8 @@ def test_decoder_steps_take_no_more_than_planned(
             assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
-@pytest.mark.parametrize("kernels", ["", "varlen_attention=torch", *EIGHT_BITS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_encoder_calls_take_no_more_than_planned(
-    monkeypatch: pytest.MonkeyPatch, qwen2: Path, audio: Path, dtype: torch.dtype, kernels: str
-) -> None:
-    monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
-    int8 = "linear=" in kernels
+@both_dtypes
+def test_encoder_calls_take_no_more_than_planned(qwen2: Path, audio: Path, dtype: torch.dtype, int8: bool) -> None:
     work, quantization = Work(1, 1, 1, CPU, int8), "int8" if int8 else None
     for folder in (TINY_VL, qwen2):
         model = build(folder, dtype, CPU, quantization)
