@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
@@ -152,7 +151,7 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
     known = [f.name for f in fields(EngineConfig)]
     for name in options:
         if name not in known:
-            raise ConfigError(f"unknown option {name!r}; {_hint(name, known[1:])}")
+            raise ConfigError(f"unknown option {name!r}; {hint(name, known[1:])}")
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         raise ConfigError(f"model is the path of a checkpoint's folder, not {model!r}")
     given = {k: v for k, v in options.items() if v is not None}
@@ -167,7 +166,7 @@ def make_policy(options: Mapping[str, Any]) -> MediaPolicy:
     known = [f.name for f in fields(MediaPolicy)]
     for name in options:
         if name not in known:
-            raise ConfigError(f"unknown option {name!r} of media; {_hint(str(name), known)}")
+            raise ConfigError(f"unknown option {name!r} of media; {hint(name, known)}")
     return MediaPolicy(**options)
 
 
@@ -281,12 +280,6 @@ def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
 def _one_of(name: str, value: object, known: tuple[str | None, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, known))}")
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    """The nearest known name, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
 
 
 def _is_number(value: object) -> bool:

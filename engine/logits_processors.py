@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, hint
 
 _FACTORIES: dict[str, Callable[..., LogitsProcessor]] = {}
 
@@ -61,9 +60,7 @@ def normalised(given: object) -> dict[str, dict[str, Any]]:
     named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
     for name, arguments in named.items():
         if name not in _FACTORIES:
-            near = get_close_matches(str(name), _FACTORIES, 1, 0.4)
-            hint = f"did you mean {near[0]!r}?" if near else "register_logits_processor makes one known"
-            raise InputError(f"logits processor {name!r} is not registered; {hint}")
+            raise InputError(f"logits processor {name!r} is not one of register_logits_processor's; {hint(name, _FACTORIES)}")
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
             raise InputError(f"logits_processors[{name!r}]={arguments!r} must map names of arguments to values")
     return {name: dict(arguments) for name, arguments in named.items()}

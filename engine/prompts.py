@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, hint
 
 _KEYS = (
     "prompt",
@@ -113,8 +112,7 @@ def _whole(token: object, place: int) -> int:
 def _check_keys(prompt: Mapping[Any, object], known: Sequence[str]) -> None:
     for key in prompt:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5) or [", ".join(known)]
-            raise InputError(f"unknown key {str(key)[:40]!r} in a prompt; did you mean {near[0]}?")
+            raise InputError(f"unknown key {str(key)[:40]!r} in a prompt; {hint(key, known)}")
 
 
 def _mapping(prompt: Mapping[Any, object], key: str, form: str) -> Mapping[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SensoriumError(ValueError):
     """Base of all errors that come from what the caller gave; never a bug of ours."""
@@ -31,3 +34,12 @@ class MediaError(InputError):
     def __init__(self, modality: str, index: int, reason: str) -> None:
         super().__init__(f"{modality} {index}: {reason}")
         self.modality, self.index, self.reason = modality, index, reason
+
+
+def hint(name: object, known: Iterable[str]) -> str:
+    """What a message about an unknown name ends with: the nearest known one, where one is near, and all of them."""
+    names = list(known)
+    if not names:
+        return "none is known"
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -81,8 +80,7 @@ class MultiModalDataParser:
 
     def _check_modality(self, name: str) -> None:
         if name not in self.modalities:
-            near = difflib.get_close_matches(str(name), self.modalities, n=3, cutoff=0.6) or sorted(self.modalities)
-            raise InputError(f"unknown modality {name!r}; this model takes {', '.join(near) or 'text only'}")
+            raise InputError(f"unknown modality {name!r}; this model takes {', '.join(self.modalities) or 'text only'}")
 
     def _listed(self, modality: str, value: object) -> list[Media]:
         """The separate items of one modality."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from .errors import ConfigError
+from .errors import ConfigError, hint
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find(name: str) -> Architecture:
-    """The row of an architecture; ConfigError lists the nearest names."""
+    """The row of an architecture; ConfigError with the known ones for another name."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    near = difflib.get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.4) or list(ARCHITECTURES)
-    raise ConfigError(f"unknown architecture {name!r}; the nearest known ones are {', '.join(near)}")
+    raise ConfigError(f"unknown architecture {name!r}; {hint(name, ARCHITECTURES)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, hint
 from ..mm.geometry import SamplingPolicy
 
 Known = Mapping[str, Collection[str]]
@@ -74,5 +73,4 @@ def _number(value: object, *more: type) -> bool:
 
 def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
     if key not in known:
-        near = difflib.get_close_matches(str(key), near_to, n=1, cutoff=0.4) or [", ".join(near_to)]
-        raise ConfigError(f"unknown processing option {key!r}{where}; did you mean {near[0]}?")
+        raise ConfigError(f"unknown processing option {key!r}{where}; {hint(key, near_to)}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, hint
 from ..mm.media.policy import MediaUrl
 from ..mm.types import Media
 
@@ -55,7 +54,7 @@ def split_media(
 def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str, Any]:
     if not isinstance(part, Mapping) or part.get("type") not in PART_TYPES:
         kind = part.get("type") if isinstance(part, Mapping) else part
-        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; the known ones are {', '.join(PART_TYPES)}")
+        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, PART_TYPES)}")
     kind = str(part["type"])
     modality = _MODALITIES.get(kind, "")
     options = _OPTIONS.get(modality, ())
@@ -150,5 +149,4 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def _check_keys(given: Mapping[Any, object], known: Collection[str], where: str) -> None:
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5) or [", ".join(known)]
-            raise InputError(f"{where}unknown field {str(key)[:40]!r}; did you mean {near[0]}?")
+            raise InputError(f"{where}unknown field {str(key)[:40]!r}; {hint(key, known)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from numbers import Real
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, hint
 from ..types import FramePlan, ImageItem, Media, MediaHeader, MediaItem, VideoItem, VisionChunk
 from .policy import DecodeSpec
 
@@ -122,15 +121,11 @@ def _check_piece(kind: str, frames: int, spec: DecodeSpec) -> None:
 def _kind(entry: Mapping[object, object]) -> str:
     kind = entry.get("type")
     if not isinstance(kind, str) or kind not in _KEYS:
-        raise InputError(f"a part of a vision_chunk stream has a type, not {kind!r}; did you mean {_nearest(kind, _KEYS)}?")
+        raise InputError(f"a part of a vision_chunk stream has a type, not {kind!r}; {hint(kind, _KEYS)}")
     for key in entry:
         if key != "type" and key not in _KEYS[kind]:
-            raise InputError(f"unknown key {key!r} of a part of type {kind}; did you mean {_nearest(key, _KEYS[kind])}?")
+            raise InputError(f"unknown key {key!r} of a part of type {kind}; {hint(key, _KEYS[kind])}")
     return kind
-
-
-def _nearest(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    return (difflib.get_close_matches(str(name), known, n=1, cutoff=0.4) or [", ".join(known)])[0]
 
 
 def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, hint
 from ..geometry import SamplingPolicy, looked_at, sample_indices
 from ..types import FramePlan
 from .image import decode_image, probe_image, to_hwc
@@ -110,9 +109,7 @@ def _fields(metadata: object) -> Mapping[str, object]:
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
         if name not in _FIELDS:
-            close = get_close_matches(str(name), _FIELDS, 1)
-            hint = f"did you mean {close[0]}?" if close else f"the known ones are {', '.join(_FIELDS)}"
-            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint}")
+            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, _FIELDS)}")
     return {name: metadata[name] for name in metadata}
 
 

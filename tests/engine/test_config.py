@@ -41,8 +41,8 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),
         ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
         ({"encoder_cache_dir": __file__}, "is not a folder; name one, or one that can be made"),
-        ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size'; the options are dtype, "),
-        ({"media": {"nope": 1}}, "unknown option 'nope' of media; the options are "),
+        ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size'; the known ones are dtype, "),
+        ({"media": {"nope": 1}}, "unknown option 'nope' of media; the known ones are "),
     ],
 )
 def test_bad_options(options, message):

@@ -127,7 +127,7 @@ def test_arguments_a_factory_does_not_take():
 
 
 def test_names():
-    with pytest.raises(InputError, match="did you mean 'test only'"):
+    with pytest.raises(InputError, match="did you mean test only"):
         SamplingParams(logits_processors=["test onyl"])
     with pytest.raises(InputError, match="must be names"):
         SamplingParams(logits_processors="test only")

@@ -73,7 +73,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({1, 2}, "not a set"),
     ({}, 'needs either "prompt" or "prompt_token_ids"'),
     ({"prompt": "x", "prompt_token_ids": [1]}, 'needs either "prompt" or "prompt_token_ids"'),
-    ({"promt": "x"}, "unknown key 'promt' in a prompt; did you mean prompt"),
+    ({"promt": "x"}, "unknown key 'promt' in a prompt; did you mean prompt. The known ones are prompt, prompt_token_ids"),
     ({"prompt": "x", "multimodal_data": {}}, "did you mean multi_modal_data"),
     ({"prompt": "x", 3: 4}, "unknown key '3'"),
     ({"prompt": b"x"}, '"prompt" is a string, not a bytes'),

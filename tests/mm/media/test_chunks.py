@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from types import SimpleNamespace
 
 import numpy as np
@@ -147,7 +146,7 @@ def test_a_piece_longer_than_a_chunk_is_refused():
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        ({"image": PICTURE}, "has a type, not None; did you mean image, video, video_chunk"),
+        ({"image": PICTURE}, "has a type, not None; the known ones are image, video, video_chunk"),
         ({"type": "imag", "imag": PICTURE}, "not 'imag'; did you mean image"),
         ({"type": "video_chunks"}, "did you mean video_chunk"),
         ({"type": ["image"]}, r"not \['image'\]"),
@@ -187,6 +186,5 @@ def test_a_piece_that_the_codec_refuses(value):
 
 def test_nearest_names_are_of_this_kind():
     for kind in ("image", "video", "video_chunk"):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=r"did you mean max_pixels\?"):
             read_entry({"type": kind, "max_pixel": 1})
-        assert difflib.SequenceMatcher(None, str(caught.value)[-11:], "max_pixels?").ratio() == 1
