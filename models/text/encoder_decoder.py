@@ -1,0 +1,134 @@
+"""The decoder of an encoder-decoder model: self-attention over the paged cache, cross-attention over encoder rows. Knows no media.
+
+Sources: arXiv 1706.03762 (the layer), 2212.04356 and 2001.08210 (norms before each part, positions from a table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.attention import paged_attention
+from ...kernels.metadata import AttentionMetadata
+from ..interface import CacheSpec, ForwardBatch
+from ..layers.basic import ACTIVATIONS, Embedding, Norm
+from ..layers.linear import Linear
+
+
+@dataclass(frozen=True)
+class CrossDecoderSpec:
+    """A whole stack.
+
+    Args:
+        positions: that the model has. first_position: rows of the table of positions before that of position 0.
+        embed_scale: factor of token embeddings. embed_norm: what goes into the first layer is normed.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    inner: int
+    heads: int
+    layers: int
+    positions: int
+    act: str = "gelu"
+    eps: float = 1e-5
+    first_position: int = 0
+    embed_scale: float = 1.0
+    embed_norm: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.shape = (3, c.heads, c.head_dim)
+        slices = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.hidden_size)
+        self.qkv = Linear(c.hidden_size, slices, True, dtype, device)
+        self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
+
+    def forward(self, x: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        q, k, v = self.qkv(x).view(-1, *self.shape).unbind(1)
+        return self.out(paged_attention(q, k, v, cache, attn, self.shape[2] ** -0.5).flatten(1))  # type: ignore[no-any-return]
+
+
+class CrossAttention(nn.Module):
+    """Keys and values are made of the encoder rows that come with a step, and stay in the cache."""
+
+    def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.heads, self.dim = c.heads, c.head_dim
+        self.q = Linear(c.hidden_size, {"q_proj": c.hidden_size}, True, dtype, device)
+        self.kv = Linear(c.hidden_size, dict.fromkeys(("k_proj", "v_proj"), c.hidden_size), True, dtype, device)
+        self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
+
+    def forward(self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        q = self.q(x).view(-1, self.heads, self.dim)
+        if rows is None:
+            k = v = q[:0]
+        else:
+            k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.heads, self.dim).unbind(1)
+        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.act = ACTIVATIONS[c.act]
+        self.self_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.self_attn = SelfAttention(c, dtype, device)
+        self.encoder_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.encoder_attn = CrossAttention(c, dtype, device)
+        self.final_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.first = Linear(c.hidden_size, {"fc1": c.inner}, True, dtype, device)
+        self.second = Linear(c.inner, {"fc2": c.hidden_size}, True, dtype, device)
+
+    def forward(
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        rows: Tensor | None,
+        caches: tuple[Tensor, Tensor],
+        attn: tuple[AttentionMetadata, AttentionMetadata],
+    ) -> Tensor:
+        """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+        add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
+        add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1])
+        return self.second(self.act(self.first(self.final_layer_norm(x, add))))  # type: ignore[no-any-return]
+
+
+class CrossDecoder(nn.Module):
+    """Token rows -> normed hidden states `[rows, hidden]`. A layer has two caches: of its tokens, then of the encoder's rows."""
+
+    def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config = c
+        self.cache_specs = [CacheSpec(kind, c.heads, c.head_dim, dtype) for _ in range(c.layers) for kind in ("full", "cross")]
+        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
+        self.embed_positions = Embedding(c.positions + c.first_position, c.hidden_size, dtype, device)
+        self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
+        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
+        self.layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        c, add = self.config, None
+        x = self.embed_tokens(batch.input_ids) * c.embed_scale + self.embed_positions(batch.positions[0] + c.first_position)
+        x = self.layernorm_embedding(x)
+        pairs = zip(batch.kv_caches[::2], batch.kv_caches[1::2], strict=True)
+        metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
+        for layer, caches, attn in zip(self.layers, pairs, metas, strict=True):
+            add = layer(x, add, batch.cross_rows, caches, attn)
+        return self.layer_norm(x, add)  # type: ignore[no-any-return]
+
+
+def with_key_biases(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a checkpoint whose keys have no bias, with one of zeros for each, so that q, k and v are one product."""
+    for name, tensor in weights:
+        yield name, tensor
+        if name.endswith(".k_proj.weight"):
+            yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])
