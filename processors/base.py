@@ -1,0 +1,164 @@
+"""What every family's ProcessingInfo does alike: layers of options, token ids, ready-made rows, plain spans. Knows no family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Self
+
+import torch
+
+from ..mm.embeddings import ROWS, EmbeddingSpec
+from ..mm.errors import ConfigError, InputError
+from ..mm.geometry import SamplingPolicy
+from ..mm.media.policy import DecodeSpec
+from ..mm.parse import MultiModalDataParser
+from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from .files import ProcessorFiles
+from .interface import Span
+from .options import Known, for_modality, with_sampling
+
+_CLIPS = ("video", "vision_chunk")  # modalities whose frames are sampled
+
+
+class FamilyInfo:
+    """A ProcessingInfo but for `read`, `geometry` and `process`; a family overrides what else differs.
+
+    Class attributes say the rest:
+
+        modalities, prefill: as in ProcessingInfo.
+        slots: modality -> names of its slot's token in config.json, the newest first, and the published id.
+        known: names of the options that a caller may give, by modality.
+        published: values of the text config where config.json omits them.
+        rows: what ready-made rows come with: "grid" (t, h, w), "count" (nothing; one step of one row each), None: refused.
+
+    `self.files` is the checkpoint's JSON, `self.text` its text config, `self.layers[modality]` the options given so far,
+    `self.specs[modality]` what `read` made of both.
+    """
+
+    modalities: tuple[str, ...] = ()
+    prefill: str = "causal"
+    slots: ClassVar[Mapping[str, tuple[str | int, ...]]] = {}
+    known: ClassVar[Known] = {}
+    published: ClassVar[Mapping[str, Any]] = {}
+    rows: ClassVar[str | None] = "count"
+
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        self.files, self._given = files, options
+        self.text = {**self.published, **(files.config.get("text_config") or files.config)}
+        self.layers = {name: [for_modality(layer, name, self.known) for layer in options] for name in self.modalities}
+        self.slot_ids: Mapping[str, int] = {name: self.token(*names) for name, names in self.slots.items()}
+        self.specs = {name: self.read(name) for name in self.modalities}
+        self.decode_spec = self.decoding()
+
+    def read(self, modality: str) -> Any:
+        """The resolved spec of one modality, a frozen dataclass; ConfigError for a checkpoint that contradicts itself."""
+        raise NotImplementedError
+
+    def decoding(self) -> DecodeSpec:
+        """How its items are decoded: frames of clips, rate of sounds."""
+        return DecodeSpec()
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """As in ProcessingInfo."""
+        raise NotImplementedError
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """As in ProcessingInfo."""
+        raise NotImplementedError
+
+    def token(self, *names: str | int) -> int:
+        """The id under the first of these keys that config.json has; a number among them is the published one.
+
+        Raises:
+            ConfigError: an id that is missing, or that the vocabulary does not have.
+        """
+        key, token = next(
+            ((name, self.files.config[name]) for name in names if name in self.files.config), (names[0], names[-1])
+        )
+        size = self.text.get("vocab_size")
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (token + 1 if size is None else size):
+            raise ConfigError(f"{key} {token!r} in config.json is outside the vocabulary of {size}")
+        return token
+
+    def agree(self, section: str, **ours: Any) -> None:
+        """ConfigError where a section of config.json says of an input what the preprocessor's JSON does not."""
+        said = self.files.config.get(section) or {}
+        for key, have in ours.items():
+            if said.get(key, have) != have:
+                reason = f"{key} is {said[key]} in {section} of config.json"
+                raise ConfigError(f"{reason}, but the preprocessor's JSON makes {have}, or is missing and means it")
+
+    def sampling(self, modality: str, default: SamplingPolicy) -> SamplingPolicy:
+        """Which frames of a clip are used: the caller's `fps`, `num_frames` and `max_duration` over the default."""
+        for layer in self.layers[modality]:
+            default = with_sampling(default, layer)
+        return default
+
+    @cached_property
+    def encode(self) -> Any:
+        """Text of the family's own, such as times, to token ids (tuple); ConfigError without the checkpoint's tokenizer."""
+        encode = self.files.encode
+        if encode is None:
+            raise ConfigError("items of this model are written with text, which takes the tokenizer of the checkpoint")
+        return lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
+
+    @property
+    def row_width(self) -> int:
+        """Numbers in one encoder row: the decoder's width, but for encoders that give several levels."""
+        return int(self.text.get("hidden_size", 0))
+
+    def parser(self) -> MultiModalDataParser:
+        """Media in any form and, where the family takes them, ready-made rows."""
+        taken = self.modalities if self.rows else ()
+        return MultiModalDataParser(self.modalities, embeddings={name: self._row_spec(name) for name in taken})
+
+    def _row_spec(self, modality: str) -> EmbeddingSpec:
+        grid = f"{modality}_grid_thw" if self.rows == "grid" else None
+        return EmbeddingSpec(self.row_width, f"{modality}_embeds", grid, getattr(self.specs[modality], "merge", 1))
+
+    def tuned(self, options: Mapping[str, Any]) -> Self:
+        return type(self)(self.files, *self._given, options)
+
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        if self.rows is None:
+            raise InputError(f"this model takes no ready-made rows; give the {item.modality}")
+        if self.rows == "count":
+            return ItemGeometry(len(item.tensors[ROWS]), 1, 1)
+        return ItemGeometry(*item.tensors["grid"].tolist(), self.specs[item.modality].merge)
+
+    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        return ids
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        """Only embeddings: the slot's token, once per embedding."""
+        return Span((self.slot_ids[modality],) * geometry.num_embeds)
+
+    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        return None
+
+    def options_key(self, modality: str) -> str:
+        """The resolved spec and, of clips, which frames are used."""
+        sampling = asdict(self.decode_spec.sampling) if modality in _CLIPS else None
+        return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
+
+
+def slotted(ids: Sequence[int], slot: int, items: int) -> list[int]:
+    """A prompt with a slot per item at its start, unless it holds the slot's token itself."""
+    return list(ids) if slot in ids else [slot] * items + list(ids)
+
+
+def build_span(pieces: Sequence[tuple[int, ...] | int], embed: int) -> Span:
+    """A span of text and rows in turn: a tuple is tokens as they are, a number so many rows of the token `embed`.
+
+    Example: `[(7,), 3, (8, 9)]` with 5 gives 7 5 5 5 8 9 and the mask F T T T F F.
+    """
+    tokens: list[int] = []
+    mask: list[bool] = []
+    for piece in pieces:
+        written = (embed,) * piece if isinstance(piece, int) else piece
+        tokens += written
+        mask += [isinstance(piece, int)] * len(written)
+    return Span(tuple(tokens), None if all(mask) else torch.tensor(mask, dtype=torch.bool))
