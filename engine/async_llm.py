@@ -47,6 +47,7 @@ class AsyncLLM:
         request_id: str | None = None,
         output_kind: str = "delta",
         priority: int = 0,
+        **chat: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer to one prompt, as `LLM.generate` takes it, or (a list of messages) to one conversation, as it grows.
 
@@ -59,13 +60,14 @@ class AsyncLLM:
             output_kind: "delta": each output holds what is new since the one before, text and tokens that may yet be taken
                 back (stop strings) not among it; "cumulative": all so far; "final": one output, the whole answer.
             priority: smaller is served first.
+            chat: with messages, what `LLM.chat` takes beside them: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 
         Raises:
             InputError: an argument of a wrong type, a request_id that is in use, a closed engine.
         """
         if output_kind not in KINDS:
             raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(KINDS)}")
-        job = self.llm.job(prompt, sampling_params, priority, request_id)
+        job = self.llm.job(prompt, sampling_params, priority, request_id, **chat)
         news = asyncio.Event()
         await self._places.take()
         try:

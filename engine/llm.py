@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..mm.cache import CacheStats
-from ..mm.errors import ConfigError, InputError
+from ..mm.errors import ConfigError, InputError, hint
 from ..mm.registry import find
 from ..mm.types import ItemPlan
 from ..processors.files import find_template
@@ -29,6 +29,8 @@ from .types import EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
+_RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
+_REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt, given beside messages
 
 
 class LLM:
@@ -164,41 +166,36 @@ class LLM:
             request: mm_processor_kwargs, cache_salt and fit, as in a prompt of `generate`.
 
         Raises:
-            InputError: `messages` of a wrong type, or no chat template anywhere.
+            InputError: `messages` of a wrong type, an unknown argument, or no chat template anywhere.
         """
-        template = chat_template or self._template
-        if template is None:
-            raise InputError("the checkpoint has no chat template; pass chat_template= or use generate")
+        options = self._chat_options(
+            add_generation_prompt, chat_template, continue_final_message, tools, chat_template_kwargs, **request
+        )
         conversations = _conversations(messages)
-        render = {
-            **(chat_template_kwargs or {}),
-            "template": template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-        }
         jobs = [
-            Job(partial(self._inputs.begin_chat, conversation, render, request, self._reserve(params)), params)
+            Job(partial(self._inputs.begin_chat, conversation, *options, self._reserve(params)), params)
             for conversation, params in zip(conversations, self._params(sampling_params, len(conversations)), strict=True)
         ]
         return self._answers(jobs, use_tqdm)
 
-    def stream(self, prompt: object, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> Iterator[RequestOutput]:
         """The answer to one prompt (or, as a list of messages, one conversation) as it grows.
 
         Every output holds all text so far and never takes any back; the last one is `finished`. Closing the
-        generator ends the request.
+        generator ends the request. With messages, `chat` is what `LLM.chat` takes beside them.
         """
-        job = self.job(prompt, sampling_params)
+        job = self.job(prompt, sampling_params, **chat)
         return (output for _, output in self._driver.serve([job], partial=True))
 
-    def live(self, prompt: object, sampling_params: SamplingParams | None = None) -> LiveSession:
+    def live(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> LiveSession:
         """A conversation whose tokens stay in the cache: `answer()`, then `append(more)`, and the next answer.
+
+        Prompt and `chat` are as `stream` takes them.
 
         Raises:
             InputError: parameters that ask for several answers or for stop strings.
         """
-        return LiveSession(self._driver, self._inputs, self.job(prompt, sampling_params))
+        return LiveSession(self._driver, self._inputs, self.job(prompt, sampling_params, **chat))
 
     def job(
         self,
@@ -206,6 +203,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         priority: int = 0,
         request_id: str | None = None,
+        **chat: Any,
     ) -> Job:
         """One prompt or, as a list of messages, one conversation, as the driver takes it; InputError for wrong arguments."""
         (params,) = self._params(sampling_params, 1)
@@ -214,9 +212,9 @@ class LLM:
             raise InputError(f"request_id is a text that is not empty, not {str(request_id)[:40]!r}")
         begin = partial(self._inputs.begin, prompt, self._reserve(params))
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
-            if self._template is None:
-                raise InputError("the checkpoint has no chat template; give a rendered prompt instead")
-            begin = partial(self._inputs.begin_chat, prompt, {"template": self._template}, {}, self._reserve(params))
+            begin = partial(self._inputs.begin_chat, prompt, *self._chat_options(**chat), self._reserve(params))
+        elif chat:
+            raise InputError(f"{next(iter(chat))} goes with messages; a prompt of another form holds its own keys")
         return Job(begin, params, priority, request_id)
 
     def close(self) -> None:
@@ -259,6 +257,31 @@ class LLM:
     def mm_cache_stats(self) -> CacheStats:
         """Hits, misses, evictions and bytes of the cache of processed items."""
         return self._inputs.media.stats
+
+    def _chat_options(
+        self,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **request: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `InputProcessor.begin_chat` takes beside messages, from what `chat` takes beside them."""
+        template = chat_template or self._template
+        if template is None:
+            raise InputError("the checkpoint has no chat template; pass chat_template= or give a rendered prompt")
+        for name in request:
+            if name not in _REQUEST:
+                raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")
+        render = {
+            **(chat_template_kwargs or {}),
+            "template": template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+        return render, request
 
     def _reserve(self, params: SamplingParams) -> int:
         """Tokens that media made to fit leave for the answer: what may be asked, at most a quarter of the context."""

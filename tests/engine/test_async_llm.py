@@ -93,6 +93,43 @@ def test_sixty_four_clients(llm, engine):
     assert_idle(llm)
 
 
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"mm_processor_kwargs": {"max_pixels": 64 * 64}},
+        {"cache_salt": "a"},
+        {"chat_template_kwargs": {"x": 1}, "add_generation_prompt": False},
+    ],
+)
+def test_messages_take_what_chat_takes_beside_them(llm, engine, chat):
+    image = {"type": "image", "image": Image.new("RGB", (256, 128), (9, 9, 9))}
+    messages = [{"role": "system", "content": str(chat)}, {"role": "user", "content": [image]}]
+    (expected,) = llm.chat(messages, greedy(), use_tqdm=False, **chat)
+    (plain,) = llm.chat(messages, greedy(), use_tqdm=False)
+    (found,) = asyncio.run(collect(engine, messages, greedy(), output_kind="final", **chat))
+    assert expected.error is None
+    assert (found.prompt_token_ids, found.outputs) == (expected.prompt_token_ids, expected.outputs)
+    assert [*llm.stream(messages, greedy(), **chat)][-1].prompt_token_ids == expected.prompt_token_ids
+    with llm.live(messages, greedy(), **chat) as live:
+        assert live.answer().prompt_token_ids == expected.prompt_token_ids
+    if "cache_salt" in chat:
+        assert plain.num_cached_tokens == 0
+        assert found.num_cached_tokens > 0
+    else:
+        assert len(found.prompt_token_ids) < len(plain.prompt_token_ids)
+
+
+def test_what_goes_with_messages_only_and_what_nobody_knows(llm, engine):
+    with pytest.raises(InputError, match="cache_salt goes with messages; a prompt of another form holds its own keys"):
+        asyncio.run(collect(engine, "user 1", greedy(), cache_salt="a"))
+    messages = [{"role": "user", "content": "Read."}]
+    with pytest.raises(InputError, match=r"unknown argument 'cache_slat' beside messages; did you mean cache_salt\?"):
+        asyncio.run(collect(engine, messages, greedy(), cache_slat="a"))
+    with pytest.raises(InputError, match=r"unknown argument 'chat_templat' .* did you mean chat_template\?"):
+        llm.chat(messages, greedy(), chat_templat="")
+    assert_idle(llm)
+
+
 def test_a_slow_reader_gets_merged_deltas(llm, engine):
     async def slow():
         seen = []
