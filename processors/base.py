@@ -1,4 +1,4 @@
-"""What every family's ProcessingInfo does alike: layers of options, token ids, ready-made rows, plain spans. Knows no family."""
+"""What every family's ProcessingInfo does alike: options, token ids, ready-made rows, plain spans. Knows no family."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class FamilyInfo:
         Raises:
             ConfigError: an id that is missing, or that the vocabulary does not have.
         """
-        key, token = next(
-            ((name, self.files.config[name]) for name in names if name in self.files.config), (names[0], names[-1])
-        )
+        config = self.files.config
+        said = [(name, config[name]) for name in names if isinstance(name, str) and name in config]
+        key, token = [*said, (names[0], names[-1])][0]
         size = self.text.get("vocab_size")
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (token + 1 if size is None else size):
             raise ConfigError(f"{key} {token!r} in config.json is outside the vocabulary of {size}")
@@ -127,7 +127,8 @@ class FamilyInfo:
             raise InputError(f"this model takes no ready-made rows; give the {item.modality}")
         if self.rows == "count":
             return ItemGeometry(len(item.tensors[ROWS]), 1, 1)
-        return ItemGeometry(*item.tensors["grid"].tolist(), self.specs[item.modality].merge)
+        t, h, w = item.tensors["grid"].tolist()
+        return ItemGeometry(t, h, w, self.specs[item.modality].merge)
 
     def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         return ids

@@ -197,7 +197,7 @@ def _compiled(template: str) -> Any:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}` marks an assistant's words for training; here only its body counts."""
 
-        tags = {"generation"}  # noqa: RUF012
+        tags = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)

@@ -18,5 +18,5 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
 
     def time_step(self, fps: float) -> float:
         """`tokens_per_second` times the seconds that one temporal patch covers."""
-        per_second: float = (self.files.config.get("vision_config") or {}).get("tokens_per_second", 4)
-        return per_second * self.specs["video"].temporal / fps
+        per_second = (self.files.config.get("vision_config") or {}).get("tokens_per_second", 4)
+        return float(per_second * self.specs["video"].temporal / fps)

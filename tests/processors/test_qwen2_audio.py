@@ -127,7 +127,9 @@ def test_files_that_contradict_each_other(folder: Path) -> None:
         return Qwen2AudioProcessingInfo(ProcessorFiles(config=dict(files.config) | config, audio=audio or files.audio))
 
     assert build().slot_ids == {"audio": SLOT}
-    with pytest.raises(ConfigError, match=r"num_mel_bins is 24 in config.json, but the feature extractor's JSON makes 80"):
+    with pytest.raises(
+        ConfigError, match=r"num_mel_bins is 24 in audio_config of config.json, but the preprocessor's JSON makes 80"
+    ):
         build(audio=dict(files.audio) | {"feature_size": 80})
     with pytest.raises(ConfigError, match="max_source_positions is 200"):
         build(audio=dict(files.audio) | {"chunk_length": 30})
