@@ -175,17 +175,23 @@ def test_errors_are_results(line):
 
 
 def test_a_long_line_is_no_deep_stack():
-    line, depths, here = Line(window=5000), [], _depth()
+    """Also when each prompt is read before the feeder has looked away, and left the engine at once."""
+    line, depths, here = Line(), [], _depth()
 
-    def measured(done, result):
+    def at_once(work):
+        future = Future()
+        future.set_result(work())
+        return future
+
+    def left(entry, result):
         depths.append(_depth())
-        done(result)
+        line.feeder.drop(entry)
 
     entries = [line.entry(str(i)) for i in range(4000)]
     for entry in entries:
-        entry.done = partial(measured, entry.done)
+        entry.done = partial(left, entry)
+    line.feeder._readers.submit = at_once
     line.add(*entries)
-    line.wait(*map(str, range(4000)))
     assert len(depths) == 4000
     assert max(depths) < here + 30
     line.feeder.close()
