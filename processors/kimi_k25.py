@@ -21,7 +21,8 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 from .files import ProcessorFiles
 from .interface import Span
 from .options import for_modality, with_sampling
-from .patches import LOW_DETAIL, RESAMPLE, PatchSpec, patchify, read_spec, resized
+from .patches import LOW_DETAIL, PatchSpec, patchify, read_spec
+from .pictures import RESAMPLE, resized
 
 OPTIONS = {"vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "resample", "size")}
 CUT = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # the published processors' own defaults

@@ -6,34 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
 from ..mm.types import ItemGeometry
+from .pictures import PixelSpec, fill_patches, read_pixels, resized, with_resample
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _LARGEST = 1 << 48  # pixels that an option may ask for; what an item may really take is bounded by its rows
 _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
-_FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-_PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-RESAMPLE = ("torch", "pillow")
 
 
 @dataclass(frozen=True)
-class PatchSpec:
+class PatchSpec(PixelSpec):
     """How one modality is cut: sides in pixels, areas in pixels, `temporal` frames per patch.
 
-    `resample`: whose pixels resizing gives, torch's (those of the processors that models are published with today) or
-    the installed Pillow's. `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per
-    temporal patch.
+    `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
     """
 
     patch: int = 14
@@ -41,11 +32,6 @@ class PatchSpec:
     temporal: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
-    mean: tuple[float, ...] = CLIP_MEAN
-    std: tuple[float, ...] = CLIP_STD
-    rescale: float = 1 / 255
-    filter: str = "bicubic"
-    resample: str = "torch"
     clip_pixels: int | None = None
 
     def policy(self, frames: int = 1) -> ResizePolicy:
@@ -65,18 +51,12 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     Raises:
         ConfigError: a step switched off or a filter that is not offered.
     """
-    if not json.get("do_resize", True) or json.get("resample", 3) not in _FILTERS:
-        raise ConfigError("the preprocessor JSON asks for do_resize=false or a filter other than bicubic and bilinear")
-    normalise = json.get("do_normalize", True)
+    sized = with_size(default, {key: value for key, value in json.items() if key != "resample"})  # there it is the filter
     spec = replace(
-        with_size(default, {key: value for key, value in json.items() if key != "resample"}),  # there it is the filter
+        read_pixels(json, sized),
         patch=json.get("patch_size", default.patch),
         merge=json.get("merge_size", default.merge),
         temporal=json.get("temporal_patch_size", default.temporal),
-        mean=tuple(json.get("image_mean") or default.mean) if normalise else (0.0, 0.0, 0.0),
-        std=tuple(json.get("image_std") or default.std) if normalise else (1.0, 1.0, 1.0),
-        rescale=json.get("rescale_factor", default.rescale) if json.get("do_rescale", True) else 1.0,
-        filter=_FILTERS[json.get("resample", 3)],
     )
     if not json.get("cap_pixels_per_frame"):
         return spec
@@ -95,9 +75,6 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
     if detail == "low":
         spec = replace(spec, min_pixels=min(spec.min_pixels, LOW_DETAIL), max_pixels=min(spec.max_pixels, LOW_DETAIL))
-    resample = options.get("resample", spec.resample)
-    if resample not in RESAMPLE:
-        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
         raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
@@ -114,7 +91,7 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         most = max(spec.max_pixels, least)
     if least > most:
         raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be in order")
-    return replace(spec, min_pixels=least, max_pixels=most, resample=resample)
+    return replace(with_resample(spec, options), min_pixels=least, max_pixels=most)
 
 
 def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -132,33 +109,8 @@ def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: tor
         if 1 < len(group) < spec.temporal:
             group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
         pixels = resized(group.permute(0, 3, 1, 2), (geometry.h * spec.patch, geometry.w * spec.patch), spec)
-        _fill(rows[step * per_step : (step + 1) * per_step], pixels, spec)
+        fill_patches(rows[step * per_step : (step + 1) * per_step], pixels, spec)
     return out.flatten(1)
-
-
-def resized(pixels: Tensor, target: tuple[int, int], spec: PatchSpec) -> Tensor:
-    """uint8 `[n, 3, h, w]` at the target size, in any memory layout."""
-    if tuple(pixels.shape[-2:]) == target:
-        return pixels
-    if spec.resample == "torch":
-        return F.interpolate(pixels, target, mode=spec.filter, antialias=True)
-    kind = _PILLOW[spec.filter]
-    size = (target[1], target[0])
-    resized = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
-    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
-
-
-def _fill(rows: Tensor, pixels: Tensor, spec: PatchSpec) -> None:
-    """`rows`: `[h, w, m, m, 3, temporal, p, p]` of merged patches, from uint8 `[n, 3, h * m * p, w * m * p]`."""
-    std = torch.tensor(spec.std)
-    scale = (spec.rescale / std).view(1, 3, 1, 1)
-    offset = (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
-    m, p = spec.merge, spec.patch
-    for index, row in enumerate(rows):
-        strip = pixels[:, :, index * m * p : (index + 1) * m * p].contiguous()
-        scaled = torch.addcmul(offset, strip.to(torch.float32), scale).to(row.dtype)
-        blocks = scaled.view(len(strip), 3, m, p, -1, m, p)
-        row.copy_(blocks.permute(4, 2, 5, 1, 0, 3, 6))  # a picture's one frame is broadcast over the temporal patch
 
 
 def _first(*values: Any) -> Any:

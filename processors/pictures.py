@@ -1,0 +1,172 @@
+"""What is done to pixels: resize, cut by a plan, scale, lay out as planes or patches. Knows no sizes and no family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from ..mm.buffers import BUFFERS
+from ..mm.errors import ConfigError
+from ..mm.tiling import CropPlan, Resize, Step
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)  # mean and deviation as SigLIP was trained
+FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+RESAMPLE = ("torch", "pillow")
+_PILLOW = {name: Image.Resampling(number) for number, name in FILTERS.items()}
+
+
+@dataclass(frozen=True)
+class PixelSpec:
+    """What is done to the pixels of one modality.
+
+    Args:
+        mean, std: of each channel, after `rescale`; a scaled value is `(pixel * rescale - mean) / std`.
+        filter: of resizing, "bilinear", "bicubic" or "lanczos".
+        resample: whose pixels resizing gives, torch's (those of the processors that models are published with today) or
+            the installed Pillow's.
+    """
+
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
+    rescale: float = 1 / 255
+    filter: str = "bicubic"
+    resample: str = "torch"
+
+
+Spec = TypeVar("Spec", bound=PixelSpec)
+
+
+def read_pixels(json: Mapping[str, Any], default: Spec) -> Spec:
+    """The spec with what a preprocessor's JSON says; keys it lacks keep the default.
+
+    Raises:
+        ConfigError: resizing switched off, a filter that is not offered, or means of another number of channels.
+    """
+    known = {name: number for number, name in FILTERS.items()}
+    number = json.get("resample", known[default.filter])
+    if not json.get("do_resize", True) or number not in FILTERS:
+        offered = "lanczos (1), bilinear (2) and bicubic (3)"
+        raise ConfigError(f"the preprocessor JSON asks for do_resize=false or for a filter other than {offered}")
+    normalise = json.get("do_normalize", True)
+    return replace(
+        default,
+        mean=_channels(json, "image_mean", default.mean) if normalise else (0.0, 0.0, 0.0),
+        std=_channels(json, "image_std", default.std) if normalise else (1.0, 1.0, 1.0),
+        rescale=json.get("rescale_factor", default.rescale) if json.get("do_rescale", True) else 1.0,
+        filter=FILTERS[number],
+    )
+
+
+def with_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
+    """The spec with the caller's `resample`; ConfigError when it is neither torch nor pillow."""
+    resample = options.get("resample", spec.resample)
+    if resample not in RESAMPLE:
+        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
+    return replace(spec, resample=resample)
+
+
+def cut(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
+    """The pieces of uint8 `[n, h, w, 3]` by a plan, each uint8 `[n, 3, height, width]`, in any memory layout.
+
+    What several views do alike at their start is done once.
+    """
+    made: dict[tuple[Step, ...], Tensor] = {(): frames.permute(0, 3, 1, 2)}
+    for view in plan.views:
+        for end in range(1, len(view.steps) + 1):
+            if view.steps[:end] not in made:
+                made[view.steps[:end]] = _done(made[view.steps[: end - 1]], view.steps[end - 1], spec)
+        whole, (tall, wide) = made[view.steps], view.piece
+        for row in range(view.rows):
+            for column in range(view.columns):
+                yield whole[:, :, row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
+
+
+def planes(frames: Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 `[n, h, w, 3]` to scaled `[n * pieces, 3, height, width]` in `dtype`, a frame's pieces side by side."""
+    out = BUFFERS.take((len(frames), plan.pieces, 3, *plan.views[0].piece), dtype)
+    factor, offset = _scaling(spec)
+    for index, piece in enumerate(cut(frames, plan, spec)):
+        out[:, index] = torch.addcmul(offset, piece.to(torch.float32), factor)
+    return out.flatten(0, 1)
+
+
+def patch_rows(frames: Tensor, plan: CropPlan, spec: PixelSpec, patch: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 `[n, h, w, 3]` to the scaled patches of all pieces, `[patches, 3 * patch * patch]` in `dtype`.
+
+    A frame's pieces lie side by side, a piece's patches row by row, a patch's numbers as in the weight of a convolution
+    (channel, row, column). What is left of a piece on the right and below a whole number of patches is not used.
+    """
+    tall, wide = (side // patch for side in plan.views[0].piece)
+    out = BUFFERS.take((len(frames), plan.pieces, tall, wide, 1, 1, 3, 1, patch, patch), dtype)
+    for index, piece in enumerate(cut(frames, plan, spec)):
+        used = piece[:, :, : tall * patch, : wide * patch]
+        for number in range(len(frames)):
+            fill_patches(out[number, index], used[number : number + 1], spec)
+    return out.view(-1, 3 * patch * patch)
+
+
+def resized(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
+    """uint8 `[n, 3, h, w]` at the target size, in any memory layout."""
+    if tuple(pixels.shape[-2:]) == target:
+        return pixels
+    if spec.resample == "torch":
+        return F.interpolate(pixels, target, mode=spec.filter, antialias=True)
+    kind, size = _PILLOW[spec.filter], (target[1], target[0])
+    images = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def fill_patches(rows: Tensor, pixels: Tensor, spec: PixelSpec) -> None:
+    """Scaled pixels into `rows` `[h, w, m, m, 3, temporal, p, p]` of merged patches, from uint8 `[n, 3, h * m * p, w * m * p]`.
+
+    One row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made.
+    """
+    factor, offset = _scaling(spec)
+    m, p = rows.shape[2], rows.shape[-1]
+    for index, row in enumerate(rows):
+        strip = pixels[:, :, index * m * p : (index + 1) * m * p].contiguous()
+        scaled = torch.addcmul(offset, strip.to(torch.float32), factor).to(row.dtype)
+        blocks = scaled.view(len(strip), 3, m, p, -1, m, p)
+        row.copy_(blocks.permute(4, 2, 5, 1, 0, 3, 6))  # a picture's one frame is broadcast over the temporal patch
+
+
+def _scaling(spec: PixelSpec) -> tuple[Tensor, Tensor]:
+    std = torch.tensor(spec.std)
+    return (spec.rescale / std).view(1, 3, 1, 1), (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
+
+
+def _done(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
+    if isinstance(step, Resize):
+        return resized(pixels, (step.height, step.width), spec)
+    rows, to_rows = _overlap(step.top, step.height, pixels.shape[2])
+    columns, to_columns = _overlap(step.left, step.width, pixels.shape[3])
+    seen = pixels[:, :, rows, columns]
+    if seen.shape[2:] == (step.height, step.width):
+        return seen
+    fill = torch.tensor(step.fill, dtype=torch.uint8).view(1, 3, 1, 1)
+    out = fill.expand(len(pixels), 3, step.height, step.width).contiguous()
+    out[:, :, to_rows, to_columns] = seen
+    return out
+
+
+def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
+    """The part of `[start, start + length)` that lies in `[0, side)`, there and counted from its own start."""
+    first, last = max(0, start), max(0, min(start + length, side))
+    return slice(first, last), slice(first - start, last - start)
+
+
+def _channels(json: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    given = json.get(key) or default
+    values = (given,) * 3 if isinstance(given, int | float) else tuple(given)
+    if len(values) != 3:
+        raise ConfigError(f"{key} in the preprocessor JSON has {len(values)} numbers; pictures have 3 channels")
+    return values

@@ -1,0 +1,149 @@
+"""Resizing, cutting and scaling: bit-equal to the published processors before scaling, equal after it, in any type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sensorium.mm.errors import ConfigError
+from sensorium.mm.tiling import AspectTiles, Bounded, Centre, CropPlan, EdgeTiles, Fixed, PanAndScan, Pinpoints, View, Window
+from sensorium.processors.pictures import HALF, PixelSpec, patch_rows, planes, read_pixels, with_resample
+
+SIZES = [(64, 64), (30, 500), (57, 91), (333, 250), (480, 640), (13, 14)]
+PLAIN = PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0)
+BARE = {"do_rescale": False, "do_normalize": False}
+FILTERS = ["lanczos", "bilinear", "bicubic"]
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def aspect(**options: Any) -> Any:
+    from transformers.models.got_ocr2.image_processing_got_ocr2 import GotOcr2ImageProcessor
+
+    return GotOcr2ImageProcessor(size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=6, **options)
+
+
+def pinpoints(**options: Any) -> Any:
+    from transformers.models.llava_onevision.image_processing_llava_onevision import LlavaOnevisionImageProcessor
+
+    sizes = [[48, 96], [96, 48], [96, 96], [48, 144]]
+    return LlavaOnevisionImageProcessor(size={"height": 48, "width": 48}, image_grid_pinpoints=sizes, **options)
+
+
+def edges(**options: Any) -> Any:
+    from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+
+    return Idefics3ImageProcessor(size={"longest_edge": 200}, max_image_size={"longest_edge": 56}, **options)
+
+
+def pan(**options: Any) -> Any:
+    from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
+
+    crops = {"pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2}
+    return Gemma3ImageProcessor(size={"height": 56, "width": 56}, do_pan_and_scan=True, **crops, **options)
+
+
+def bounded(**options: Any) -> Any:
+    from transformers.models.pixtral.image_processing_pixtral import PixtralImageProcessor
+
+    return PixtralImageProcessor(size={"longest_edge": 200}, patch_size={"height": 16, "width": 16}, **options)
+
+
+def middle(**options: Any) -> Any:
+    from transformers.models.clip.image_processing_clip import CLIPImageProcessor
+
+    return CLIPImageProcessor(size={"shortest_edge": 60}, crop_size={"height": 56, "width": 70}, **options)
+
+
+WAYS = {
+    "aspect": (aspect, AspectTiles((56, 56), 1, 6)),
+    "pinpoints": (pinpoints, Pinpoints((48, 48), (48, 48), ((48, 96), (96, 48), (96, 96), (48, 144)))),
+    "edges": (edges, EdgeTiles(200, 56)),
+    "pan": (pan, PanAndScan((56, 56), 20, 4, 1.2)),
+    "bounded": (bounded, Bounded((200, 200), (16, 16))),
+    "middle": (middle, Centre(60, (56, 70))),
+}
+
+
+@pytest.mark.parametrize("kernel", FILTERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_equal_the_published_processors_before_scaling(way, kernel):
+    make, policy = WAYS[way]
+    number = {"lanczos": 1, "bilinear": 2, "bicubic": 3}[kernel]
+    processor, spec = make(resample=number, **BARE), read_pixels(BARE | {"resample": number}, PixelSpec())
+    assert spec == PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, kernel)
+    for seed, size in enumerate(SIZES):
+        image = noise(*size, 3, seed=seed)
+        want = processor(images=[Image.fromarray(image.numpy())], return_tensors="pt")["pixel_values"]
+        got = planes(image[None], policy.plan(*size), spec)
+        assert torch.equal(got, want.reshape(-1, *want.shape[-3:]).float()), size
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_scaled_values_equal_the_published_processors(way):
+    make, policy = WAYS[way]
+    processor = make()
+    json = {"image_mean": processor.image_mean, "image_std": processor.image_std, "resample": int(processor.resample)}
+    spec = read_pixels(json, PixelSpec())
+    for size in SIZES:
+        image = noise(*size, 3)
+        want = processor(images=[Image.fromarray(image.numpy())], return_tensors="pt")["pixel_values"]
+        got = planes(image[None], policy.plan(*size), spec)
+        torch.testing.assert_close(got, want.reshape(-1, *want.shape[-3:]), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("policy", [AspectTiles((56, 56), 1, 6), Fixed((58, 71)), EdgeTiles(200, 56)])
+def test_patches_times_a_weight_are_a_convolution(policy, dtype):
+    clip, spec = noise(2, 90, 140, 3), PixelSpec(HALF, HALF)
+    plan, weight = policy.plan(90, 140), torch.randn(5, 3, 14, 14, dtype=torch.float64)
+    pieces = planes(clip, plan, spec, dtype)
+    want = F.conv2d(pieces.double(), weight, stride=14).flatten(2).transpose(1, 2).reshape(-1, 5)
+    rows = patch_rows(clip, plan, spec, 14, dtype)
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.double() @ weight.flatten(1).T, want)
+    assert torch.equal(pieces, planes(clip, plan, spec).to(dtype))
+    alone = torch.cat([planes(frame[None], plan, spec, dtype) for frame in clip])
+    assert torch.equal(pieces, alone)  # a frame's pieces lie side by side
+
+
+@pytest.mark.parametrize(
+    "window", [Window(-2, -3, 9, 10, (7, 8, 9)), Window(1, 2, 2, 2), Window(-1, 1, 3, 9), Window(2, -1, 3, 3)]
+)
+def test_windows_crop_and_fill(window):
+    image = noise(1, 5, 6, 3)
+    got = planes(image, CropPlan((View((window,)),)), PLAIN)[0]
+    for row in range(window.height):
+        for column in range(window.width):
+            y, x = row + window.top, column + window.left
+            want = image[0, y, x] if 0 <= y < 5 and 0 <= x < 6 else torch.tensor(window.fill)
+            assert torch.equal(got[:, row, column], want.float())
+
+
+def test_json_is_read_and_its_gaps_keep_the_default():
+    default = PixelSpec(HALF, HALF, filter="lanczos")
+    assert read_pixels({}, default) == default
+    assert read_pixels({"do_normalize": False}, default) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
+    spec = read_pixels({"image_mean": 0.25, "image_std": [1, 2, 3], "rescale_factor": 0.5, "resample": 2}, default)
+    assert spec == PixelSpec((0.25,) * 3, (1, 2, 3), 0.5, "bilinear")
+
+
+@pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 0}, {"resample": 5}, {"image_mean": [0.5]}])
+def test_json_that_cannot_be_followed_is_refused(json):
+    with pytest.raises(ConfigError, match="preprocessor JSON"):
+        read_pixels(json, PixelSpec())
+
+
+def test_pillow_gives_its_own_pixels():
+    image, plan = noise(40, 60, 3), Fixed((21, 33)).plan(40, 60)
+    spec = with_resample(PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, "lanczos"), {"resample": "pillow"})
+    want = np.array(Image.fromarray(image.numpy()).resize((33, 21), Image.Resampling.LANCZOS))
+    assert torch.equal(planes(image[None], plan, spec)[0], torch.from_numpy(want).permute(2, 0, 1).float())
+    with pytest.raises(ConfigError, match="torch and pillow"):
+        with_resample(spec, {"resample": "cv2"})
