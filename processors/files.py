@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
 class ProcessorFiles:
     """The raw JSON that a ProcessingInfo is made from; a missing file is an empty object.
 
-    `encode` gives the token ids of plain text (no special tokens added or recognised), for families whose items are
+    `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives the token ids of plain text (no special tokens added or recognised), for families whose items are
     written with text of their own.
     """
 
@@ -36,6 +36,7 @@ class ProcessorFiles:
     image: Mapping[str, Any] = field(default_factory=dict)
     video: Mapping[str, Any] = field(default_factory=dict)
     audio: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
     encode: Callable[[str], list[int]] | None = None
 
 
@@ -52,6 +53,7 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
         image=nested.get("image_processor") or ({} if sound else plain),
         video=nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json"),
         audio=nested.get("feature_extractor") or nested.get("audio_processor") or (plain if sound else {}),
+        generation=read_json(folder / "generation_config.json"),
     )
 
 
