@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,7 @@ class InputProcessor:
             return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt, False)]
         given, ids = self._read(prompt)
         sources = self.media.parse(given.media, given.uuids, given.options)
+        ids = self._info.prompt_ids(ids, _count(sources))
         return [item.plan for item in self._admit(given, ids, sources, 1, self.media.fetch(sources), identify=False)[0]]
 
     def _read(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
@@ -160,7 +162,8 @@ class InputProcessor:
         return given, self._tokenizer.encode(given.text or "", add_special_tokens=special)
 
     def _begin(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared | Unfinished:
-        draft = Unfinished(self, given, ids, self.media.parse(given.media, given.uuids, given.options), reserve)
+        sources = self.media.parse(given.media, given.uuids, given.options)
+        draft = Unfinished(self, given, self._info.prompt_ids(ids, _count(sources)), sources, reserve)
         return draft if draft.sources else self.finish(draft)
 
     def _guard(self, text: str) -> None:
@@ -214,6 +217,11 @@ def decoder_only(prompt: Prompt | EncoderDecoderPrompt) -> Prompt:
     if isinstance(prompt, EncoderDecoderPrompt):
         raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
     return prompt
+
+
+def _count(sources: Sequence[MediaSource]) -> Counter[str]:
+    """Items by modality."""
+    return Counter(source.modality for source in sources)
 
 
 def _as_stream(chat: RenderedChat) -> dict[str, list[Media]]:

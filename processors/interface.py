@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -16,10 +16,14 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens one item becomes; `is_embed` as in PlaceholderRange."""
+    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows.
+
+    `around`: tokens in front of and behind the slot that are taken with it where both stand there: the span writes its own.
+    """
 
     token_ids: tuple[int, ...]
     is_embed: Tensor | None = None
+    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 class ProcessingInfo(Protocol):
@@ -50,6 +54,12 @@ class ProcessingInfo(Protocol):
         """A decoded item to the encoder's named tensors, floating ones in `dtype`. Releases the GIL; thread-safe.
 
         The geometry is `geometry(item.header)`.
+        """
+
+    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """A prompt as the caller gave it with what the family adds to every prompt, such as slots that need not be written.
+
+        `items`: how many are given, by modality. Once for each prompt, before slots are looked for.
         """
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:

@@ -15,8 +15,9 @@ def expand(
     """Write each input's spans where its slot is; returns the tokens and, per modality and input, a range per span.
 
     Slots are found once, left to right: a run of exactly the next input's own tokens is one slot that is already
-    expanded, otherwise each single slot token is one slot. Example: slot 9, an input of one span of 3 nines:
-    [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the range (1, 3).
+    expanded, otherwise each single slot token is one slot, with the tokens around it that its span writes itself.
+    Example: slot 9, an input of one span of 3 nines: [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the
+    range (1, 3).
 
     Raises:
         InputError: more inputs than slots or more slots than inputs, by modality and index.
@@ -24,7 +25,7 @@ def expand(
     modality_of = {slot_ids[name]: name for name in slot_ids}
     ranges: dict[str, list[list[PlaceholderRange]]] = {name: [] for name in slots}
     out: list[int] = []
-    position = 0
+    position = taken = 0  # up to where the last slot reached
     while position < len(prompt_ids):
         token = prompt_ids[position]
         modality = modality_of.get(token)
@@ -33,8 +34,10 @@ def expand(
             position += 1
             continue
         spans = _next_input(modality, len(ranges.get(modality, ())), slots)
+        start, taken = _slot(prompt_ids, position, taken, token, spans)
+        del out[len(out) - (position - start) :]
         ranges[modality].append(_write(spans, out))
-        position += _slot_length(prompt_ids, position, token, spans)
+        position = taken
     for modality, given in slots.items():
         used = len(ranges[modality])
         if used < len(given):
@@ -60,11 +63,19 @@ def _next_input(modality: str, index: int, slots: Mapping[str, Sequence[Sequence
     return given[index]
 
 
-def _slot_length(prompt_ids: Sequence[int], position: int, token: int, spans: Sequence[Span]) -> int:
-    """Prompt tokens that the slot at `position` takes: all of the spans where they are already written out, else 1."""
+def _slot(prompt_ids: Sequence[int], position: int, taken: int, token: int, spans: Sequence[Span]) -> tuple[int, int]:
+    """`[start, stop)` of the slot whose token is at `position`: all of the spans where they are already written out."""
     written = [one for span in spans for one in span.token_ids]
-    stop = position + len(written)
-    if written[0] != token or (position > 0 and prompt_ids[position - 1] == token):
-        return 1
-    whole = list(prompt_ids[position:stop]) == written and (stop >= len(prompt_ids) or prompt_ids[stop] != token)
-    return len(written) if whole else 1
+    if token in written:
+        start = position - written.index(token)
+        stop = start + len(written)
+        beside = (start > 0 and written[0] == token == prompt_ids[start - 1]) or (
+            stop < len(prompt_ids) and written[-1] == token == prompt_ids[stop]
+        )
+        if start >= taken and not beside and list(prompt_ids[start:stop]) == written:
+            return start, stop
+    before, behind = spans[0].around
+    start, stop = position - len(before), position + 1 + len(behind)
+    if start >= taken and tuple(prompt_ids[start:position]) == before and tuple(prompt_ids[position + 1 : stop]) == behind:
+        return start, stop
+    return position, position + 1

@@ -57,6 +57,9 @@ class Info:
         }
         return tensors, self.geometry(item.header)
 
+    def prompt_ids(self, ids, items):
+        return ids
+
     def span(self, modality, geometry):
         return Span((3,) * geometry.num_embeds)
 
