@@ -18,6 +18,7 @@ from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature, name_item
 from ..models.interface import Model
 from .batch import Caches, Row, Track, build_batch
+from .decode_graphs import DecodeGraphs
 from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
 from .quarantine import bisect, is_out_of_memory
@@ -49,6 +50,7 @@ class ModelRunner:
         kinds = [group.spec.kind for group in groups]
         self.caches = Caches(tensors, group_of_layer(groups), kinds, block_size, invariant)
         self.tracks: dict[str, Track] = {}
+        self.graphs = DecodeGraphs()
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
         """InputError when it cannot be compiled."""
@@ -126,7 +128,7 @@ class ModelRunner:
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
         batch = build_batch(rows, self.store.rows, self.caches, self.device)
-        hidden = self.model.forward(batch)
+        hidden = self.graphs(self.model.forward, batch)
         starts = batch.attn[0].query_start
         whole = _whole(_finite(hidden), starts)
         good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]

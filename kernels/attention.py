@@ -41,7 +41,7 @@ def paged_attention_native(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, me
     n, heads, dim = q.shape
     slots = kv_cache.shape[1] * kv_cache.shape[2]
     out = torch.empty((n, heads, dim), dtype=q.dtype)
-    numbers = (len(meta.seq_lens), meta.block_tables, meta.block_tables.shape[1], meta.block_size)
+    numbers = (meta.block_tables.shape[0], meta.block_tables, meta.block_tables.shape[1], meta.block_size)
     where = (q, q.stride(0), k, k.stride(0), v, v.stride(0), kv_cache, slots, out)
     sizes = (heads, kv_cache.shape[3], dim, scale)
     call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], int(meta.causal))

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,10 +50,39 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in _TYPES and library() is not None
 
 
+@functools.cache
+def _function(name: str) -> Any:
+    return getattr(library(), f"sensorium_{name}")
+
+
 def call(name: str, dtype: torch.dtype, *args: int | float | Tensor | None) -> None:
     """Run a kernel; a tensor goes over as the address of its first element, the number of threads is added."""
     plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-    getattr(library(), f"sensorium_{name}")(_TYPES[dtype], *plain, torch.get_num_threads())
+    function, number, threads = _function(name), _TYPES[dtype], torch.get_num_threads()
+    function(number, *plain, threads)
+    if _local.record is not None:
+        again = functools.partial(function, number, *plain, threads)
+        _local.record(again, [arg for arg in args if isinstance(arg, Tensor)])
+
+
+Record = Callable[[Callable[[], object], Sequence[Tensor]], None]
+
+
+class _Local(threading.local):
+    record: Record | None = None
+
+
+_local = _Local()
+
+
+@contextmanager
+def recording(record: Record) -> Iterator[None]:
+    """Inside, in this thread, `record` is given every call after it was made, ready to be made again, and its tensors."""
+    _local.record = record
+    try:
+        yield
+    finally:
+        _local.record = None
 
 
 def rows(x: Tensor) -> Tensor:

@@ -17,24 +17,33 @@ def rotary_cos_sin(positions: Tensor, inv_freq: Tensor, axis_of_freq: Tensor) ->
         inv_freq: float32 `[dim / 2]`.
         axis_of_freq: int64 `[dim / 2]`, the axis whose position turns each frequency (M-RoPE sections; all 0 for 1-D).
     """
-    angles = (positions.to(torch.float32)[axis_of_freq].T * inv_freq).contiguous()  # every layer reads them row by row
+    angles = (
+        positions.to(torch.float32).index_select(0, axis_of_freq).T * inv_freq
+    ).contiguous()  # every layer reads them row by row
     return angles.cos(), angles.sin()
 
 
-def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> Tensor:
     """`x [rows, heads, dim]` turned, first half against second half, in float32; the result has x's dtype."""
-    a, b = x.float().chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
+    if neighbours:
+        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2).to(x.dtype)
+    a, b = x.float().chunk(2, -1)
     out, half = torch.empty_like(x), x.shape[-1] // 2
     out[..., :half] = (a * c).addcmul_(b, s, value=-1)  # few passes over memory: this is a fifth of a tower's time
     out[..., half:] = (b * c).addcmul_(a, s)
     return out
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn `x [rows, heads, dim]` in place by float32 `cos, sin [rows, dim / 2]`; x may be a part of longer rows."""
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> None:
+    """Turn `x [rows, heads, dim]` in place by float32 `cos, sin [rows, dim / 2]`; x may be a part of longer rows and heads.
+
+    Pairs are the halves of a head, or `neighbours`: 0 and 1, 2 and 3, ...
+    """
     n, heads, dim = x.shape
-    if backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim:
+    native = backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim
+    if native and not neighbours:
         call("rotary", x.dtype, x, x.stride(0), cos.contiguous(), sin.contiguous(), n, heads, dim // 2)
     else:
-        x.copy_(rotate_reference(x, cos, sin))
+        x.copy_(rotate_reference(x, cos, sin, neighbours))

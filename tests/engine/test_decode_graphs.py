@@ -1,0 +1,126 @@
+"""Decode steps that are replayed give the bits of those that are not, and whatever is unusual is not replayed."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from oracle import build_checkpoint
+from sensorium import LLM, SamplingParams
+from sensorium.engine.decode_graphs import DecodeGraphs
+from sensorium.engine.types import EngineRequest
+from sensorium.kernels import native
+from sensorium.kernels.graph import Graph
+
+needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
+
+
+@pytest.fixture(scope="module", params=[("float32", None), ("bfloat16", None), ("bfloat16", "int8")], ids=str)
+def llm(request, tmp_path_factory):
+    path = build_checkpoint(tmp_path_factory.mktemp("graphs"), "qwen2_5_vl", 3)
+    dtype, quantization = request.param
+    return LLM(path, max_model_len=1024, dtype=dtype, quantization=quantization)
+
+
+@pytest.fixture
+def replays(monkeypatch) -> list[Graph]:
+    """Each graph as often as it was replayed."""
+    found: list[Graph] = []
+    replay = Graph.replay
+    monkeypatch.setattr(Graph, "replay", lambda graph: (found.append(graph), replay(graph))[1])
+    return found
+
+
+def eager(forward, batch):
+    return forward(batch)
+
+
+def requests(seed: int, count: int, tokens: int) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=rng.randint(1, tokens), ignore_eos=True, logprobs=4) for _ in range(count)
+    ]
+    return [
+        EngineRequest(str(i), tuple(rng.randrange(5, 150) for _ in range(rng.randint(1, 60))), p, ())
+        for i, p in enumerate(params)
+    ]
+
+
+def answers(core: Any, asked: list[EngineRequest], every: int) -> dict[str, list[Any]]:
+    """Log probabilities of all; a request comes every so many steps."""
+    found: dict[str, list[Any]] = {request.request_id: [] for request in asked}
+    waiting, step = list(asked), 0
+    while waiting or core.scheduler.requests:
+        if waiting and step % every == 0:
+            core.add(waiting.pop(0))
+        step += 1
+        for output in core.step():
+            assert output.error is None
+            found[output.request_id] += output.logprobs or ()
+    return found
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("blocks", "every", "tokens"), [(400, 1, 40), (400, 9, 60), (40, 1, 60)], ids=["together", "changing", "preempted"]
+)
+def test_answers_are_the_same_bits(llm, toy, replays, blocks, every, tokens):
+    def run(graphs: Any) -> Any:
+        core = toy.make_core(blocks=blocks, budget=512, max_len=150, model=llm._driver.core.runner.model)
+        core.runner.graphs = graphs
+        return answers(core, requests(1, 8, tokens), every), core.scheduler.stats
+
+    expected, stats = run(eager)
+    assert not replays
+    found, _ = run(DecodeGraphs())
+    assert len(replays) > 10
+    assert len(set(replays)) > 1, "of several sizes"
+    assert found == expected
+    assert blocks > 40 or stats.preemptions > 0
+
+
+def test_a_forward_that_reads_its_numbers_stays_as_it_is(toy, replays):
+    core = toy.make_core()
+    for i in range(4):
+        core.add(toy.make_request(str(i), random.Random(i), max_tokens=20))
+    toy.drain(core)
+    assert core.runner.graphs._graphs
+    assert not any(core.runner.graphs._graphs.values())
+    assert not replays
+
+
+@needs_library
+def test_only_a_few_graphs_are_kept(llm, toy):
+    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm._driver.core.runner.model)
+    answers(core, requests(2, 8, 60), 7)
+    assert len(core.runner.graphs._graphs) == 4
+
+
+@needs_library
+def test_another_forward_or_number_of_threads_has_other_graphs(llm, toy, replays):
+    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm._driver.core.runner.model)
+    core.add(requests(3, 1, 1)[0])
+    core.add(EngineRequest("long", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), ()))
+    for _ in range(8):
+        core.step()
+    assert len(set(replays)) == 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        for _ in range(6):
+            core.step()
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(replays)) == 2
+    calls, model = [], core.runner.model
+    forward = model.forward
+    try:
+        model.forward = lambda batch: (calls.append(len(batch.attn[0].seq_lens)), forward(batch))[1]
+        for _ in range(4):
+            core.step()
+    finally:
+        del model.forward
+    assert len(calls) == 2, "the others are replayed"
+    assert len(set(replays)) == 3
+    core.abort("long")
+    core.step()
