@@ -80,15 +80,11 @@ class _Decode:
 
 def _key(forward: Forward, batch: ForwardBatch) -> _Key | None:
     """What a graph depends on; None for a step that has none."""
-    rows = len(batch.input_ids)
-    if (
-        rows > _MOST_ROWS
-        or batch.input_ids.device.type != "cpu"
-        or batch.embed_index is not None
-        or batch.cross_rows is not None
-    ):
+    rows, groups = len(batch.input_ids), _groups(batch)
+    if rows > _MOST_ROWS or batch.input_ids.device.type != "cpu":
         return None
-    groups = _groups(batch)
+    if batch.embed_index is not None or batch.cross_rows is not None:
+        return None
     if not all(attn.causal and len(attn.seq_lens) == rows for attn in groups):
         return None
     return forward, batch.positions.shape, tuple(_width(attn) for attn in groups), torch.get_num_threads()

@@ -94,7 +94,7 @@ class _Recorder(TorchDispatchMode):
     """Keeps native calls and operators in order; allocations are served from what earlier tensors left behind."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Callable[[], object]] = []
         self.varies = False
         self._given: dict[int, Tensor] = {}  # by address: tensors that were there before, as weights are

@@ -73,7 +73,6 @@ def test_weights_live_as_long_as_their_graph() -> None:
     expected = stack(ids, table, layers)
     _, graph = capture(lambda: stack(ids, table, layers))
     layers.clear()
-    del table
     noise = [torch.full((96, 32), torch.nan) for _ in range(64)]
     assert graph is not None
     assert torch.equal(graph.replay(), expected)
