@@ -83,6 +83,17 @@ class FamilyInfo:
             raise ConfigError(f"{key} {token!r} in config.json is outside the vocabulary of {size}")
         return token
 
+    def special(self, text: str) -> int:
+        """The id of a token by its text, for those that config.json does not name; ConfigError where there is none."""
+        if self.files.special is None:
+            raise ConfigError(f"items of this model are written with {text}, which takes the tokenizer of the checkpoint")
+        token = self.files.special(text)
+        if token is None:
+            raise ConfigError(
+                f"the tokenizer of the checkpoint has no token {text}, which items of this model are written with"
+            )
+        return token
+
     def agree(self, section: str, **ours: Any) -> None:
         """ConfigError where a section of config.json says of an input what the preprocessor's JSON does not."""
         said = self.files.config.get(section) or {}
@@ -124,7 +135,7 @@ class FamilyInfo:
 
     def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         if self.rows is None:
-            raise InputError(f"this model takes no ready-made rows; give the {item.modality}")
+            raise InputError("this model takes no ready-made rows; give what they are made from")
         if self.rows == "count":
             return ItemGeometry(len(item.tensors[ROWS]), 1, 1)
         t, h, w = item.tensors["grid"].tolist()

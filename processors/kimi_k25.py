@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..mm.errors import ConfigError, InputError
+from ..mm.errors import ConfigError
 from ..mm.fields import BatchedField, FieldElem, FlatField
 from ..mm.geometry import PatchBudget, SamplingPolicy, fit_patches
 from ..mm.media.policy import DecodeSpec
-from ..mm.parse import MultiModalDataParser
-from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
+from ..mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
+from .base import FamilyInfo, build_span
 from .files import ProcessorFiles
 from .interface import Span
-from .options import for_modality, with_sampling
+from .options import with_sampling
 from .patches import LOW_DETAIL, PatchSpec, patchify, read_spec
 from .pictures import RESAMPLE, resized
 
-OPTIONS = {"vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "resample", "size")}
 CUT = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # the published processors' own defaults
 IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512
 DEFAULT_FPS = 2.0  # frames used per second of a video
@@ -47,61 +45,72 @@ class ChunkSpec:
     max_side: int
 
     @property
+    def merge(self) -> int:
+        return self.cut.merge
+
+    @property
     def budget(self) -> PatchBudget:
         return PatchBudget(self.cut.patch, self.cut.merge, self.max_patches, self.max_side)
 
 
-class KimiK25ProcessingInfo:
+@dataclass(frozen=True)
+class ChunkSpecs:
+    """Of pictures and of frames."""
+
+    image: ChunkSpec
+    frame: ChunkSpec
+
+
+class KimiK25ProcessingInfo(FamilyInfo):
     """ProcessingInfo of Kimi-K2.5. A picture's slot stands between its marks in the prompt, that of a video or piece alone.
 
     The encoder averages each patch over the frames of its chunk, so a chunk has as many rows as one frame.
     """
 
     modalities: tuple[str, ...] = ("vision_chunk",)
-    prefill = "causal"
+    slots = {"vision_chunk": ("image_token_id", "media_placeholder_token_id", 163605)}
+    known = {"vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "resample", "size")}
+    published = {"vocab_size": 163840}
+    rows = None
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
-        if files.encode is None:
-            raise ConfigError("Kimi-K2.5 writes times as text, which takes the tokenizer of the checkpoint")
-        self._files, self._options, self._encode = files, options, files.encode
-        image, clip = (
-            _read_json(files.image, "in_patch_limit"),
-            _read_json(files.video or files.image, "in_patch_limit_each_frame"),
-        )
-        self.image, self.frame = _read_chunk(image, IMAGE_PATCHES), _read_chunk(clip, FRAME_PATCHES)
-        sampling = with_sampling(SamplingPolicy(fps=DEFAULT_FPS), {key: clip.get(key) for key in ("fps", "num_frames")})
-        sampling = replace(sampling, max_frames=clip.get("max_frames") or sampling.max_frames)
-        for layer in options:
-            chosen = for_modality(layer, "vision_chunk", OPTIONS)
-            self.image, self.frame = _limited(self.image, chosen), _limited(self.frame, chosen)
-            sampling = with_sampling(sampling, chosen)
-        self.decode_spec = DecodeSpec(sampling, frames_per_chunk=self.frame.cut.temporal)
-        self.marks = _Marks.read(files.config)
-        self.slot_ids: Mapping[str, int] = {"vision_chunk": self.marks.picture}
+        super().__init__(files, *options)
+        self.encode("video")  # or it says that the tokenizer is missing
+        self.picture, self.begin = self.slot_ids["vision_chunk"], self.token("vision_start_token_id", 163602)
+        # config.json names no `content`: in the published vocabulary it follows `begin`.
+        self.content, self.end = self.begin + 1, self.token("vision_end_token_id", 163604)
+        frame = files.config.get("video_token_id", 163840)
+        # The token of a video's embeddings lies outside the published vocabulary; the picture's then takes its place, as
+        # in the code that the first checkpoints came with.
+        self.frame = frame if 0 <= frame < self.text["vocab_size"] else self.picture
 
-    def parser(self) -> MultiModalDataParser:
-        """Pictures, videos and pieces of videos in the order of their slots."""
-        return MultiModalDataParser(self.modalities)
+    def read(self, modality: str) -> ChunkSpecs:
+        image, frame = _read_json(self.files.image, "in_patch_limit"), self._clip()
+        specs = ChunkSpecs(_read_chunk(image, IMAGE_PATCHES), _read_chunk(frame, FRAME_PATCHES))
+        for layer in self.layers[modality]:
+            specs = ChunkSpecs(_limited(specs.image, layer), _limited(specs.frame, layer))
+        return specs
 
-    def tuned(self, options: Mapping[str, Any]) -> Self:
-        return type(self)(self._files, *self._options, options)
+    def decoding(self) -> DecodeSpec:
+        clip = self._clip()
+        own = with_sampling(SamplingPolicy(fps=DEFAULT_FPS), {key: clip.get(key) for key in ("fps", "num_frames")})
+        own = replace(own, max_frames=clip.get("max_frames") or own.max_frames)
+        sampling = self.sampling("vision_chunk", own)
+        return DecodeSpec(sampling, frames_per_chunk=self.specs["vision_chunk"].frame.cut.temporal)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Grid of a picture (no times) or of a chunk of frames, from the header alone; InputError for an empty one."""
-        spec = self.image if header.frames is None else self.frame
+        spec = self._spec(header.frames)
         tall, wide = (-(-side // spec.cut.patch) for side in _padded(fit_patches(*header.size, spec.budget), spec))
         times = () if header.frames is None else header.frames.timestamps
         count = len(times) or 1
         return ItemGeometry(count, tall, wide, spec.cut.merge, times=times, merge_t=count)
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        raise InputError("Kimi-K2.5 takes no ready-made rows; give the picture or video")
-
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """`pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[3]`."""
         if not isinstance(item, VisionChunk):
             raise TypeError(f"a {type(item).__name__} is no vision chunk")
-        grid, spec = self.geometry(item.header), self.image if item.plan is None else self.frame
+        grid, spec = self.geometry(item.header), self._spec(item.plan)
         single = replace(spec.cut, merge=1, temporal=1)  # patches lie row by row, each of one frame
         flat = patchify(_fitted(item.frames, grid, spec), replace(grid, merge=1, merge_t=1), single, dtype)
         pixels = flat.view(-1, 3, single.patch, single.patch)
@@ -113,55 +122,30 @@ class KimiK25ProcessingInfo:
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """A picture is its embeddings alone, its marks are in the prompt; a chunk brings its time and marks with it."""
-        rows, marks = geometry.num_embeds, self.marks
         if not geometry.times:
-            return Span((marks.picture,) * rows)
-        before = (*self._encode(timestamp(geometry.times[0])), marks.begin, *self._encode("video"), marks.content)
-        mask = torch.zeros(len(before) + rows + 1, dtype=torch.bool)
-        mask[len(before) : -1] = True
-        return Span((*before, *(marks.frame,) * rows, marks.end), mask)
+            return build_span([geometry.num_embeds], self.picture)
+        time = timestamp(geometry.times[0])
+        before = (*self.encode(time), self.begin, *self.encode("video"), self.content)
+        return build_span([before, geometry.num_embeds, (self.end,)], self.frame)
 
     def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Fewer patches a frame and, where less than LEAST_ROWS a chunk would be left, fewer frames."""
         chunks = -(-grid[0] // self.decode_spec.frames_per_chunk)
         kept = max(1, min(chunks, rows // LEAST_ROWS))
-        spec = self.frame if grid[0] > 1 else self.image
+        specs = self.specs[modality]
+        spec = specs.frame if grid[0] > 1 else specs.image
         patches = min(max(1, rows // kept) * spec.cut.merge**2, spec.max_patches)
         while patches > 1 and _most_rows(grid, patches, spec) * kept > rows:
             patches = patches * 15 // 16
         frames = {"num_frames": kept * self.decode_spec.frames_per_chunk, "fps": None} if kept < chunks else {}
         return {"max_patches": patches, **frames}
 
-    def options_key(self, modality: str) -> str:
-        """The resolved specs, and which frames of a video are used."""
-        return json.dumps([asdict(self.image), asdict(self.frame), asdict(self.decode_spec.sampling)], sort_keys=True)
+    def _clip(self) -> Mapping[str, Any]:
+        return _read_json(self.files.video or self.files.image, "in_patch_limit_each_frame")
 
-
-@dataclass(frozen=True)
-class _Marks:
-    """Token ids: what stands around a picture or frame, and in the place of each of its embeddings."""
-
-    begin: int
-    content: int
-    end: int
-    picture: int
-    frame: int
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Self:
-        """From config.json, which names all marks but `content`: in the published vocabulary it follows `begin`.
-
-        The token of a video's embeddings lies outside the published vocabulary; the picture's then takes its place, as
-        in the code that the first checkpoints came with.
-        """
-        begin = config.get("vision_start_token_id", 163602)
-        picture = config.get("image_token_id", config.get("media_placeholder_token_id", 163605))
-        frame = config.get("video_token_id", 163840)
-        vocabulary = (config.get("text_config") or config).get("vocab_size", 163840)
-        ids = (begin, begin + 1, config.get("vision_end_token_id", 163604), picture)
-        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
-            raise ConfigError(f"the marks of vision in config.json, {ids}, are not all in the vocabulary of {vocabulary}")
-        return cls(*ids, frame if 0 <= frame < vocabulary else picture)
+    def _spec(self, plan: FramePlan | None) -> ChunkSpec:
+        specs: ChunkSpecs = self.specs["vision_chunk"]
+        return specs.image if plan is None else specs.frame
 
 
 def timestamp(seconds: float) -> str:

@@ -24,6 +24,7 @@ from sensorium.processors.spans import expand
 from tokenizers import AddedToken, Tokenizer
 
 MARKS = ("<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|kimi_k25_video_placeholder|>")
+CHUNK = "vision_chunk"
 SIZES = [(28, 28), (1, 1), (14, 200), (100, 140), (57, 301), (301, 57), (480, 640), (13, 1000), (29, 27)]
 SMALL = {"max_patches": 64, "size": {"max_height": 20, "max_width": 20}}
 
@@ -137,7 +138,7 @@ def expanded(info: KimiK25ProcessingInfo, text: str, chunks: list[list[VisionChu
     """Prompt tokens with every slot replaced by its spans, and which are embeddings."""
     inputs, ids, mask = iter(chunks), [], []
     for token in words().encode(text, add_special_tokens=False).ids:
-        if token not in (info.marks.picture, info.marks.frame):
+        if token not in (info.picture, info.frame):
             ids, mask = [*ids, token], [*mask, False]
             continue
         for chunk in next(inputs):
@@ -170,7 +171,7 @@ def test_tokens_equal_transformers_in_one_ordered_stream(fps):
     )
     assert ids == want["input_ids"][0].tolist()
     ours = torch.tensor(ids)
-    assert torch.equal(torch.tensor(mask), (ours == info.marks.picture) | (ours == info.marks.frame))
+    assert torch.equal(torch.tensor(mask), (ours == info.picture) | (ours == info.frame))
 
 
 def test_a_picture_and_a_piece_merge_and_a_frame_has_its_own_limit():
@@ -251,13 +252,17 @@ def test_the_first_checkpoints_json():
     parts = {"image_mean": [0.4] * 3, "image_std": [0.3] * 3, "size": {"max_height": 64, "max_width": 64}}
     video = {**parts, "max_patches": 256, "fps": 1.0, "max_frames": 32, "temporal_patch_size": 3}
     info, other = info_of({"media_proc_cfg": old}), info_of({**parts, "max_patches": 1024}, video)
-    assert (info.image.max_patches, info.image.max_side, info.frame.max_patches) == (1024, 64, 256)
+    assert (info.specs[CHUNK].image.max_patches, info.specs[CHUNK].image.max_side, info.specs[CHUNK].frame.max_patches) == (
+        1024,
+        64,
+        256,
+    )
     assert (info.decode_spec.frames_per_chunk, info.decode_spec.sampling.fps, info.decode_spec.sampling.max_frames) == (
         3,
         1.0,
         32,
     )
-    assert info.frame == other.frame
+    assert info.specs[CHUNK].frame == other.specs[CHUNK].frame
     assert info.decode_spec == other.decode_spec
     with pytest.raises(ConfigError, match="in_patch_limit_video"):
         info_of({"media_proc_cfg": {"in_patch_limit_video": 9}})
@@ -266,7 +271,7 @@ def test_the_first_checkpoints_json():
 def test_published_defaults():
     info = info_of()
     image, video = kimi().Kimi_K25ImageProcessor(), kimi().Kimi_K25VideoProcessor()
-    for spec, want in ((info.image, image), (info.frame, video)):
+    for spec, want in ((info.specs[CHUNK].image, image), (info.specs[CHUNK].frame, video)):
         assert (spec.max_patches, spec.max_side, spec.cut.patch, spec.cut.merge) == (
             want.max_patches,
             want.size["max_height"],
@@ -288,7 +293,7 @@ def test_marks_from_the_config():
     assert span.token_ids == (1, 2, 163602, 1, 2, 163603, 163605, 163604)
     assert span.is_embed is not None
     assert span.is_embed.tolist() == [False] * 6 + [True, False]
-    with pytest.raises(ConfigError, match="not all in the vocabulary of 100"):
+    with pytest.raises(ConfigError, match=r"image_token_id 100 in config.json is outside the vocabulary of 100"):
         info_of(text_config={"vocab_size": 100}, image_token_id=100)
     with pytest.raises(ConfigError, match="takes the tokenizer"):
         KimiK25ProcessingInfo(ProcessorFiles())
@@ -296,11 +301,15 @@ def test_marks_from_the_config():
 
 def test_options():
     info = info_of().tuned({"max_patches": 100, "fps": 1.0})
-    assert (info.image.max_patches, info.frame.max_patches, info.decode_spec.sampling.fps) == (100, 100, 1.0)
+    assert (info.specs[CHUNK].image.max_patches, info.specs[CHUNK].frame.max_patches, info.decode_spec.sampling.fps) == (
+        100,
+        100,
+        1.0,
+    )
     assert info.tuned({"vision_chunks_kwargs": {"num_frames": 8}}).decode_spec.sampling.fps is None
-    assert info_of().tuned({"max_pixels": 14 * 14 * 50}).image.max_patches == 50
-    assert info_of().tuned({"max_pixels": 14 * 14 * 50, "max_patches": 20}).image.max_patches == 20
-    assert info_of().tuned({"detail": "low"}).frame.max_patches == 512 * 512 // 196
+    assert info_of().tuned({"max_pixels": 14 * 14 * 50}).specs[CHUNK].image.max_patches == 50
+    assert info_of().tuned({"max_pixels": 14 * 14 * 50, "max_patches": 20}).specs[CHUNK].image.max_patches == 20
+    assert info_of().tuned({"detail": "low"}).specs[CHUNK].frame.max_patches == 512 * 512 // 196
     assert info_of().tuned({"detail": "high"}).options_key("vision_chunk") == info_of().options_key("vision_chunk")
     sizes = {"size": {"max_height": 8, "max_width": 8}}
     assert info_of().tuned(sizes).geometry(MediaHeader("vision_chunk", 1000, 1000)).merged == (1, 4, 4)
