@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -51,8 +52,11 @@ def resolve(name: str) -> Any:
 def load_processing(
     row: Architecture, files: ModelFiles, options: Mapping[str, Any], tokenizer: Tokenizer | None = None
 ) -> ProcessingInfo:
-    """`tokenizer`: for families whose items are written with text of their own."""
-    given = files.processors if tokenizer is None else replace(files.processors, encode=tokenizer.encode_plain)
+    """`tokenizer`: for families whose items are written with text of their own; None: the checkpoint's, once it is needed."""
+    words = cache(lambda: Tokenizer(files.path) if tokenizer is None else tokenizer)
+    given = replace(
+        files.processors, encode=lambda text: words().encode_plain(text), special=lambda text: words().token_to_id(text)
+    )
     return cast(ProcessingInfo, resolve(row.processing)(given, options))
 
 

@@ -28,8 +28,9 @@ def read_json(path: Path) -> dict[str, Any]:
 class ProcessorFiles:
     """The raw JSON that a ProcessingInfo is made from; a missing file is an empty object.
 
-    `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives the token ids of plain text (no special tokens added or recognised), for families whose items are
-    written with text of their own.
+    `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives
+    the token ids of plain text (no special tokens added or recognised), for families whose items are written with text of
+    their own; `special` gives the id of the one token that spells a text, None where there is none.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class ProcessorFiles:
     audio: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
     encode: Callable[[str], list[int]] | None = None
+    special: Callable[[str], int | None] | None = None
 
 
 def read_preprocessors(path: str | Path) -> ProcessorFiles:
