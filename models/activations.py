@@ -12,7 +12,8 @@ from ..kernels.panels import WIDTH
 from .audio.whisper_encoder import EncoderConfig
 from .config import TextConfig
 from .interface import Work
-from .vision.qwen_vit import TowerConfig
+from .layers.connectors import ProjectorSpec
+from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
 
@@ -87,13 +88,13 @@ def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
     return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 
-def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.vision.qwen_vit.Tower` for so many patches in one call."""
+def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.vision.vit.Tower` and a projector behind it for so many patches in one call."""
     s, w = dtype.itemsize, c.width
     call = 2 * c.patch_dim * s  # pixels of the items, and all in one tensor
     call += w * s + 3 * c.head_dim * _WIDE + 6 * 8  # x, angles, places of each patch
     embed = _linear(c.patch_dim, w, dtype, work)
-    norm = _rms_norm(w, s) if c.act is None else w * s
+    norm = _rms_norm(w, s) if c.rms else w * s
     qkv = w * s + 3 * w * s  # the normed input is still there
     attention = max(
         w * s + _linear(w, 3 * w, dtype, work),
@@ -101,9 +102,14 @@ def tower_bytes(c: TowerConfig, patches: int, dtype: torch.dtype, work: Work) ->
         qkv + 2 * w * s + 2 * w * s + _laid_out(w, dtype, work.device),  # rotated, results of a run and of all
         qkv + 3 * w * s + _linear(w, w, dtype, work),
     )
-    mlp = w * s + max(4 * c.inner * s, 3 * c.inner * s + _linear(c.inner, w, dtype, work), _linear(w, 2 * c.inner, dtype, work))
+    gate = c.inner * s if c.gated else 0
+    mlp = w * s + max(
+        gate + 2 * c.inner * s + c.inner * s * c.gated,
+        gate + 2 * c.inner * s + _linear(c.inner, w, dtype, work),
+        _linear(w, (1 + c.gated) * c.inner, dtype, work),
+    )
     merger = w * s + max(2 * w * s, w * s + _linear(w, w, dtype, work))  # normed groups, gelu
-    rows = 3 * c.out_width * s // c.merge**2  # in the order of the tower, of the items, and cut to items
+    rows = 3 * out.out * s // out.group  # in the order of the tower, of the items, and cut to items
     return patches * (call + w * s + max(embed, norm, attention, mlp, merger) + rows)
 
 

@@ -11,7 +11,7 @@ from sensorium.mm.errors import ConfigError
 from sensorium.models.config import text_config
 from sensorium.models.layers.linear import Head, Linear
 from sensorium.models.qwen2_vl import Qwen2VL, Qwen25VL
-from sensorium.models.vision.qwen_vit import plan_layout
+from sensorium.models.vision.places import plan_layout
 from sensorium.models.weights import quantize
 
 MODELS = Path(__file__).parents[2] / "models"

@@ -1,0 +1,124 @@
+"""Where patches lie: the order they run through a tower in, and the learned rows added for their places. Knows no layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .spec import RotarySpec, TableSpec
+
+Grid = tuple[int, int, int]
+"""`(t, h, w)` in patches of one item; pictures of several tiles count them by t."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order in which patches run through the tower, shared by all layers.
+
+    `order`: int64 `[squares]`, the merged squares window by window within their frame; None when natural.
+    `frames`, `windows`: patches of each segment in that order. `h`, `w`: int64 `[patches]`.
+    """
+
+    order: Tensor | None
+    frames: list[int]
+    windows: list[int]
+    h: Tensor
+    w: Tensor
+
+
+def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> Layout:
+    """Segments and coordinates of items with patch grids `(t, h, w)`.
+
+    Example: 2x3 merged patches and windows of 2x2 run as 0 1 3 4 | 2 5, segments of 16 and 8 patches (merge 2).
+    Windows of one size lie next to each other, so that attention takes them as one batch.
+    """
+    order, frames, windows, rows, columns = [], [], [], [], []
+    base, unit = 0, merge * merge
+    for t, h, w in grids:
+        index = torch.arange(h * w // unit).view(h // merge, w // merge)
+        pieces = [index]
+        if window:
+            pieces = [piece for band in index.split(window, 0) for piece in band.split(window, 1)]
+            pieces.sort(key=lambda piece: -piece.numel())
+        frame = torch.cat([piece.flatten() for piece in pieces])
+        y, x = (in_squares(axis, merge) for axis in torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"))
+        for _ in range(t):
+            order.append(frame + base)
+            rows.append(y[frame])
+            columns.append(x[frame])
+            base += index.numel()
+        frames += [h * w] * t
+        windows += [piece.numel() * unit for piece in pieces] * t
+    natural = windows == frames
+    return Layout(
+        None if natural else torch.cat(order), frames, windows, torch.cat(rows).flatten(), torch.cat(columns).flatten()
+    )
+
+
+def in_squares(grid: Tensor, merge: int) -> Tensor:
+    """`[h, w, ...]` -> `[squares, merge * merge, ...]`, square by square, as patches come from the processor."""
+    h, w = grid.shape[:2]
+    blocks = grid.reshape(h // merge, merge, w // merge, merge, *grid.shape[2:]).transpose(1, 2)
+    return blocks.reshape(-1, merge * merge, *grid.shape[2:])
+
+
+def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
+    """Float32 `[dim / 2]`, and int64 of the same shape: the axis that turns each, 0 for rows and 1 for columns."""
+    half = dim // 2
+    if spec.order == "even_odd":
+        each = spec.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+        return torch.cat((each[0::2], each[1::2])), torch.arange(2).repeat_interleave(half // 2)
+    each = spec.theta ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)
+    if spec.order == "alternating":
+        return each.repeat_interleave(2), torch.tensor((1, 0)).repeat(len(each))
+    assert spec.order == "blocks", f"order of frequencies {spec.order!r}"
+    return each.repeat(2), torch.arange(2).repeat_interleave(len(each))
+
+
+def places(table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> Tensor:
+    """`table` `[side * side, width]` fitted to each item's grid: `[patches, width]` in its dtype, in squares.
+
+    A grid's rows depend on nothing but that grid.
+    """
+    parts = []
+    for t, h, w in grids:
+        frame = in_squares(_fitted(table, spec, h, w), merge).flatten(0, 1)
+        if t > 1 and spec.frames:
+            times = _sinusoids(t, table.shape[1]).to(frame.device)
+            parts.append((frame.float() + times[:, None]).flatten(0, 1).to(table.dtype))
+        else:
+            parts += [frame] * t
+    return torch.cat(parts)
+
+
+def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
+    """`[h, w, width]`."""
+    side = spec.side
+    square = table.view(side, side, -1)
+    if spec.fit == "buckets":
+        rows, columns = _buckets(h, side).to(table.device), _buckets(w, side).to(table.device)
+        return square[rows[:, None], columns]
+    if (h, w) == (side, side):
+        return square
+    assert spec.fit != "exact", f"a grid of {h}x{w} patches for a table of {side}x{side} places"
+    corners = {"align_corners": spec.align_corners, "antialias": spec.antialias}
+    planes = square.float().permute(2, 0, 1)[None]
+    return F.interpolate(planes, (h, w), mode=spec.fit, **corners)[0].permute(1, 2, 0).to(table.dtype)
+
+
+def _buckets(count: int, side: int) -> Tensor:
+    """The place of each of `count` patches along a side; in float32, as the published models cut it."""
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    corners = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
+    return torch.bucketize(corners.clamp(max=1.0 - 1e-6), bounds, right=True)
+
+
+def _sinusoids(frames: int, width: int) -> Tensor:
+    """Float32 `[frames, width]`: sines, then cosines, of `frame * 10000 ** (-2i / width)` (arXiv 1706.03762, 3.5)."""
+    freq = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+    angles = torch.arange(frames, dtype=torch.float32)[:, None] * freq
+    return torch.cat((angles.sin(), angles.cos()), 1)
