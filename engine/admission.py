@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ..mm.errors import InputError
@@ -18,15 +19,20 @@ def check_length(length: int, limit: int) -> None:
 
 
 def check_features(features: Sequence[MultiModalFeature], start: int, stop: int) -> None:
-    """InputError unless the items lie in order, apart, inside the tokens `[start, stop)`, as long as their grids say."""
+    """InputError unless the items lie in order, apart, inside the tokens `[start, stop)`, as long as their grids say.
+
+    Two may share a range, where no token stands for rows of both.
+    """
+    alone = None  # the item before, if it has its range for itself
     for index, feature in enumerate(features):
-        if feature.range.offset < start or feature.range.end > stop:
+        shared = alone is not None and alone.range.shares(feature.range)
+        if not shared and (feature.range.offset < start or feature.range.end > stop):
             where = f"[{feature.range.offset}, {feature.range.end})"
             raise InputError(f"{feature.modality} {index}: its tokens {where} are not inside [{start}, {stop})")
         rows, slots = feature.geometry.num_embeds, feature.range.num_embeds
         if rows != slots:
             raise InputError(f"{feature.modality} {index}: {slots} placeholder tokens stand for {rows} encoder rows")
-        start = feature.range.end
+        start, alone = feature.range.end, None if shared else feature
 
 
 def check_cross(rows: int, capacity: int, takes_cross: bool) -> None:
@@ -52,11 +58,16 @@ def check_atoms(
         if last - first > room:
             reason = f"{last - first} tokens have to be computed at once, a step has room for {room}"
             raise InputError(f"{reason}; raise max_num_batched_tokens")
-    items = [(feature.range.offset, feature.range.end) for feature in features] if cross_rows else []
-    for first, last in (*parts, *items):
+    for first, last in (*parts, *_read_at_once(features, cross_rows > 0)):
         inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
         rows = sum(inside.values()) + cross_rows
         if rows > most_rows:
             raise InputError(
                 f"{rows} encoder rows are needed at once, there is room for {most_rows}; raise encoder_cache_bytes"
             )
+
+
+def _read_at_once(features: Sequence[MultiModalFeature], every: bool) -> list[Atom]:
+    """Ranges whose rows have to be there together with others: those that two items share, or `every` one."""
+    ranges = Counter((feature.range.offset, feature.range.end) for feature in features)
+    return [where for where, items in ranges.items() if every or items > 1]

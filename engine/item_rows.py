@@ -51,10 +51,10 @@ class ItemRows:
             before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
             alone = before == 0 or self._whole  # without this item nothing can be computed
             if rows > budget and not (first and (alone or not tasks)) and feature.hash not in self.encoder:
-                return before, tasks
+                return before, self._leave(request, index, tasks)
             here = self.encoder.read(feature.hash, request.user(index))
             if here is None:
-                return before, tasks
+                return before, self._leave(request, index, tasks)
             request.sources.setdefault(index, "cache" if here else "encoded")
             if not here:
                 tasks.append(EncodeTask(request.request_id, index, feature.hash))
@@ -76,6 +76,16 @@ class ItemRows:
             request.next_feature += 1
         if request.cross_done and request.message.cross is not None:
             self.encoder.unread(request.message.cross.hash, request.user(CROSS))
+
+    def _leave(self, request: Request, index: int, tasks: list[EncodeTask]) -> list[EncodeTask]:
+        """The tasks that remain where an item cannot be read: not that of the item it shares its range with."""
+        other = index - 1
+        if index < 1 or request.item(other).range.offset != request.item(index).range.offset:
+            return tasks
+        self.encoder.unread(request.item(other).hash, request.user(other))
+        if tasks and tasks[-1].index == other:
+            self.encoder.fail(tasks.pop().hash)
+        return tasks
 
     def _needed(self, request: Request, count: int) -> Iterable[tuple[int, MultiModalFeature]]:
         """Items whose rows the next `count` tokens read."""

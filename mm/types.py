@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -152,12 +153,18 @@ MediaItem = ImageItem | VideoItem | AudioItem | VisionChunk
 class ItemGeometry:
     """The grid of one item, in patches *before* merging, from which tokens, rows and positions all follow.
 
+    Example: 20 x 30 patches merged by 2 with a row after each of the 10 lines are `ItemGeometry(1, 20, 30, 2, extra=10)`.
+
     Args:
         t, h, w: temporal grid steps, patches high, patches wide.
         merge: patches merged to one embedding along h and along w.
         time_step: positions per temporal grid step; the product with the step index is cut to an integer.
         times: seconds of the source at each temporal grid step, for families that write them as text.
         merge_t: temporal grid steps merged to one.
+        extra: encoder rows beside the grid's own (an overview, line breaks, separators).
+        tiles: rows and columns of the crops that a picture is cut into; (0, 0): it is not.
+        linear: its rows advance on all axes of positions together, as text does.
+        folded: tokens of its range before and after its rows take the position of the token before it and of that after it.
     """
 
     t: int
@@ -167,6 +174,10 @@ class ItemGeometry:
     time_step: float = 1.0
     times: tuple[float, ...] = ()
     merge_t: int = 1
+    extra: int = 0
+    tiles: tuple[int, int] = (0, 0)
+    linear: bool = False
+    folded: bool = False
 
     @property
     def merged(self) -> tuple[int, int, int]:
@@ -180,7 +191,7 @@ class ItemGeometry:
     @property
     def num_embeds(self) -> int:
         """Rows the encoder returns for this item."""
-        return self.num_patches // (self.merge**2 * self.merge_t)
+        return prod(self.merged) + self.extra
 
 
 @dataclass(frozen=True)
@@ -216,7 +227,8 @@ class PlaceholderRange:
     """Where one item sits in the token sequence: `[offset, offset + length)`.
 
     `is_embed` (bool `[length]`) tells which of those tokens are encoder rows; None means all of them, and is the
-    only form used for "all" (a mask that is all true is never built), so that equality and hashing agree.
+    only form used for "all" (a mask that is all true is never built), so that equality and hashing agree. Two items may
+    share a range where no token stands for rows of both (a clip and its sound).
     """
 
     offset: int
@@ -245,6 +257,17 @@ class PlaceholderRange:
         """Bool `[length]`."""
         return torch.ones(self.length, dtype=torch.bool) if self.is_embed is None else self.is_embed
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Tokens `[first, last)` of the sequence of each run of embeddings that lie side by side, in order."""
+        if self.is_embed is None:
+            return [(self.offset, self.end)] if self.length else []
+        return true_runs(self.is_embed, self.offset)
+
+    def shares(self, other: PlaceholderRange) -> bool:
+        """Whether both are the same tokens and none of them stands for rows of both."""
+        same = (self.offset, self.length) == (other.offset, other.length)
+        return same and not bool((self.mask() & other.mask()).any())
+
 
 @dataclass(frozen=True)
 class MultiModalFeature:
@@ -258,6 +281,13 @@ class MultiModalFeature:
     range: PlaceholderRange
     geometry: ItemGeometry
     hash: str
+
+
+def true_runs(mask: Tensor, offset: int = 0) -> list[tuple[int, int]]:
+    """`[first, last)` of each run of true values of a bool `[n]`: with F T T F T at 10, (11, 13) and (14, 15)."""
+    closed = torch.nn.functional.pad(mask.to(torch.int8), (1, 1))
+    first, last = ((closed.diff() == edge).nonzero().flatten() + offset for edge in (1, -1))
+    return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
 def name_item(features: Sequence[MultiModalFeature], key: str) -> str:

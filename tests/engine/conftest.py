@@ -115,6 +115,17 @@ def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiMod
     return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 1, rows), digest("toy", seed, rows, edges))
 
 
+def pair(offset: int, rows: int, seed: int = 1) -> list[MultiModalFeature]:
+    """Two items of `rows` and `rows + 1` encoder rows that share a range, by turns, with a token before and after them."""
+    mask = torch.tensor([False, *[True, False] * rows, False, False])
+    other = torch.tensor([False, *[False, True] * rows, True, False])
+    one, two = item(offset, rows, seed), item(offset, rows + 1, seed + 1)
+    return [
+        replace(one, range=PlaceholderRange(offset, len(mask), mask)),
+        replace(two, range=PlaceholderRange(offset, len(mask), other), geometry=replace(two.geometry, linear=True)),
+    ]
+
+
 def make_request(name: str, rng: random.Random, media: bool = True, hold_open: bool = False, **params) -> EngineRequest:
     """A random prompt of 1-30 text tokens with up to two items."""
     tokens, features = [], []
@@ -185,6 +196,6 @@ def assert_empty(core: EngineCore) -> None:
 @pytest.fixture(scope="session")
 def toy():
     """Everything above, for test files that cannot import it."""
-    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "make_request", "of")
+    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "pair", "make_request", "of")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty")
     return SimpleNamespace(**{name: globals()[name] for name in names})

@@ -40,7 +40,7 @@ def feature():
         "name": FieldElem("x", SharedField()),
     }
     where = PlaceholderRange(3, 3, torch.tensor([False, True, False]))
-    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 2, 2, 2, 0.5), "ab" * 32)
+    return MultiModalFeature("image", kwargs, where, ItemGeometry(1, 2, 2, 2, 0.5, (0.5,), 1, 3, (1, 2), True), "ab" * 32)
 
 
 def messages():

@@ -50,9 +50,11 @@ class History(RuleBasedStateMachine):
         tokens, features = [], []
         for _ in range(self.rng.randint(0, 2)):
             tokens += [7] * self.rng.randint(0, 6)
-            features.append(
-                self.toy.item(offset + len(tokens), *self.rng.choice([(5, 1), (6, 2), (3, 3)]), edges=self.rng.random() < 0.5)
-            )
+            place = offset + len(tokens)
+            if self.rng.random() < 0.2:
+                features += self.toy.pair(place, 2)
+            else:
+                features.append(self.toy.item(place, *self.rng.choice([(5, 1), (6, 2), (3, 3)]), edges=self.rng.random() < 0.5))
             tokens += [self.toy.PAD] * features[-1].range.length
         return tokens + [8] * self.rng.randint(0, 3) + self.text(1, 3), features
 

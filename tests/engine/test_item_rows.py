@@ -203,3 +203,45 @@ def test_rows_that_are_given_take_the_bytes_they_are_counted_with(toy):
         answers.append(toy.tokens_of(toy.drain(core)["a"]))
         toy.assert_empty(core)
     assert answers[0] == answers[1] != []
+
+
+def test_two_items_share_a_range(toy):
+    core = toy.make_core(budget=3)
+    request = toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3))
+    core.add(request)
+    assert toy.tokens_of(toy.drain(core)["r"]) == toy.alone(request)[0]
+    toy.assert_empty(core)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: [a, replace(b, range=replace(b.range, is_embed=a.range.is_embed))], "not inside"),
+        (lambda a, b: [a, replace(b, range=replace(b.range, offset=2))], "not inside"),
+        (lambda a, b: [a, b, b], "not inside"),
+        (lambda a, b: [a, replace(b, geometry=replace(b.geometry, w=9))], "4 placeholder tokens stand for 9 encoder rows"),
+    ],
+)
+def test_nothing_else_is_shared(toy, change, message):
+    core = toy.make_core()
+    with pytest.raises(InputError, match=message):
+        core.add(toy.of("r", (5, *[toy.PAD] * 9, 7, 7), change(*toy.pair(1, 3))))
+    toy.assert_empty(core)
+
+
+def test_items_that_share_a_range_have_to_fit_together(toy):
+    with pytest.raises(InputError, match="7 encoder rows are needed at once, there is room for 6"):
+        toy.make_core(encoder_rows=6).add(toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3)))
+
+
+@pytest.mark.parametrize("options", [{"encoder_rows": 8}, {"encoder_budget": 5}, {"encoder_rows": 8, "encoder_budget": 5}])
+def test_neither_of_two_items_waits_for_the_other_with_its_rows(toy, options):
+    """One could be had and the other not: no sequence keeps the first while it stands before the range."""
+    core = toy.make_core(budget=30, **options)
+    requests = [toy.of(f"r{i}", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3, seed=2 * i)) for i in range(4)]
+    for request in requests:
+        core.add(request)
+    outputs = toy.drain(core)
+    for request in requests:
+        assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
+    toy.assert_empty(core)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import build_model, token_ids
-from sensorium.mm.positions import grid_run, mrope_positions
+from sensorium.mm.positions import grid_run, in_step, mrope_positions
 from sensorium.mm.types import ItemGeometry, PlaceholderRange
 
 
@@ -57,6 +60,73 @@ def test_text_inside_a_range_counts_as_text():
     positions, delta = mrope_positions(8, [(PlaceholderRange(1, 6, mask), SQUARE)])
     assert positions.tolist() == [digits("0 1 2222 4 5"), digits("0 1 2233 4 5"), digits("0 1 2323 4 5")]
     assert delta == -2
+
+
+def masked(offset: int, text: str) -> PlaceholderRange:
+    """`.` is a token of text, `#` an embedding."""
+    return PlaceholderRange(offset, len(text), torch.tensor([letter == "#" for letter in text]))
+
+
+def test_frames_parted_by_text_are_grids_that_start_anew():
+    """Conformance 38 and 39: "<0.2 seconds>", start, grid, end, for each group of frames."""
+    where, clip = masked(1, "..####...####."), ItemGeometry(2, 4, 4, 2, time_step=7.0, times=(0.2, 1.2))
+    positions, delta = mrope_positions(17, [(where, clip)])
+    assert positions.tolist() == [
+        digits("0 1 2 3333 5 6 7 8888") + [10, 11, 12],
+        digits("0 1 2 3344 5 6 7 8899") + [10, 11, 12],
+        digits("0 1 2 3434 5 6 7 8989") + [10, 11, 12],
+    ]
+    assert delta == -4
+
+
+def test_a_run_of_several_steps_keeps_its_time():
+    where, clip = masked(0, "########.####"), ItemGeometry(3, 4, 4, 2, time_step=2.0)
+    assert mrope_positions(13, [(where, clip)])[0][0].tolist() == digits("0000 2222 3 4444")
+
+
+def test_a_run_that_is_no_whole_step_is_a_bug_that_shows():
+    with pytest.raises(AssertionError, match="no whole steps of 2 x 2"):
+        mrope_positions(5, [(masked(0, "##.##"), SQUARE)])
+    with pytest.raises(AssertionError, match="3 tokens for 4 embeddings"):
+        mrope_positions(5, [(masked(0, "###.."), SQUARE)])
+
+
+def test_sound_advances_as_text_does():
+    sound = ItemGeometry(5, 1, 1, linear=True)
+    positions, delta = mrope_positions(8, place((1, sound)))
+    assert positions.tolist() == [list(range(8))] * 3
+    assert delta == 0
+    assert mrope_positions(9, [(masked(1, "##.###"), sound)])[0].tolist() == [list(range(9))] * 3
+
+
+def test_a_fourth_axis_counts_rows():
+    positions, delta = mrope_positions(7, place((1, SQUARE)), axes=4)
+    assert positions.tolist() == [digits("0 1234 5 6"), digits("0 1111 5 6"), digits("0 1122 5 6"), digits("0 1212 5 6")]
+    assert delta == 0
+
+
+def shared(offset: int, clip: ItemGeometry, sound: ItemGeometry, span: int = 1) -> list[tuple[PlaceholderRange, ItemGeometry]]:
+    """A clip and its sound in one range, with a token before and after the rows of both."""
+    ours = in_step(clip, sound, span)
+    edge = torch.zeros(1, dtype=torch.bool)
+    masks = [torch.cat([edge, mask, edge]) for mask in (ours, ~ours)]
+    return [(PlaceholderRange(offset, len(mask), mask), geometry) for mask, geometry in zip(masks, (clip, sound), strict=True)]
+
+
+def test_a_clip_and_its_sound_start_together():
+    clip, sound = ItemGeometry(2, 2, 4, 2, time_step=3.0), ItemGeometry(5, 1, 1, linear=True)
+    assert in_step(clip, sound).tolist() == [bool(int(c)) for c in "110001100"]
+    assert in_step(clip, sound, span=4).tolist() == [bool(int(c)) for c in "111100000"]
+    positions, delta = mrope_positions(13, shared(1, clip, sound))
+    assert positions.tolist() == [
+        digits("0 1 22 234 55 56 7 8"),
+        digits("0 1 22 234 22 56 7 8"),
+        digits("0 1 23 234 23 56 7 8"),
+    ]
+    assert delta == -4
+    positions, delta = mrope_positions(13, shared(1, replace(clip, folded=True), sound))
+    assert positions[0].tolist() == digits("0 0 11 123 44 45 6 6")
+    assert delta == -6
 
 
 def test_one_axis_is_a_plain_count():
@@ -130,4 +200,119 @@ def test_equal_to_transformers_where_no_clip_outlasts_its_grid(oracle, data):
     )
     positions, delta = mrope_positions(len(ids), placed)
     assert torch.equal(positions, want[:, 0])
+    assert delta == int(want_delta)
+
+
+def stub(family: str, methods: tuple[str, ...], owner: str, **attributes) -> SimpleNamespace:
+    """transformers' position rule of a family without a model around it."""
+    from importlib import import_module
+
+    cls = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), owner)
+    model = SimpleNamespace(**attributes)
+    for name in methods:
+        setattr(model, name, getattr(cls, name).__get__(model))
+    return model
+
+
+PARTED = {"qwen3_vl": "Qwen3VLModel", "glm4v": "Glm4vModel", "ernie4_5_vl_moe": "Ernie4_5_VLMoeModel"}
+
+
+@pytest.mark.parametrize("family", PARTED)
+@given(data=st.data())
+def test_equal_to_the_oracle_where_a_clip_is_parted_or_merged_in_time(family, data):
+    vision = SimpleNamespace(spatial_merge_size=2, temporal_merge_size=2)
+    model = stub(
+        family, ("get_rope_index", "get_vision_position_ids"), PARTED[family], config=SimpleNamespace(vision_config=vision)
+    )
+    types, grids, placed = [0], {1: [], 2: []}, []
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind, h, w = data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
+        merges = kind == 2 and family == "ernie4_5_vl_moe"
+        t = 1 if kind == 1 else data.draw(st.integers(1, max(h, w))) * (1 + merges)
+        geometry = ItemGeometry(t, 2 * h, 2 * w, 2, merge_t=1 + merges)
+        grids[kind].append([t, 2 * h, 2 * w])
+        inside = [kind] * geometry.num_embeds if merges or kind == 1 else ([0, 0, 0] + [kind] * h * w + [0]) * t
+        mask = torch.tensor(inside) > 0
+        placed.append((PlaceholderRange(len(types), len(inside), None if mask.all() else mask), geometry))
+        types += [*inside, *[0] * data.draw(st.integers(1, 3))]
+    want, want_delta = model.get_rope_index(
+        torch.zeros(1, len(types), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([types], dtype=torch.int32),
+        image_grid_thw=torch.tensor(grids[1]) if grids[1] else None,
+        video_grid_thw=torch.tensor(grids[2]) if grids[2] else None,
+        attention_mask=torch.ones(1, len(types), dtype=torch.int64),
+    )
+    positions, delta = mrope_positions(len(types), placed)
+    assert torch.equal(positions, want[:, 0])
+    assert delta == int(want_delta)
+
+
+OMNI = {  # family -> class, positions per second, mel frames of so many rows, positions in which rows are taken in turn
+    "qwen2_5_omni": ("Qwen2_5OmniPreTrainedModelForConditionalGeneration", 25, lambda rows: 4 * rows, 50),
+    "qwen3_omni_moe": (
+        "Qwen3OmniMoePreTrainedModelForConditionalGeneration",
+        13,
+        lambda rows: (rows // 13) * 100 + rows % 13 * 8,
+        1,
+    ),
+}
+TEXT, IMAGE_ID, VIDEO_ID, SOUND_ID, VISION_START, SOUND_START, END = range(7)
+
+
+@pytest.mark.parametrize("family", OMNI)
+@given(data=st.data())
+def test_equal_to_the_oracle_with_sound(family, data):
+    """Pictures, clips and sounds, and clips with their sound in one range that lasts at least as long."""
+    owner, per_second, mels, span = OMNI[family]
+    audio = SimpleNamespace(n_window=50)
+    config = SimpleNamespace(
+        image_token_id=IMAGE_ID, video_token_id=VIDEO_ID, audio_token_id=SOUND_ID, vision_start_token_id=VISION_START,
+        audio_start_token_id=SOUND_START, position_id_per_seconds=per_second, seconds_per_chunk=2, audio_config=audio,
+    )  # fmt: skip
+    methods = ("get_rope_index", "get_llm_pos_ids_for_vision", "get_chunked_index")
+    model = stub(family, methods, owner, config=config, spatial_merge_size=2)
+    joint = data.draw(st.booleans())  # the oracle takes clips with sound or without, not both
+    ids, grids, sounds, seconds, placed = [TEXT], {IMAGE_ID: [], VIDEO_ID: []}, [], [], []
+
+    def write(start, items, end):
+        ids.extend(start)
+        length = items[0][0].length
+        content = torch.full((length,), END)
+        content[0] = SOUND_START  # of a clip with its sound, else it is a row
+        for where, geometry, token in items:
+            content[where.mask()] = token
+            placed.append((PlaceholderRange(len(ids), length, where.is_embed), geometry))
+        ids.extend([*content.tolist(), *end, *[TEXT] * data.draw(st.integers(1, 3))])
+
+    for kind in [IMAGE_ID, *data.draw(st.lists(st.sampled_from([IMAGE_ID, VIDEO_ID, SOUND_ID]), max_size=3))]:
+        h, w, t = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
+        rows = data.draw(st.integers(1, 150))
+        sound = ItemGeometry(rows, 1, 1, linear=True)
+        if kind == SOUND_ID:
+            write([SOUND_START], [(PlaceholderRange(0, rows), sound, SOUND_ID)], [END])
+            sounds.append(mels(rows))
+            continue
+        second = data.draw(st.sampled_from([1.0, 2.0]))
+        clip = ItemGeometry(1 if kind == IMAGE_ID else t, 2 * h, 2 * w, 2, second * per_second)
+        grids[kind].append([clip.t, 2 * h, 2 * w])
+        seconds += [second] if kind == VIDEO_ID else []
+        if kind == IMAGE_ID or not joint:
+            write([VISION_START], [(PlaceholderRange(0, clip.num_embeds), clip, kind)], [END])
+            continue
+        assume(rows > (t - 1) * clip.time_step + max(h, w))
+        (ours, _), (theirs, _) = shared(0, clip, sound, span)
+        clip = replace(clip, folded=family == "qwen2_5_omni")  # which counts the two starts as one
+        write([VISION_START], [(ours, clip, VIDEO_ID), (theirs, sound, SOUND_ID)], [END])
+        sounds.append(mels(rows))
+    want, want_delta = model.get_rope_index(
+        torch.tensor([ids]),
+        torch.tensor(grids[IMAGE_ID]),
+        torch.tensor(grids[VIDEO_ID]) if grids[VIDEO_ID] else None,
+        torch.ones(1, len(ids), dtype=torch.int64),
+        joint,
+        torch.tensor(sounds) if sounds else None,
+        torch.tensor(seconds) if seconds else None,
+    )
+    positions, delta = mrope_positions(len(ids), placed)
+    assert torch.equal(positions, want[:, 0].long())
     assert delta == int(want_delta)

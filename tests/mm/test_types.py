@@ -54,6 +54,27 @@ def test_grids():
     assert (grid.merged, grid.num_patches, grid.num_embeds) == ((3, 2, 3), 72, 18)
 
 
+def test_rows_beside_the_grid_count():
+    lines = ItemGeometry(1, 20, 30, 2, extra=10, tiles=(2, 3))
+    assert (lines.merged, lines.num_embeds) == ((1, 10, 15), 160)
+    assert ItemGeometry(0, 0, 0, extra=7).num_embeds == 7
+
+
+def test_runs_of_embeddings_lie_side_by_side():
+    assert MASKED.runs() == [(3, 4), (5, 7)]
+    assert PlaceholderRange(4, 3).runs() == [(4, 7)]
+    assert PlaceholderRange(4, 0).runs() == PlaceholderRange(0, 2, torch.zeros(2, dtype=torch.bool)).runs() == []
+
+
+def test_ranges_are_shared_where_no_token_is_rows_of_both():
+    other = PlaceholderRange(2, 5, torch.tensor([False, False, True, False, False]))
+    assert MASKED.shares(other)
+    assert other.shares(MASKED)
+    assert not MASKED.shares(MASKED)
+    assert not MASKED.shares(PlaceholderRange(2, 5))
+    assert not MASKED.shares(PlaceholderRange(3, 5, other.is_embed))
+
+
 def test_items_know_their_size_and_pickle():
     image = ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8))
     clip = VideoItem(torch.zeros(2, 4, 6, 3, dtype=torch.uint8), FramePlan((0, 5), (0.0, 0.5), 10, 2.0))
