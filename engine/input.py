@@ -18,7 +18,7 @@ from ..processors.interface import ProcessingInfo, Span
 from ..processors.spans import expand
 from ..processors.text import Tokenizer
 from .media import Item, MediaProcessor, MediaSettings, Processed, final_plan, num_bytes, source_bytes
-from .prompts import EncoderDecoderPrompt, Prompt, normalise
+from .prompts import Prompt, normalise
 from .types import ItemTrace
 
 
@@ -27,6 +27,7 @@ class Prepared:
     """One prompt, ready for the engine.
 
     `item_of`: for each feature, which of the items it is a piece of. `timings`: seconds of fetch, plan, decode and process.
+    `cross`: the item that is no part of the tokens, read through cross-attention.
     """
 
     prompt: str | None
@@ -37,11 +38,13 @@ class Prepared:
     trace: tuple[ItemTrace, ...] = ()
     item_of: tuple[int, ...] = ()
     salt: str = ""
+    cross: MultiModalFeature | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the processed items."""
-        return sum(num_bytes(feature.kwargs) for feature in self.features)
+        items = self.features if self.cross is None else (*self.features, self.cross)
+        return sum(num_bytes(feature.kwargs) for feature in items)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class InputProcessor:
 
     def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MediaSettings, max_model_len: int) -> None:
         self._info, self._tokenizer, self._most = info, tokenizer, max_model_len
-        self.media = MediaProcessor(info, replace(settings, max_rows=max_model_len))
+        self._crosses = any(name not in info.slot_ids for name in info.modalities)
+        self.media = MediaProcessor(info, settings if self._crosses else replace(settings, max_rows=max_model_len))
 
     def prepare(self, prompt: object, reserve: int = 1) -> Prepared:
         """Tokens with every slot expanded, and the processed item of each.
@@ -117,7 +121,7 @@ class InputProcessor:
         own = {"tokenizer": self._tokenizer, "max_model_len": self._most}
         chat: RenderedChat = render_chat(messages, **{**render, **own})
         media = _as_stream(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
-        given = decoder_only(normalise({"prompt": chat.text, "multi_modal_data": media, **request}))
+        given = self._given({"prompt": chat.text, "multi_modal_data": media, **request})
         self._guard(chat.text)
         return self._begin(given, encode_segments(chat.segments, self._tokenizer), reserve)
 
@@ -137,7 +141,10 @@ class InputProcessor:
         trace = tuple(_trace(*entry) for entry in zip(items, made, plans, seconds, strict=True))
         features, item_of = _features(items, made, ranges)
         timings = _stages(items, planned, seconds, remote=bool(draft.fetches))
-        return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "")
+        cross = features[0] if features and self._crosses else None
+        if cross is not None:
+            features, item_of = (), ()
+        return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "", cross)
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """What each item will take; nothing is decoded. Without a prompt's text only media are looked at.
@@ -146,7 +153,7 @@ class InputProcessor:
             InputError, MediaError: as `prepare`, as far as the headers tell.
         """
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
-            given = decoder_only(normalise({**prompt, "prompt": "", "fit": None}))
+            given = self._given({**prompt, "prompt": "", "fit": None})
             return [item.plan for item in self.media.open(given.media, given.uuids, given.options, given.salt, False)]
         given, ids = self._read(prompt)
         sources = self.media.parse(given.media, given.uuids, given.options)
@@ -155,11 +162,23 @@ class InputProcessor:
 
     def _read(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
         """A prompt and its token ids, slots not expanded."""
-        given = decoder_only(normalise(prompt))
+        given = self._given(prompt)
         if given.token_ids is not None:
             return given, given.token_ids
         self._guard(given.text or "")
-        return given, self._tokenizer.encode(given.text or "", add_special_tokens=special)
+        # what a tokenizer puts around a text is what an answer that is read across would look like
+        return given, self._tokenizer.encode(given.text or "", add_special_tokens=special and not self._crosses)
+
+    def _given(self, prompt: object) -> Prompt:
+        """InputError for a prompt that a model of the other kind could serve."""
+        given = normalise(prompt)
+        if isinstance(given, Prompt):
+            return given
+        if not self._crosses:
+            raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
+        if given.encoder.text or given.encoder.token_ids or given.decoder is None:
+            raise InputError('this model\'s encoder reads media alone; give its text as "decoder_prompt"')
+        return replace(given.encoder, text=given.decoder.text, token_ids=given.decoder.token_ids)
 
     def _begin(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared | Unfinished:
         sources = self.media.parse(given.media, given.uuids, given.options)
@@ -204,19 +223,14 @@ class InputProcessor:
     def _expand(
         self, ids: Sequence[int], items: Sequence[tuple[Item, Sequence[Span]]]
     ) -> tuple[tuple[int, ...], list[list[PlaceholderRange]]]:
-        """The tokens, and the ranges of each item's pieces in the order of `items`."""
+        """The tokens, and the ranges of each item's pieces in the order of `items`; of one read across, among its own rows."""
+        if self._crosses:
+            return tuple(ids), [[PlaceholderRange(0, item.plan.num_embeds)] for item, _ in items]
         slots: dict[str, list[Sequence[Span]]] = {}
         for item, spans in items:
             slots.setdefault(item.source.modality, []).append(spans)
         tokens, ranges = expand(ids, slots, self._info.slot_ids)
         return tokens, [ranges[item.source.modality][item.source.index] for item, _ in items]
-
-
-def decoder_only(prompt: Prompt | EncoderDecoderPrompt) -> Prompt:
-    """InputError for a prompt that only an encoder-decoder model can serve."""
-    if isinstance(prompt, EncoderDecoderPrompt):
-        raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
-    return prompt
 
 
 def _count(sources: Sequence[MediaSource]) -> Counter[str]:

@@ -23,7 +23,7 @@ from .core import EngineCore
 from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
 from .kv import KVBlocks, bytes_per_block, group_layers
-from .memory import encoder_cache_budget
+from .memory import encoder_cache_budget, most_keys
 from .quarantine import Quarantine
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
@@ -78,7 +78,8 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     store = EncoderStore(folder, most, fingerprint, model.hidden_size, dtype, device)
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
-    core = build_core(model, config, max_model_len, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
+    keys = most_keys(config, info, max_model_len)
+    core = build_core(model, config, max_model_len, keys, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
     load_weights(files.path, model, config.quantization)
     return Engine(core, max_model_len, dtype, store.row_bytes)
 
@@ -98,6 +99,7 @@ def build_core(
     model: Model,
     config: EngineConfig,
     max_model_len: int,
+    keys: int,
     prefill: str,
     encoder_bytes: int,
     store: EncoderStore,
@@ -106,6 +108,7 @@ def build_core(
     """Scheduler, caches and runner around a model that is ready to run.
 
     Args:
+        keys: of one sequence at most, see `most_keys`.
         prefill: how its prompts may be cut, see `SchedulerLimits`.
         encoder_bytes: of resident encoder rows.
         grammars: for structured outputs; None refuses them.
@@ -113,7 +116,7 @@ def build_core(
     if max_model_len < 2:
         raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer")
     block_bytes = bytes_per_block(model.cache_specs, config.block_size)
-    blocks = num_cache_blocks(config, block_bytes, max_model_len, config.torch_device)
+    blocks = num_cache_blocks(config, block_bytes, keys, config.torch_device)
     kept = None if config.prefix_cache_bytes is None else config.prefix_cache_bytes // block_bytes
     groups = group_layers(model.cache_specs)
     atom = 1 if prefill == "causal" else max_model_len

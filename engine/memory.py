@@ -21,6 +21,7 @@ from .largest import Largest, Room, largest_item, most_rows
 
 _LEAST_ENCODER_CACHE = 128 << 20
 _LARGEST_ITEMS = 4  # held at once by default
+_ANY_ROWS = 1 << 40
 _MIB = 1 << 20
 _MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
 _QUEUE_BYTES = 256 << 20  # of rows that wait to be written (engine/encoder_store.py)
@@ -32,13 +33,20 @@ _TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
 
 
 def largest_items(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> dict[str, int]:
-    """Modality -> encoder rows of its largest item under the engine's own options, below `max_model_len`.
+    """Modality -> encoder rows of its largest item under the engine's own options; below `max_model_len` if it has tokens.
 
     Modalities of which a prompt may hold none are left out. What the options of a single request allow beyond that is
     admitted as far as the caches hold it.
     """
     allowed = [name for name in info.modalities if config.limit_mm_per_prompt.get(name) != 0]
-    return {name: most_rows(info, name, config.media, max_model_len - 1) for name in allowed}
+    caps = {name: max_model_len - 1 if name in info.slot_ids else _ANY_ROWS for name in allowed}
+    return {name: most_rows(info, name, config.media, cap) for name, cap in caps.items()}
+
+
+def most_keys(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> int:
+    """That one sequence has at most in a cache: of its tokens, or of an item that is no part of them and is read across."""
+    items = largest_items(config, info, max_model_len)
+    return max([max_model_len, *(rows for name, rows in items.items() if name not in info.slot_ids)])
 
 
 def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> int:
@@ -137,13 +145,14 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     device, dtype = config.torch_device, model.cache_specs[0].dtype
     row_bytes = model.hidden_size * dtype.itemsize
     block = bytes_per_block(model.cache_specs, config.block_size)
-    blocks = num_cache_blocks(config, block, max_model_len, device)
+    longest = most_keys(config, info, max_model_len)
+    blocks = num_cache_blocks(config, block, longest, device)
     encoder_cache = encoder_cache_budget(config, info, row_bytes, max_model_len)
     items = largest_items(config, info, max_model_len)
-    keys = min(blocks * config.block_size, config.max_num_seqs * max_model_len)
+    keys = min(blocks * config.block_size, config.max_num_seqs * longest)
     atom = 0 if info.prefill == "causal" else max_model_len + config.max_num_seqs - 1
     rows = min(max(config.max_num_batched_tokens, atom), keys)
-    work = Work(rows, keys, max_model_len, device, config.quantization == "int8")
+    work = Work(rows, keys, longest, device, config.quantization == "int8")
     hidden, sampled = rows * row_bytes, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0

@@ -12,6 +12,7 @@ from ..mm.errors import InputError
 from .logits_processors import normalised
 from .repetition import RepetitionDetection
 from .structured import StructuredOutputs
+from .token_rules import SUPPRESS
 
 _GREEDY_BELOW = 1e-5  # dividing by less overflows float32
 
@@ -147,7 +148,8 @@ _OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
     """The checkpoint's own sampling defaults, as parameters; `do_sample: false` means greedy.
 
-    Source: generation_config.json's do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens.
+    Source: generation_config.json's do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens,
+    suppress_tokens and begin_suppress_tokens.
     """
     known = {field.name for field in fields(SamplingParams)}
     names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & known
@@ -156,6 +158,9 @@ def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
         given["max_tokens"] = config["max_new_tokens"]
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
+    suppressed = {"tokens": config.get("suppress_tokens"), "first": config.get("begin_suppress_tokens")}
+    if any(suppressed.values()):
+        given["logits_processors"] = {SUPPRESS: {name: tokens for name, tokens in suppressed.items() if tokens}}
     return SamplingParams(**given)  # type: ignore[arg-type]
 
 

@@ -63,6 +63,7 @@ class Ticket:
                 bad_word_ids=words,
                 hold_open=self.job.keep,
                 salt=prepared.salt,
+                cross=prepared.cross,
             )
 
     def take(self, delta: bool = False) -> RequestOutput | None:

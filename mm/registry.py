@@ -23,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2_5_VLForConditionalGeneration": Architecture(
         "models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"
     ),
+    "WhisperForConditionalGeneration": Architecture("models.whisper:Whisper", "processors.whisper:WhisperProcessingInfo"),
 }
 
 

@@ -13,6 +13,7 @@ from .audio.whisper_encoder import EncoderConfig
 from .config import TextConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
+from .text.encoder_decoder import CrossDecoderSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
@@ -124,6 +125,20 @@ def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dt
     mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
     layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
     return frames * (call + max(first, second, layer // 2))
+
+
+def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> int:
+    """Of `models.text.encoder_decoder.CrossDecoder`: of its rows, and of encoder rows whose keys are written in the step."""
+    s, w = dtype.itemsize, c.hidden_size
+    call = 8 + 16 + 8 + 32 + 3 * w * s  # ids, positions, slots, bounds; x, what is added to it, their sum
+    normed = w * s
+    attention = normed + max(3 * w * s + 3 * w * s, 3 * w * s + 2 * w * s + _linear(w, w, dtype, work))  # q, k, v and copies
+    mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
+    written = w * s + 2 * w * s + _linear(w, 2 * w, dtype, work)  # encoder rows end to end, keys and values twice
+    gathered = 0
+    if backend("attention", work.device, dtype) != "native":
+        gathered = 2 * 2 * work.keys * w * s + work.rows * work.longest * (1 + s)
+    return work.rows * (call + w * s + max(attention, mlp)) + work.keys * written + gathered
 
 
 def _laid_out(width: int, dtype: torch.dtype, device: torch.device) -> int:

@@ -70,3 +70,56 @@ class ProcessingInfo(Protocol):
 
     def options_key(self, modality: str) -> str:
         """A stable text of the processing options that matter for this modality; part of the item's hash."""
+
+
+@dataclass(frozen=True)
+class TimestampRule:
+    """Tokens that stand for times within a sound.
+
+    Args:
+        first: the token of 0 s; each one after it is `step` seconds later.
+        none: the token that says no times are wanted. end: the token that ends an answer.
+        latest: the first time is at most so many steps in; None: anywhere.
+    """
+
+    first: int
+    none: int
+    end: int
+    step: float
+    latest: int | None = None
+
+
+@dataclass(frozen=True)
+class SpeechRequest:
+    """How one sound is asked for.
+
+    Args:
+        prompt: trusted text: control tokens in it count, and the sound's slot where the family has one.
+        only: texts of the tokens one of which is the answer; empty: any may be chosen.
+        suppressed, suppressed_first: tokens that are never chosen, or not as the first one.
+        times: the rule that timestamps of the answer obey; None: there are none.
+    """
+
+    prompt: str
+    only: tuple[str, ...] = ()
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    times: TimestampRule | None = None
+
+
+class SupportsTranscription(Protocol):
+    """What a ProcessingInfo answers beside the rest if its family writes down speech."""
+
+    languages: Mapping[str, str]  # code -> English name
+    tasks: tuple[str, ...]  # "transcribe" (in the language spoken) and perhaps "translate" (to English)
+    longest_seconds: float  # of one sound
+    has_timestamps: bool
+
+    def detection(self) -> SpeechRequest | None:
+        """Its answer is the one token of the language spoken; None: the model finds it out as it writes, or knows one."""
+
+    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """`language` is a code of `languages`; None only where there is no detection. `context`: names and words to expect."""
+
+    def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
+        """Text and language code of an answer, control tokens in it included; (answer, language) where it is only text."""

@@ -1,4 +1,4 @@
-"""The decoder of an encoder-decoder model: self-attention over the paged cache, cross-attention over encoder rows. Knows no media.
+"""The decoder of an encoder-decoder model: it attends to its tokens, then to rows of an encoder. Knows no media.
 
 Sources: arXiv 1706.03762 (the layer), 2212.04356 and 2001.08210 (norms before each part, positions from a table).
 """
@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 class CrossDecoder(nn.Module):
-    """Token rows -> normed hidden states `[rows, hidden]`. A layer has two caches: of its tokens, then of the encoder's rows."""
+    """Token rows -> normed hidden states `[rows, hidden]`. A layer has two caches: of its tokens, and of the encoder's rows."""
 
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -126,9 +126,12 @@ class CrossDecoder(nn.Module):
         return self.layer_norm(x, add)  # type: ignore[no-any-return]
 
 
-def with_key_biases(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a checkpoint whose keys have no bias, with one of zeros for each, so that q, k and v are one product."""
+def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Weights of a checkpoint whose keys have no bias, with one of zeros for each, so that q, k and v are one product.
+
+    `prefix`: as stored, of the decoder.
+    """
     for name, tensor in weights:
         yield name, tensor
-        if name.endswith(".k_proj.weight"):
+        if name.startswith(prefix) and name.endswith(".k_proj.weight"):
             yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])

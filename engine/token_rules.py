@@ -1,0 +1,107 @@
+"""Rules about single tokens that checkpoints and speech models come with, as registered logits processors. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .logits_processors import register_logits_processor
+
+SUPPRESS, ONLY, TIMES = "suppress_tokens", "only_tokens", "timestamps"
+
+
+@dataclass(frozen=True)
+class SuppressTokens:
+    """`tokens` are never chosen, those of `first` not as the first of an answer."""
+
+    tokens: Sequence[int] = ()
+    first: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(self.tokens))  # lists come from JSON; rules that are equal run together
+        object.__setattr__(self, "first", tuple(self.first))
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        self.batch([self], [token_ids], logits[None])
+
+    @staticmethod
+    def batch(processors: Sequence[SuppressTokens], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
+        for (rule, empty), rows in _alike([(one, not answer) for one, answer in zip(processors, answers, strict=True)]):
+            tokens = (*rule.tokens, *rule.first) if empty else rule.tokens
+            logits[torch.tensor(rows)[:, None], torch.tensor(tokens, dtype=torch.int64)] = -torch.inf
+
+
+@dataclass(frozen=True)
+class OnlyTokens:
+    """None but these tokens are chosen."""
+
+    tokens: Sequence[int]
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        kept = torch.tensor(list(self.tokens), dtype=torch.int64, device=logits.device)
+        values = logits[kept]
+        logits.fill_(-torch.inf)[kept] = values
+
+
+@dataclass(frozen=True)
+class Timestamps:
+    """Times stand in pairs around text, never go back, and come as soon as all together are likelier than any word.
+
+    `first`: the token of the time 0, all after it are times. `none`: is never chosen. `end`: the first token that may follow
+    the time at the end of a text. `latest`: the answer begins with a time of at most so many steps.
+
+    Source: arXiv 2212.04356, section 2.3 and the appendix on long-form decoding.
+    """
+
+    first: int
+    none: int
+    end: int
+    latest: int | None = None
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        self.batch([self], [token_ids], logits[None])
+
+    @staticmethod
+    def batch(processors: Sequence[Timestamps], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
+        for rule, rows in _alike(processors):
+            part = logits[rows]
+            rule._apply([answers[row] for row in rows], part)
+            logits[rows] = part
+
+    def _apply(self, answers: Sequence[Sequence[int]], logits: Tensor) -> None:
+        bounds = torch.tensor([self._bounds(answer) for answer in answers], device=logits.device)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        lowest_word, lowest_time, highest = bounds[:, None].unbind(2)
+        word = ids < self.first
+        wrong = torch.where(word, ids < lowest_word, (ids < lowest_time) | (ids > highest))
+        logits.masked_fill_(wrong | (ids == self.none), -torch.inf)
+        times, words = logits[:, self.first :].logsumexp(1), logits[:, : self.first].amax(1)
+        logits.masked_fill_((times > words)[:, None] & word, -torch.inf)
+
+    def _bounds(self, answer: Sequence[int]) -> tuple[int, int, int]:
+        """The lowest word, the lowest time and the highest time that may follow."""
+        anything = 1 << 40
+        if not answer:
+            return self.first, self.first, anything if self.latest is None else self.first + self.latest
+        last = next((token for token in reversed(answer) if token >= self.first), None)
+        if answer[-1] < self.first:
+            return 0, self.first if last is None else last + 1, anything
+        if len(answer) > 1 and answer[-2] < self.first:  # the text is closed: its like opens the next, or the end comes
+            return self.end, answer[-1], anything
+        return 0, anything, anything
+
+
+def _alike(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:
+    """Equal keys and the places of each."""
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return list(places.items())
+
+
+for _name, _rule in ((SUPPRESS, SuppressTokens), (ONLY, OnlyTokens), (TIMES, Timestamps)):
+    register_logits_processor(_name, _rule)
