@@ -57,9 +57,12 @@ class ForwardBatch:
         kv_caches: one per entry of the model's `cache_specs`, `[2, num_blocks, block_size, kv_heads, head_dim]`, keys
             then values.
         embed_index: int64 `[n]` rows of the batch to be replaced by `embed_rows`, or None for a text-only step.
-        embed_rows: `[n, hidden]` encoder rows in that order.
+        embed_rows: `[n, row_size]` encoder rows in that order: the first `hidden` take the place of token embeddings, each
+            further `hidden` is added to the residual stream after one more of the first layers.
         cross_rows: `[n, hidden]` encoder rows whose keys and values the "cross" caches take in this step, at the slots of
             their `attn`; None when there are none.
+        modality_ids: int64 `[rows]`, what `routes_by_modality` says of the item that a row is part of, its start and end
+            tokens included, 0 for text; None where the model does not ask.
     """
 
     input_ids: Tensor
@@ -69,6 +72,7 @@ class ForwardBatch:
     embed_index: Tensor | None = None
     embed_rows: Tensor | None = None
     cross_rows: Tensor | None = None
+    modality_ids: Tensor | None = None
 
 
 class Model(Protocol):
@@ -77,11 +81,13 @@ class Model(Protocol):
     rope_axes: int
     vocab_size: int
     hidden_size: int
+    row_size: int  # numbers in an encoder row: `hidden_size`, and as much again for every level beyond the first
     max_positions: int  # config's max_position_embeddings
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
+    routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not wanted
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
-        """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, hidden]` tensor per item, in order."""
+        """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, row_size]` tensor per item, in order."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Final normed hidden states `[rows, hidden]`; writes keys and values into the caches."""
