@@ -168,7 +168,7 @@ def _largest_clip(info: ProcessingInfo, room: Room) -> Largest:
 
 def _largest_sound(info: ProcessingInfo, room: Room) -> Largest:
     rate, rows = info.decode_spec.rate, room.encoder_bytes // room.row_bytes
-    samples = most_samples(info, room.policy, min(room.tokens, rows))
+    samples = most_samples(info, room.policy, min(room.tokens, rows) if "audio" in info.slot_ids else rows)
     over = MediaHeader("audio", samples=samples + 1)
     long = (samples + 1) / rate > room.policy.max_audio_seconds
     limit = "media.max_audio_seconds" if long else room.setting(info, over) or ""
