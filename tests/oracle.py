@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,53 @@ def ensure_torchvision() -> None:
 
 
 @functools.cache
-def tokenizer(vocab: int = 640) -> Tokenizer:
-    """A byte-level BPE trained on three files of the standard library, plus Qwen's special tokens."""
+def _words() -> Tokenizer:
+    """A byte-level BPE of 626 tokens, trained on three files of the standard library."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
     text = [Path(os.__file__).with_name(name).read_text("utf-8") for name in ("os.py", "glob.py", "shutil.py")]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab - len(SPECIALS), initial_alphabet=alphabet, show_progress=False)
-    tok.train_from_iterator(text, trainer)
-    tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    tok.train_from_iterator(text, trainers.BpeTrainer(vocab_size=626, initial_alphabet=alphabet, show_progress=False))
     return tok
+
+
+def small_tokenizer(specials: Sequence[str]) -> Tokenizer:
+    """The small BPE with these special tokens, which take the ids from 626 on."""
+    tok = Tokenizer.from_str(_words().to_str())
+    tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+    return tok
+
+
+def fast_tokenizer(specials: Sequence[str], **named: Any) -> Any:
+    """`small_tokenizer` as transformers takes it; `named`: eos_token, pad_token, chat_template and so on."""
+    import transformers as tf
+
+    others = [name for name in specials if name not in named.values()]
+    return tf.PreTrainedTokenizerFast(tokenizer_object=small_tokenizer(specials), additional_special_tokens=others, **named)
+
+
+def text_config(words: Any, tie: bool = False, **changes: Any) -> dict[str, Any]:
+    """Arguments of a small text config for a `fast_tokenizer`: 3 layers of width 64, 4 heads, 2 of keys and values."""
+    return {
+        "vocab_size": len(words),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": tie,
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+    } | changes
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """The small BPE with Qwen's special tokens."""
+    return small_tokenizer(SPECIALS)
 
 
 @functools.cache
@@ -86,7 +123,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         p.data.copy_(value)
 
 
-def _sharpen(tower: torch.nn.Module) -> None:
+def sharpen(tower: torch.nn.Module) -> None:
     """Attention over hundreds of rows is a mean, whose weights say nothing, unless scores are large."""
     for name, p in tower.named_parameters():
         if "q_proj" in name or "k_proj" in name:
@@ -187,7 +224,7 @@ def build_model(family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> An
         model = getattr(tf, stem + "ForConditionalGeneration")(config).eval()
     randomise(model, seed)
     if family == "qwen2_audio":
-        _sharpen(model.model.audio_tower)
+        sharpen(model.model.audio_tower)
     model.generation_config.eos_token_id = v["eos"] or [ids["<|im_end|>"], ids["<|endoftext|>"]]
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     return model.to(v["dtype"])
@@ -235,20 +272,23 @@ def build_processor(family: str = "qwen2_5_vl", **variant: Any) -> Any:
 
 def build_checkpoint(path: str | os.PathLike[str], family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> Path:
     """Write config, weights, tokenizer, processors and generation_config to `path` and return it."""
+    model, processor = build_model(family, seed, **variant), build_processor(family, **variant)
+    return save_checkpoint(path, model, processor, (VARIANT | variant)["shard_size"])
+
+
+def save_checkpoint(path: str | os.PathLike[str], model: Any, processor: Any, shard_size: str = "5GB") -> Path:
+    """As the Hub's checkpoints lie in a folder: a file for each part of the processor."""
     target = Path(path)
-    model = build_model(family, seed, **variant)
-    model.save_pretrained(target, max_shard_size=(VARIANT | variant)["shard_size"])
-    processor = build_processor(family, **variant)
+    model.save_pretrained(target, max_shard_size=shard_size)
     processor.save_pretrained(target)
-    if family == "qwen2_audio":
-        processor.feature_extractor.save_pretrained(target)
-        (target / "processor_config.json").unlink()
-        return target
-    processor.image_processor.save_pretrained(target)  # the Hub's checkpoints keep a file per part
-    processor.video_processor.save_pretrained(target)
-    image = json.loads((target / "preprocessor_config.json").read_text())
-    (target / "preprocessor_config.json").write_text(json.dumps(image | {"processor_class": type(processor).__name__}))
-    (target / "processor_config.json").unlink()
+    parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor")]
+    for part in parts:
+        if part is not None:
+            part.save_pretrained(target)
+    file = target / "preprocessor_config.json"
+    if parts[0] is not None and file.is_file():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"processor_class": type(processor).__name__}))
+    (target / "processor_config.json").unlink(missing_ok=True)
     return target
 
 
