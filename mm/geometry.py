@@ -31,11 +31,12 @@ class SamplingPolicy:
 
     Args:
         fps: frames wanted per second of source; excludes `num_frames`.
-        num_frames: frames wanted in all; -1 means every frame.
+        num_frames: frames wanted in all; -1 means every frame. Where neither is given, every frame but at most `max_frames`.
         min_frames, max_frames: bounds on what `fps` asks for.
         max_duration: seconds of the source that are looked at, from its start; None: all of it.
         multiple: the count is rounded to a multiple of this (frames per temporal patch).
-        spread: "stride" takes the first frame of equal pieces, "ends" includes first and last frame.
+        spread: "stride" takes the first frame of equal pieces, "middle" the one in the middle of each, "ends" includes first
+            and last frame.
     """
 
     fps: float | None = None
@@ -110,7 +111,8 @@ def sample_indices(
         return _on_screen(times[:frames], seconds, wanted, policy)
     if policy.spread == "ends":
         return [int(i) for i in torch.linspace(0, frames - 1, wanted, dtype=torch.float64)]
-    return [min(int(i), frames - 1) for i in torch.arange(0, frames, frames / wanted)[:wanted].int()]
+    start = frames / wanted / 2 if policy.spread == "middle" else 0
+    return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / wanted)[:wanted].int()]
 
 
 def looked_at(
@@ -174,7 +176,7 @@ def _wanted(total: int, seconds: float | None, policy: SamplingPolicy) -> int:
             raise InputError(f"num_frames is {policy.num_frames}; give a positive number, or -1 for all frames")
         return total if policy.num_frames == -1 else _at_least(round(policy.num_frames / multiple), multiple, total)
     if policy.fps is None:
-        return total
+        return min(total, policy.max_frames)
     if not policy.fps > 0:
         raise InputError(f"fps is {policy.fps}; give a positive number")
     if seconds is None:

@@ -29,7 +29,7 @@ class FamilyInfo:
     Class attributes say the rest:
 
         modalities, prefill: as in ProcessingInfo.
-        slots: modality -> names of its slot's token in config.json, the newest first, and the published id.
+        slots: modality -> names of its slot's token in config.json, the newest first, and the published id or text.
         known: names of the options that a caller may give, by modality.
         published: values of the text config where config.json omits them.
         rows: what ready-made rows come with: "grid" (t, h, w), "count" (nothing; one step of one row each), None: refused.
@@ -70,17 +70,17 @@ class FamilyInfo:
         raise NotImplementedError
 
     def token(self, *names: str | int) -> int:
-        """The id under the first of these keys that config.json has; a number among them is the published one.
+        """The id under the first of these keys that config.json has, else the last: a published id, or the text of a token.
 
         Raises:
             ConfigError: an id that is missing, or that the vocabulary does not have.
         """
-        config = self.files.config
-        said = [(name, config[name]) for name in names if isinstance(name, str) and name in config]
-        key, token = [*said, (names[0], names[-1])][0]
+        config, last = self.files.config, names[-1]
+        known = [name for name in names if isinstance(name, str) and name in config]
+        token = config[known[0]] if known else self.special(last) if isinstance(last, str) else last
         size = self.text.get("vocab_size")
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (token + 1 if size is None else size):
-            raise ConfigError(f"{key} {token!r} in config.json is outside the vocabulary of {size}")
+            raise ConfigError(f"{[*known, names[0]][0]} {token!r} in config.json is outside the vocabulary of {size}")
         return token
 
     def special(self, text: str) -> int:

@@ -1,0 +1,76 @@
+"""What InternVL wants to be fed: tiles by best aspect ratio and a thumbnail; of clips a tile a frame. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..mm.errors import ConfigError
+from ..mm.geometry import SamplingPolicy
+from ..mm.media.policy import DecodeSpec
+from ..mm.tiling import AspectTiles, Fixed
+from ..mm.types import ItemGeometry
+from .base import build_span
+from .interface import Span
+from .options import with_sampling
+from .pictures import read_pixels, with_resample
+from .tiles import DETAIL, TiledInfo, TileSpec, is_low, number_of, pair
+
+FRAMES = 8  # of a clip, where neither the checkpoint nor the caller says
+
+
+class InternVLProcessingInfo(TiledInfo):
+    """ProcessingInfo of InternVL in the layout of the Hub."""
+
+    modalities = ("image", "video")
+    slots = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
+    known = {
+        "image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches"),
+        "video": ("fps", "max_duration", "num_frames", "resample"),
+    }
+
+    def read(self, modality: str) -> TileSpec:
+        json = self.files.image if modality == "image" else self.files.video or self.files.image
+        vision = self.files.config.get("vision_config") or {}
+        tile = pair(json.get("size") or 384)
+        if pair(vision.get("image_size", tile)) != tile:
+            raise ConfigError(
+                f"image_size in vision_config is {vision['image_size']}, but the {modality} processor's is {tile}"
+            )
+        merge = round(1 / self.files.config.get("downsample_ratio", 0.5))
+        spec = read_pixels(json, TileSpec(tiling=Fixed(tile), patch=pair(vision.get("patch_size", 14))[0], merge=merge))
+        for layer in self.layers[modality]:
+            spec = with_resample(spec, layer)
+        return replace(spec, tiling=self._tiling(tile)) if modality == "image" else spec
+
+    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | Fixed:
+        options = {**self.files.image, "crop_to_patches": True}  # the published processor cuts whatever its JSON says
+        for layer in self.layers["image"]:
+            options |= layer
+        if is_low(options) or not options["crop_to_patches"]:
+            return Fixed(tile)
+        return AspectTiles(tile, number_of(options, "min_patches", 1), number_of(options, "max_patches", 12))
+
+    def decoding(self) -> DecodeSpec:
+        json = self.files.video
+        own = with_sampling(SamplingPolicy(spread="middle"), {key: json.get(key) for key in ("fps", "num_frames")})
+        policy = self.sampling("video", own)
+        asked = policy.fps is not None or policy.num_frames is not None
+        return DecodeSpec(policy if asked else replace(policy, max_frames=FRAMES))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        """`<img>`, its rows, `</img>`; of a clip each frame so, with its number in front."""
+        start, end = (self.special("<img>"),), (self.special("</img>"),)
+        if modality == "image":
+            return build_span([start, geometry.num_embeds, end], self.slot_ids["image"])
+        rows = geometry.num_embeds // geometry.t
+        pieces: list[tuple[int, ...] | int] = []
+        for number in range(1, geometry.t + 1):
+            words = self.encode(f"Frame{number}: " if number == 1 else f"\nFrame{number}: ")
+            pieces += [words, start, rows, end]
+        return build_span(pieces, self.slot_ids["image"])
+
+    def fewer(self, pieces: int) -> Mapping[str, Any] | None:
+        """A thumbnail beside the tiles takes one."""
+        return {"max_patches": max(1, pieces - 1), "min_patches": 1}
