@@ -20,16 +20,27 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "quick_gelu": quick_gelu}
-"""In the order of the C++ kernel's numbers."""
+def tanh_gelu(x: Tensor) -> Tensor:
+    """Gelu's approximation by a hyperbolic tangent (arXiv 1606.08415)."""
+    return F.gelu(x, approximate="tanh")
+
+
+REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "quick_gelu": quick_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
+}
+"""By the names that configs use."""
+_NATIVE = ("silu", "gelu", "quick_gelu")  # in the order of the C++ kernel's numbers
 
 
 def activation(name: str, x: Tensor) -> Tensor:
     """One of REFERENCES of each element."""
-    if backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
+    if name not in _NATIVE or backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
         return REFERENCES[name](x)
     out = torch.empty_like(x)
-    call("activation", x.dtype, list(REFERENCES).index(name), x, out, x.numel())
+    call("activation", x.dtype, _NATIVE.index(name), x, out, x.numel())
     return out
 
 
@@ -46,3 +57,11 @@ def silu_mul(x: Tensor) -> Tensor:
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
     call("silu_mul", x.dtype, x, out, x.shape[0], out.shape[1])
     return out
+
+
+def gated(name: str, x: Tensor) -> Tensor:
+    """`activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`."""
+    if name == "silu":
+        return silu_mul(x)
+    gate, up = x.chunk(2, -1)
+    return activation(name, gate.contiguous()).mul_(up)

@@ -14,26 +14,35 @@ from .dispatch import backend
 from .native import call
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / rms(x)` in float32, rounded to x's dtype, times `weight` (Zhang & Sennrich 2019)."""
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """`x / rms(x)` in float32, rounded to x's dtype, times `weight` (Zhang & Sennrich 2019).
+
+    With an `offset`, times `weight + offset` in float32 and rounded once, as the models do whose weights lie around 0.
+    """
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype).mul_(weight)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed.mul_(weight.float() + offset)).to(x.dtype) if offset else normed.to(x.dtype).mul_(weight)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
     """`x [..., dim]`, `weight [dim]` of one dtype -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
     chosen = backend("rms_norm", x.device, x.dtype)
-    if chosen == "native" and x.is_contiguous() and (add is None or add.is_contiguous()):
+    if chosen == "native" and not offset and x.is_contiguous() and (add is None or add.is_contiguous()):
         out = torch.empty_like(x)
         call("rms_norm", x.dtype, x, add, weight, out, x.numel() // x.shape[-1], x.shape[-1], eps)
         return out
     if add is not None:
         x += add
-    if chosen == "triton":
+    if chosen == "triton" and not offset:
         from .norm_triton import rms_norm_triton
 
         return rms_norm_triton(x, weight, eps)
-    return rms_norm_reference(x, weight, eps)
+    return rms_norm_reference(x, weight, eps, offset)
+
+
+def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+    """RMSNorm of every head of `x [rows, heads, dim]` in place, `weight [dim]`; x may be a part of longer rows."""
+    x.copy_(rms_norm_reference(x, weight, eps, offset))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

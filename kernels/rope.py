@@ -17,9 +17,8 @@ def rotary_cos_sin(positions: Tensor, inv_freq: Tensor, axis_of_freq: Tensor) ->
         inv_freq: float32 `[dim / 2]`.
         axis_of_freq: int64 `[dim / 2]`, the axis whose position turns each frequency (M-RoPE sections; all 0 for 1-D).
     """
-    angles = (
-        positions.to(torch.float32).index_select(0, axis_of_freq).T * inv_freq
-    ).contiguous()  # every layer reads them row by row
+    angles = positions.to(torch.float32).index_select(0, axis_of_freq).T * inv_freq
+    angles = angles.contiguous()  # every layer reads them row by row
     return angles.cos(), angles.sin()
 
 

@@ -10,10 +10,10 @@ import torch
 from ..kernels.dispatch import backend
 from ..kernels.panels import WIDTH
 from .audio.whisper_encoder import EncoderConfig
-from .config import TextConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
 from .text.encoder_decoder import CrossDecoderSpec
+from .text.spec import AttentionSpec, DecoderSpec, MlpSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
@@ -57,35 +57,46 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
     return outer * inner * dtype.itemsize + original
 
 
-def decoder_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
+def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
-    s, q, kv = dtype.itemsize, c.heads * c.head_dim, c.kv_heads * c.head_dim
-    step = 8 + 16 * len(c.rope_sections) + 8 + 32  # ids, positions twice, slots, bounds of sequences
-    step += 2 * c.hidden_size * s  # x, encoder rows that are put in
-    step += 3 * c.head_dim * _WIDE  # cosines, sines, and the angles they come from
-    normed, inner = c.hidden_size * s, c.intermediate_size
+    s, width = dtype.itemsize, c.hidden_size
+    ropes = {id(rope): rope.dim for rope in (layer.attention.rope for layer in c.layers) if rope is not None}
+    step = 8 + 16 * c.rope_axes + 8 + 32  # ids, positions twice, slots, bounds of sequences
+    step += (2 + c.deepstack) * width * s  # x, encoder rows that are put in
+    step += 3 * max(ropes.values(), default=0) * _WIDE  # cosines, sines, and the angles they come from
+    parts = {_attention_bytes(c, layer.attention, work, dtype) for layer in c.layers}
+    parts |= {_mlp_bytes(c, layer.mlp, work, dtype) for layer in c.layers}
+    added = width * s  # x and the sum that takes its place
+    return work.rows * (step + added + max(_rms_norm(width, s), *(width * s + part for part in parts)))  # beside normed rows
+
+
+def _attention_bytes(c: DecoderSpec, a: AttentionSpec, work: Work, dtype: torch.dtype) -> int:
+    s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = (q + 2 * kv) * s
-    attention = normed + max(
+    return max(
         _linear(c.hidden_size, q + 2 * kv, dtype, work),
         qkv + _rotary(q + kv, s),
+        qkv + _rms_norm(q, s) if a.qk_norm else 0,
         qkv + (q + kv) * s + 3 * q * s,  # rotated, and q and the result in the layout of torch's kernels
         qkv + (q + kv) * s + q * s + _linear(q, c.hidden_size, dtype, work),
     )
-    mlp = normed + max(
-        _linear(c.hidden_size, 2 * inner, dtype, work),
-        4 * inner * s,  # gate and up, silu of gate, product
-        3 * inner * s + _linear(inner, c.hidden_size, dtype, work),
+
+
+def _mlp_bytes(c: DecoderSpec, m: MlpSpec, work: Work, dtype: torch.dtype) -> int:
+    s = dtype.itemsize
+    return max(
+        _linear(c.hidden_size, 2 * m.inner, dtype, work),
+        4 * m.inner * s,  # gate and up, what the activation makes of gate, product
+        3 * m.inner * s + _linear(m.inner, c.hidden_size, dtype, work),
     )
-    added = c.hidden_size * s  # x and the sum that takes its place
-    return work.rows * (step + added + max(_rms_norm(c.hidden_size, s), attention, mlp))
 
 
-def gathered_bytes(c: TextConfig, work: Work, dtype: torch.dtype) -> int:
+def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
     if backend("attention", work.device, dtype) == "native":
         return 0
-    s = dtype.itemsize
-    copies = 2 * 2 * work.keys * c.kv_heads * c.head_dim * s  # keys and values, padded to at most twice as many
+    s, widest = dtype.itemsize, max(layer.attention.kv_heads * layer.attention.head_dim for layer in c.layers)
+    copies = 2 * 2 * work.keys * widest * s  # keys and values, padded to at most twice as many
     return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 

@@ -2,80 +2,230 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..kernels.activation import REFERENCES
 from ..mm.errors import ConfigError
+from .text.rope import kind_of, yarn_temper
+from .text.spec import (
+    PLAIN_NORMS,
+    AttentionSpec,
+    DecoderSpec,
+    LatentSpec,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    RopeSpec,
+    in_runs,
+    in_turns,
+)
 
 
 @dataclass(frozen=True)
-class TextConfig:
-    """A decoder-only stack with grouped-query attention and SwiGLU. `rope_sections`: frequencies of each axis."""
+class Stack:
+    """What a published stack does that its config.json does not say.
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope_theta: float
-    rope_sections: tuple[int, ...]
-    max_positions: int
-    tied: bool
+    Args:
+        defaults: of keys that its config.json may leave out.
+        bias, out_bias: of the q, k, v products and of the output's; None: as the config says.
+        qk_norm, norms: as in AttentionSpec and LayerSpec.
+        neighbours: pairs of rotary positions are neighbouring numbers.
+        axes: frequencies of each axis -> the axis of each frequency; None: one run after another, or as the config says.
+        fused: gate and up are stored as one matrix.
+        norm_offset: as in DecoderSpec.
+        root_scale: token embeddings are scaled by the root of the hidden size.
+        router: fields of MoeSpec.
+    """
+
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    bias: bool | None = None
+    out_bias: bool | None = None
+    qk_norm: str | None = None
+    norms: tuple[str, ...] = PLAIN_NORMS
+    neighbours: bool = False
+    axes: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
+    fused: bool = False
+    norm_offset: float = 0.0
+    root_scale: bool = False
+    router: Mapping[str, Any] = field(default_factory=dict)
 
 
-def text_config(config: Mapping[str, Any], axes: int = 3) -> TextConfig:
-    """From the whole config.json: `text_config` when it is there, else the top level.
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part of a config.json: `text_config` when it is there, else the top level."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
 
-    `axes`: of rotary positions, 3 for grids (in sections of 16, 24 and 24 where none are given) or 1.
+
+def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **changes: Any) -> DecoderSpec:
+    """From the whole config.json; `changes` are fields of DecoderSpec that the family knows better.
 
     Raises:
-        ConfigError: a missing key, or a feature this stack does not have, by its key.
+        ConfigError: a missing key, or a feature no stack has, by its key.
     """
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise ConfigError(f"rope_parameters in config.json is {rope!r}; it must be an object")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ("default", "mrope"):
-        raise ConfigError(f"rope type {kind!r} is not supported; known are default and mrope")
-    if _slides(text):
-        raise ConfigError("use_sliding_window with layers that slide is not supported by this architecture")
-    if text.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"hidden_act {text['hidden_act']!r} is not supported in the decoder; known is silu")
-    hidden, heads = count(text, "hidden_size"), count(text, "num_attention_heads")
-    head_dim = text.get("head_dim") or hidden // heads
-    sections = (head_dim // 2,) if axes == 1 else tuple(rope.get("mrope_section") or (16, 24, 24))
-    if sum(sections) * 2 != head_dim:
-        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {head_dim // 2}")
+    stack = stack or Stack()
+    text = {**stack.defaults, **text_of(config)}
+    hidden = count(text, "hidden_size")
+    layers = tuple(
+        LayerSpec(_attention(text, stack, i), _mlp(text, stack, i), stack.norms)
+        for i in range(count(text, "num_hidden_layers"))
+    )
+    spec = DecoderSpec(
+        vocab_size=count(text, "vocab_size"),
+        hidden_size=hidden,
+        layers=layers,
+        eps=text.get("rms_norm_eps", 1e-6),
+        max_positions=count({"max_position_embeddings": 32768} | text, "max_position_embeddings"),
+        tied=_tied(config, stack),
+        norm_offset=stack.norm_offset,
+        embed_scale=hidden**0.5 if stack.root_scale else text.get("embedding_multiplier", 1.0),
+        residual_scale=text.get("residual_multiplier", 1.0),
+        logit_scale=1.0 / text.get("logits_scaling", 1.0),
+        logit_cap=text.get("final_logit_softcapping"),
+    )
+    return replace(spec, **changes)
+
+
+def _tied(config: Mapping[str, Any], stack: Stack) -> bool:
+    """One of the two that may say it does."""
+    said = [part["tie_word_embeddings"] for part in (config, text_of(config)) if part.get("tie_word_embeddings") is not None]
+    return any(said) if said else bool(stack.defaults.get("tie_word_embeddings"))
+
+
+def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec | LatentSpec:
+    if text.get("kv_lora_rank"):
+        return _latent(text, stack)
+    heads = count(text, "num_attention_heads")
     kv_heads = text.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ConfigError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    return TextConfig(
-        vocab_size=count(text, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=count(text, "intermediate_size"),
-        layers=count(text, "num_hidden_layers"),
+    dim = text.get("head_dim") or count(text, "hidden_size") // heads
+    window = _window(text, layer)
+    bias = bool(text.get("attention_bias", text.get("use_bias", False)))
+    return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=text.get("rms_norm_eps", 1e-5),
-        rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
-        rope_sections=sections,
-        max_positions=count({"max_position_embeddings": 32768} | dict(text), "max_position_embeddings"),
-        tied=bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
+        head_dim=dim,
+        scale=text.get("attention_multiplier") or (text.get("query_pre_attn_scalar") or dim) ** -0.5,
+        rope=_rope(text, stack, dim, "full_attention" if window is None else "sliding_attention"),
+        bias=bias if stack.bias is None else stack.bias,
+        out_bias=bias if stack.out_bias is None else stack.out_bias,
+        qk_norm=stack.qk_norm,
+        window=window,
+        soft_cap=text.get("attn_logit_softcapping"),
     )
 
 
-def _slides(text: Mapping[str, Any]) -> bool:
-    """Whether a layer attends to a window only: listed by kind, or all from `max_window_layers` on."""
-    if text.get("layer_types"):
-        return "sliding_attention" in text["layer_types"]
-    return bool(text.get("use_sliding_window")) and text.get("max_window_layers", 80) < count(text, "num_hidden_layers")
+def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
+    rope_dim, nope_dim = count(text, "qk_rope_head_dim"), count(text, "qk_nope_head_dim")
+    rope = _rope({**text, "partial_rotary_factor": None}, stack, rope_dim, "full_attention")
+    weight = rope.scaling.get("mscale_all_dim")
+    temper = yarn_temper(rope.scaling["factor"], weight) if weight else 1.0
+    return LatentSpec(
+        heads=count(text, "num_attention_heads"),
+        query_latent=text.get("q_lora_rank"),
+        latent=count(text, "kv_lora_rank"),
+        nope_dim=nope_dim,
+        value_dim=count(text, "v_head_dim"),
+        scale=(nope_dim + rope_dim) ** -0.5 * temper**2,
+        rope=rope,
+        bias=bool(text.get("attention_bias", False)),
+    )
+
+
+def _window(text: Mapping[str, Any], layer: int) -> int | None:
+    """Keys that this layer sees: told by `layer_types`, by a pattern of which each last layer sees all, or from a layer on."""
+    window, kinds = text.get("sliding_window"), text.get("layer_types")
+    if kinds:
+        kind = kinds[layer]
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"layer type {kind!r} is not supported; known are full_attention and sliding_attention")
+        slides = kind == "sliding_attention"
+    elif not window or text.get("use_sliding_window") is False:
+        slides = False
+    elif text.get("sliding_window_pattern"):
+        slides = bool((layer + 1) % text["sliding_window_pattern"])
+    else:
+        slides = layer >= text.get("max_window_layers", 0)
+    return count(text, "sliding_window") if slides else None
+
+
+def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpec:
+    """Of layers of this kind, for heads of `dim` numbers."""
+    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"rope_parameters in config.json is {given!r}; it must be an object")
+    theta = text.get("rope_theta", 10000.0)
+    if kind in given:  # an object for each kind of layer
+        given = given[kind]
+    elif kind == "sliding_attention" and text.get("rope_local_base_freq"):
+        given, theta = {}, text["rope_local_base_freq"]
+    turned = int(dim * (given.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
+    sections = tuple(given.get("mrope_section") or text.get("mrope_section") or (turned // 2,))
+    if sum(sections) * 2 != turned:
+        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {turned // 2}")
+    order = stack.axes or (in_turns if given.get("mrope_interleaved") else in_runs)
+    return RopeSpec(
+        theta=float(given.get("rope_theta") or theta),
+        dim=turned,
+        axes=order(sections),
+        neighbours=stack.neighbours,
+        scaling=_scaling(text, given),
+    )
+
+
+def _scaling(text: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What scales frequencies, its kind under one name and its lengths filled in; empty for none."""
+    kind = kind_of(given)
+    if kind == "default":
+        return {}
+    longest = text.get("max_position_embeddings", 0)
+    trained = given.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or longest
+    known = {**given, "rope_type": kind, "original_max_position_embeddings": trained}
+    return known if known.get("factor") is not None else {**known, "factor": longest / trained}
+
+
+def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec:
+    act = text.get("hidden_activation") or text.get("hidden_act", "silu")
+    if act not in REFERENCES:
+        raise ConfigError(f"hidden_act {act!r} is not supported in the decoder; known are {', '.join(REFERENCES)}")
+    bias = bool(text.get("mlp_bias", text.get("use_bias", False)))
+    experts = next((text[key] for key in EXPERTS if text.get(key)), 0)
+    if not experts or not _sparse(text, layer):
+        return MlpSpec(count(text, "intermediate_size"), act, bias, stack.fused)
+    inner = text["moe_intermediate_size"]
+    widths = tuple(inner) if isinstance(inner, list | tuple) else (inner,)
+    shared = text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0
+    return MoeSpec(
+        **{
+            "experts": experts,
+            "top_k": text.get("num_experts_per_tok") or text.get("moe_k"),
+            "inner": widths,
+            "act": act,
+            "shared_inner": text.get("shared_expert_intermediate_size") or shared * widths[0],
+            "normalise": bool(text.get("norm_topk_prob", True)),
+            "scale": text.get("routed_scaling_factor") or 1.0,
+            "groups": text.get("n_group") or 1,
+            "top_groups": text.get("topk_group") or 1,
+            "bias": bias,
+            **stack.router,
+        }
+    )
+
+
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Names that configs have for one number."""
+
+
+def _sparse(text: Mapping[str, Any], layer: int) -> bool:
+    """Whether the layer's MLP is a mixture: each rule is of another family of configs, the others then say nothing."""
+    last = text.get("moe_layer_end_index", -1)
+    first, last = text.get("moe_layer_start_index", 0), last if last >= 0 else count(text, "num_hidden_layers") - 1
+    if layer < text.get("first_k_dense_replace", 0) or layer in (text.get("mlp_only_layers") or ()):
+        return False
+    every = text.get("decoder_sparse_step") or text.get("moe_layer_interval") or 1
+    return bool(first <= layer <= last and (layer + 1) % every == 0)
 
 
 def count(config: Mapping[str, Any], key: str) -> int:

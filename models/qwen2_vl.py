@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .activations import decoder_bytes, gathered_bytes, tower_bytes
-from .config import count, need, text_config
-from .interface import ForwardBatch, Work
+from .activations import tower_bytes
+from .config import Stack, count, decoder_spec, need
+from .decoder_model import TEXT_PREFIXES, DecoderModel
+from .interface import Work
 from .layers.basic import ACTIVATIONS
 from .layers.connectors import Projector, ProjectorSpec
-from .layers.linear import Head
-from .text.decoder import Decoder
 from .vision.spec import GATED_BLOCKS, RotarySpec, TowerSpec
 from .vision.vit import Tower
-from .weights import fill
 
-PREFIXES = (  # as stored -> canonical; new names first, since old ones are shorter
-    ("model.visual.merger.", "merger."),
-    ("visual.merger.", "merger."),
-    ("model.visual.", "visual."),
-    ("model.language_model.", "language_model."),
-    ("lm_head.", "head.lm_head."),
-    ("model.", "language_model."),
+STACK = Stack(
+    {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "mrope_section": (16, 24, 24), "use_sliding_window": False},
+    bias=True,
+    out_bias=False,
 )
 FEATURES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 
 
-class _QwenVL(nn.Module):
-    """What both share: see `models.interface.Model`."""
+class _QwenVL(DecoderModel):
+    """What both share."""
+
+    prefixes = (  # new names first, since old ones are shorter
+        ("model.visual.merger.", "merger."),
+        ("visual.merger.", "merger."),
+        ("model.visual.", "visual."),
+        *TEXT_PREFIXES,
+        ("model.", "language_model."),
+    )
 
     def __init__(
         self, config: Mapping[str, Any], tower: TowerSpec, out_width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__()
-        text = text_config(config)
-        if out_width != text.hidden_size:
-            raise ConfigError(f"the tower makes rows of {out_width}, the decoder takes {text.hidden_size}")
-        self.rope_axes = len(text.rope_sections)
-        self.vocab_size, self.hidden_size, self.max_positions = text.vocab_size, text.hidden_size, text.max_positions
+        super().__init__(decoder_spec(config, STACK), dtype, device)
+        if out_width != self.hidden_size:
+            raise ConfigError(f"the tower makes rows of {out_width}, the decoder takes {self.hidden_size}")
         self.visual = Tower(tower, dtype, device)
         merger = ProjectorSpec(
             tower.width, out_width, ("mlp.0", "mlp.2"), tower.merge**2, norm="ln_q", eps=tower.eps, rms=tower.rms
         )
         self.merger = Projector(merger, dtype, device)
-        self.language_model = Decoder(text, dtype, device)
-        table = self.language_model.embed_tokens.weight if text.tied else None
-        self.head = Head(text.hidden_size, text.vocab_size, table, dtype, device)
-        self.cache_specs = self.language_model.cache_specs
-        self.tied = text.tied
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         pixels, grid = (tensors[name] for name in FEATURES[modality])
@@ -60,26 +55,12 @@ class _QwenVL(nn.Module):
         counts = [t * h * w // self.merger.spec.group for t, h, w in grids]
         return list(self.merger(*self.visual(pixels, grids)).split(counts))
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        return self.language_model(batch)  # type: ignore[no-any-return]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)  # type: ignore[no-any-return]
-
-    def forward_bytes(self, work: Work) -> int:
-        text, dtype = self.language_model.config, self.visual.dtype
-        return decoder_bytes(text, work, dtype) + gathered_bytes(text, work, dtype)
-
     def input_bytes(self, modality: str, rows: int) -> int:
-        return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.visual.dtype.itemsize
+        return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        patches, dtype = rows * self.merger.spec.group, self.visual.dtype
+        patches, dtype = rows * self.merger.spec.group, self.dtype
         return tower_bytes(self.visual.spec, patches, self.merger.spec, dtype, work)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.tied else {}
-        fill(self, weights, PREFIXES, aliases)
 
 
 def _rope_theta(vision: Mapping[str, Any]) -> float:

@@ -108,6 +108,7 @@ def fill(
     weights: Iterable[tuple[str, Tensor]],
     prefixes: Sequence[tuple[str, str]],
     aliases: Mapping[str, str],
+    ignored: tuple[str, ...] = (),
 ) -> None:
     """Copy every tensor to its place, pack each layer once it is complete, check that none is missing or left over.
 
@@ -116,6 +117,7 @@ def fill(
     Args:
         prefixes: (as stored, canonical) prefixes, the first match wins.
         aliases: canonical name that may be stored beside -> name of the tensor it repeats (a tied head).
+        ignored: beginnings of canonical names of tensors that are left where they are.
 
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
@@ -123,6 +125,8 @@ def fill(
     wanted, surplus = named_layers(root), []
     for stored, tensor in weights:
         name = rename(stored, prefixes)
+        if name.startswith(ignored):
+            continue
         if name not in wanted:
             if name not in aliases and not name.endswith("rotary_emb.inv_freq"):
                 surplus.append(stored)

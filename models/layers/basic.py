@@ -10,21 +10,37 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.activation import REFERENCES, activation
-from ...kernels.norm import layer_norm, rms_norm
+from ...kernels.norm import layer_norm, norm_heads_, rms_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(activation, name) for name in REFERENCES}
 
 
 class Norm(nn.Module):
-    """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`."""
+    """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`.
 
-    def __init__(self, dim: int, eps: float, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    `offset` is added to an RMSNorm's weight, where a checkpoint stores it around 0. `stored`: the name in the checkpoint in
+    place of the module's own last name part.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        offset: float = 0.0,
+        stored: str | None = None,
+    ) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.offset, self.stored = eps, offset, stored
         self.weight = torch.empty(dim, dtype=dtype, device=device)
         self.bias = torch.empty(dim, dtype=dtype, device=device) if bias else None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
+        if self.stored is not None:
+            path = path[: path.rfind(".") + 1] + self.stored
         yield f"{path}.weight", self.weight
         if self.bias is not None:
             yield f"{path}.bias", self.bias
@@ -32,21 +48,27 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """`add`: the output of the layer before, which is added to the residual stream `x` in place first."""
         if self.bias is None:
-            return rms_norm(x, self.weight, self.eps, add)
+            return rms_norm(x, self.weight, self.eps, add, self.offset)
         if add is not None:
             x += add
         return layer_norm(x, self.weight, self.bias, self.eps)
 
+    def heads_(self, x: Tensor) -> None:
+        """RMSNorm of every head of `x [rows, heads, dim]` in place; x may be a part of longer rows."""
+        norm_heads_(x, self.weight, self.eps, self.offset)
+
 
 class Embedding(nn.Module):
-    """Token id -> row. `[rows] -> [rows, dim]`."""
+    """Token id -> row times `scale`. `[rows] -> [rows, dim]`."""
 
-    def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = float(torch.tensor(scale, dtype=dtype))  # rounded as the published models do
         self.weight = torch.empty(vocab, dim, dtype=dtype, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}.weight", self.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        rows = F.embedding(ids, self.weight)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)

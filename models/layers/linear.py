@@ -60,11 +60,23 @@ class Head(nn.Module):
     Args:
         table: the embedding weights `[vocab, hidden]` of a tied head. `pack` copies them into the layout of its device
             where there is one, which makes a step's logits 2 to 3 times faster. None for a head with weights of its own.
+        scale: factor of the logits.
+        cap: logits l become cap * tanh(l / cap); None: untouched.
     """
 
-    def __init__(self, hidden: int, vocab: int, table: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        vocab: int,
+        table: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        scale: float = 1.0,
+        cap: float | None = None,
+    ) -> None:
         super().__init__()
-        self.table = table
+        self.table, self.scale, self.cap = table, scale, cap
         self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device) if table is None else None
         self.packed: Weights | None = None
 
@@ -74,7 +86,9 @@ class Head(nn.Module):
             self.packed = pack(self.table, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self.proj is not None:
-            return self.proj(hidden).float()  # type: ignore[no-any-return]
-        assert self.packed is not None, "pack() was not called"
-        return linear(hidden, self.packed).float()
+        packed = self.packed if self.proj is None else self.proj.packed
+        assert packed is not None, "pack() was not called"
+        logits = linear(hidden, packed).float()
+        if self.scale != 1.0:
+            logits *= self.scale
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)

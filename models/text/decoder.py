@@ -1,84 +1,157 @@
-"""The decoder-only stack over a paged cache: rotary grouped-query attention, SwiGLU, RMSNorm. Knows no media."""
+"""The decoder-only stack over a paged cache, each layer as its spec says. Knows no media and no checkpoint."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import silu_mul
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ...kernels.rope import rotary_cos_sin, rotate_
-from ..config import TextConfig
+from ...kernels.rope import rotate_
 from ..interface import CacheSpec, ForwardBatch
 from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
+from ..layers.mlp import GatedMlp
+from .rope import Rotary, Turns
+from .spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
 
 class Attention(nn.Module):
-    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.dim = c.heads, c.kv_heads, c.head_dim
-        slices = {"q_proj": c.heads * c.head_dim, "k_proj": c.kv_heads * c.head_dim, "v_proj": c.kv_heads * c.head_dim}
-        self.qkv = Linear(c.hidden_size, slices, True, dtype, device)
-        self.out = Linear(c.heads * c.head_dim, {"o_proj": c.hidden_size}, False, dtype, device)
+    """Grouped-query attention. `normed` and `rope` are plain data: a layer that has neither asks for nothing more."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.parts, self.turned, self.dim = (heads, kv_heads, kv_heads), heads + kv_heads, dim
+        self.scale, self.rope, self.normed = spec.scale, spec.rope, spec.qk_norm
+        slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
+        self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
+        self.cache_spec = CacheSpec("full", kv_heads, dim, dtype)
+        if spec.qk_norm is not None:
+            q, k = (dim, dim) if spec.qk_norm == "head" else (heads * dim, kv_heads * dim)
+            norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
+            self.q_norm, self.k_norm = norm(q), norm(k)
+
+    def forward(self, x: Tensor, turns: Turns | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
-        rotate_(qkv[:, : self.heads + self.kv_heads], cos, sin)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), 1)
-        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+        q, k, v = qkv.split(self.parts, 1)
+        if self.normed is not None:
+            self._norm_(q, k)
+        if self.rope is not None and turns is not None:
+            rotate_(qkv[:, : self.turned, : self.rope.dim], *turns, self.rope.neighbours)
+        return self.out(paged_attention(q, k, v, cache, attn, self.scale).flatten(1))  # type: ignore[no-any-return]
 
-
-class SwiGLU(nn.Module):
-    """`down(silu(gate(x)) * up(x))`."""
-
-    def __init__(self, dim: int, inner: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.gate_up = Linear(dim, {"gate_proj": inner, "up_proj": inner}, bias, dtype, device)
-        self.down = Linear(inner, {"down_proj": dim}, bias, dtype, device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.gate_up(x)))  # type: ignore[no-any-return]
+    def _norm_(self, q: Tensor, k: Tensor) -> None:
+        """Both in place, each head by itself or all heads of a row as one."""
+        if self.normed == "all":
+            q, k = q.flatten(1)[:, None], k.flatten(1)[:, None]
+        self.q_norm.heads_(q)
+        self.k_norm.heads_(k)
 
 
 class Layer(nn.Module):
-    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Attention and MLP, each behind a norm."""
+
+    def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.input_layernorm = Norm(c.hidden_size, c.eps, False, dtype, device)
-        self.post_attention_layernorm = Norm(c.hidden_size, c.eps, False, dtype, device)
-        self.self_attn = Attention(c, dtype, device)
-        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, False, dtype, device)
+        self.self_attn = _attention(spec, stack, dtype, device)
+        self.mlp = _mlp(spec, stack, dtype, device)
+        norms = [
+            Norm(stack.hidden_size, stack.eps, False, dtype, device, offset=stack.norm_offset, stored=name)
+            for name in spec.norms
+        ]
+        self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
+        if len(norms) == 4:
+            self.after_attention, self.after_mlp = norms[1], norms[3]
 
     def forward(
-        self, x: Tensor, add: Tensor | None, cos: Tensor, sin: Tensor, cache: Tensor, attn: AttentionMetadata
+        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
     ) -> Tensor:
         """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
-        add = self.self_attn(self.input_layernorm(x, add), cos, sin, cache, attn)
-        return self.mlp(self.post_attention_layernorm(x, add))  # type: ignore[no-any-return]
+        add = self.self_attn(self.before_attention(x, add), turns, cache, attn)
+        return self.mlp(self.before_mlp(x, add), kinds)  # type: ignore[no-any-return]
+
+
+class SandwichLayer(Layer):
+    """What attention and MLP make is normed once more before it is added."""
+
+    def forward(
+        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
+    ) -> Tensor:
+        add = self.after_attention(self.self_attn(self.before_attention(x, add), turns, cache, attn))
+        return self.after_mlp(self.mlp(self.before_mlp(x, add), kinds))  # type: ignore[no-any-return]
+
+
+class ScaledLayer(Layer):
+    """What attention and MLP make is scaled before it is added."""
+
+    def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(spec, stack, dtype, device)
+        self.scale = stack.residual_scale
+
+    def forward(
+        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
+    ) -> Tensor:
+        add = self.self_attn(self.before_attention(x, add), turns, cache, attn).mul_(self.scale)
+        return self.mlp(self.before_mlp(x, add), kinds).mul_(self.scale)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
     """Token rows with encoder rows put in -> normed hidden states `[rows, hidden]`."""
 
-    def __init__(self, c: TextConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.config = c
-        self.cache_specs = [CacheSpec("full", c.kv_heads, c.head_dim, dtype)] * c.layers
-        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
-        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
-        self.norm = Norm(c.hidden_size, c.eps, False, dtype, device)
-        dim = c.head_dim
-        self.inv_freq = (c.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)).to(device)
-        axes = torch.arange(len(c.rope_sections))
-        self.axis_of_freq = axes.repeat_interleave(torch.tensor(c.rope_sections)).to(device)
+        self.spec = spec
+        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
+        layers = [_layer(layer, spec)(layer, spec, dtype, device) for layer in spec.layers]
+        self.layers = nn.ModuleList(layers)
+        self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
+        self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
+        ropes = [layer.attention.rope for layer in spec.layers]
+        kinds = [rope for i, rope in enumerate(ropes) if rope is not None and rope not in ropes[:i]]
+        self.rotaries = [Rotary(rope, device) for rope in kinds]
+        self.turns_of = [kinds.index(rope) if rope is not None else -1 for rope in ropes]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        if batch.embed_index is not None and batch.embed_rows is not None:
-            x.index_copy_(0, batch.embed_index, batch.embed_rows.to(x.dtype))
-        cos, sin = rotary_cos_sin(batch.positions, self.inv_freq, self.axis_of_freq)
-        add = None
-        for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
-            add = layer(x, add, cos, sin, cache, attn)
+        levels = self._put_in(x, batch)
+        turns = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # the last is for layers without positions
+        add, kinds = None, batch.modality_ids
+        steps = zip(self.layers, self.turns_of, batch.kv_caches, batch.attn, strict=True)
+        for i, (layer, own, cache, attn) in enumerate(steps):
+            add = layer(x, add, turns[own], cache, attn, kinds)
+            if i < len(levels):
+                x.add_(add).index_add_(0, batch.embed_index, levels[i])
+                add = None
         return self.norm(x, add)  # type: ignore[no-any-return]
+
+    def _put_in(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
+        """Encoder rows take the place of rows of `x`; their further levels, each `[n, hidden]`."""
+        if batch.embed_index is None or batch.embed_rows is None:
+            return ()
+        first, *levels = batch.embed_rows.to(x.dtype).split(x.shape[1], 1)
+        x.index_copy_(0, batch.embed_index, first)
+        return tuple(levels)
+
+
+def _layer(spec: LayerSpec, stack: DecoderSpec) -> type[Layer]:
+    if len(spec.norms) == 4:
+        assert stack.residual_scale == 1.0, "no published stack has both"
+        return SandwichLayer
+    return Layer if stack.residual_scale == 1.0 else ScaledLayer
+
+
+def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention:
+    if isinstance(spec.attention, AttentionSpec):
+        return Attention(spec.attention, stack, dtype, device)
+    raise NotImplementedError
+
+
+def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    m = spec.mlp
+    if isinstance(m, MlpSpec):
+        return GatedMlp(stack.hidden_size, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused)
+    raise NotImplementedError

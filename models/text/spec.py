@@ -14,16 +14,14 @@ class RopeSpec:
     Args:
         theta: base of the frequencies.
         dim: leading numbers of a head that are turned (all, or a part of them).
-        sections: frequencies that each axis of positions turns; they add up to `dim // 2`. One entry: one axis.
-        interleaved_axes: axes take turns (t h w t h w ... then t), else each takes a run of neighbours.
+        axes: of each of the `dim // 2` frequencies, the axis whose position turns it; `in_runs` and `in_turns` make them.
         neighbours: pairs are neighbouring numbers (0 1, 2 3, ...), else a half turns against the other.
         scaling: the raw rope parameters of a kind other than default ("linear", "llama3", "yarn", ...), or empty.
     """
 
     theta: float
     dim: int
-    sections: tuple[int, ...]
-    interleaved_axes: bool = False
+    axes: tuple[int, ...]
     neighbours: bool = False
     scaling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -55,30 +53,32 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention: the cache holds `latent + rope_dim` numbers a token, shared by all heads (arXiv 2405.04434).
+    """Multi-head latent attention: the cache holds `latent + rope.dim` numbers a token, shared by all heads (arXiv 2405.04434).
 
     Args:
         query_latent: width that queries are squeezed through; None: they are made directly.
-        nope_dim, rope_dim, value_dim: of a head: without and with positions, and of its values.
+        nope_dim, rope.dim, value_dim: of a head: without and with positions, and of its values.
+        bias: of the products that squeeze, and of the output's.
     """
 
     heads: int
     query_latent: int | None
     latent: int
     nope_dim: int
-    rope_dim: int
     value_dim: int
     scale: float
     rope: RopeSpec
+    bias: bool = False
 
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """`down(act(gate(x)) * up(x))`."""
+    """`down(act(gate(x)) * up(x))`. `fused`: the checkpoint stores gate and up as one matrix."""
 
     inner: int
     act: str = "silu"
     bias: bool = False
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,19 @@ class MoeSpec:
     """A mixture of gated MLPs: `top_k` of `experts` per row, and a shared one for all.
 
     Args:
-        inner: width of each expert. shared_inner: of the shared expert, 0 for none.
+        inner: width of each expert, one for each kind. shared_inner: of the shared expert, 0 for none.
         shared_gate: the shared expert's output is scaled by a sigmoid gate of the row.
         scoring: "softmax" or "sigmoid" of the router's logits. normalise: the chosen weights are made to add up to 1.
         scale: factor of the chosen weights.
         correction: the router has a learned bias that takes part in the choice but not in the weights.
         groups, top_groups: experts lie in groups, of which only the best are chosen from (1: no groups).
         group_score: a group counts by its best expert ("max") or by the sum of its best two ("top2").
-        kinds: sets of experts, each with its router; a row's set is told by `ForwardBatch.modality_ids`.
+        bias: the experts' products have biases.
     """
 
     experts: int
     top_k: int
-    inner: int
+    inner: tuple[int, ...]
     act: str = "silu"
     shared_inner: int = 0
     shared_gate: bool = False
@@ -109,16 +109,28 @@ class MoeSpec:
     groups: int = 1
     top_groups: int = 1
     group_score: str = "top2"
-    kinds: int = 1
+    bias: bool = False
+
+    @property
+    def kinds(self) -> int:
+        """Sets of experts, each with its router; a row's set is told by `ForwardBatch.modality_ids`."""
+        return len(self.inner)
+
+
+PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """`sandwich`: what attention and MLP make is normed once more before it is added to the residual stream."""
+    """Attention and MLP, each behind a norm.
+
+    `norms`: their names in the checkpoint. Two: before attention and before the MLP. Four (a sandwich): before and after
+    attention, before and after the MLP; what each makes is normed before it is added to the residual stream.
+    """
 
     attention: AttentionSpec | LatentSpec
     mlp: MlpSpec | MoeSpec
-    sandwich: bool = False
+    norms: tuple[str, ...] = PLAIN_NORMS
 
 
 @dataclass(frozen=True)
@@ -150,4 +162,15 @@ class DecoderSpec:
     def rope_axes(self) -> int:
         """Axes of positions, 1 where no layer has more."""
         ropes = [layer.attention.rope for layer in self.layers]
-        return max((len(rope.sections) for rope in ropes if rope is not None), default=1)
+        return max((1 + max(rope.axes) for rope in ropes if rope is not None), default=1)
+
+
+def in_runs(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Each axis turns a run of neighbouring frequencies: `(2, 1, 1)` gives 0 0 1 2."""
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
+def in_turns(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes take turns while all but the first have frequencies left: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
+    count, axes = sum(sections), len(sections)
+    return tuple(i % axes if i < sections[i % axes] * axes else 0 for i in range(count))

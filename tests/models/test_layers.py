@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError
-from sensorium.models.config import text_config
+from sensorium.models.config import decoder_spec
 from sensorium.models.layers.linear import Head, Linear
 from sensorium.models.qwen2_vl import Qwen2VL, Qwen25VL
 from sensorium.models.vision.places import plan_layout
@@ -47,9 +47,9 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"type": "yarn"}}, "yarn"),
-        ({"use_sliding_window": True, "max_window_layers": 0}, "use_sliding_window"),
-        ({"layer_types": ["sliding_attention"]}, "layers that slide"),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not supported; known are default, linear, dynamic"),
+        ({"layer_types": ["sliding_attention"]}, "lacks 'sliding_window'"),
+        ({"layer_types": ["chunked_attention"]}, "layer type 'chunked_attention' is not supported"),
         ({"hidden_act": "relu"}, "relu"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "adds up to 3"),
@@ -58,7 +58,7 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
 )
 def test_contradictions_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        text_config(TEXT | change)
+        decoder_spec(TEXT | change)
 
 
 CPU = torch.device("cpu")
@@ -85,7 +85,8 @@ def test_contradictions_of_towers_are_named(model: type, tower: dict[str, object
 
 
 def test_a_window_that_no_layer_uses_is_no_window() -> None:
-    assert text_config(TEXT | {"use_sliding_window": True, "max_window_layers": 1}) == text_config(TEXT)
+    unused = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}
+    assert decoder_spec(TEXT | unused) == decoder_spec(TEXT)
 
 
 def test_heads_give_float32() -> None:
@@ -101,11 +102,11 @@ def test_heads_give_float32() -> None:
 
 
 def test_flat_and_nested_configs_read_the_same() -> None:
-    flat = text_config(TEXT | {"rope_theta": 5e5, "tie_word_embeddings": True})
+    flat = decoder_spec(TEXT | {"rope_theta": 5e5, "tie_word_embeddings": True})
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 5e5}
-    nested = text_config({"text_config": {**TEXT, "rope_scaling": None, "rope_parameters": rope}, "tie_word_embeddings": True})
+    nested = decoder_spec({"text_config": {**TEXT, "rope_scaling": None, "rope_parameters": rope}, "tie_word_embeddings": True})
     assert flat == nested
-    assert flat.rope_theta == 5e5
+    assert flat.layers[0].attention.rope.theta == 5e5
     assert flat.tied
 
 

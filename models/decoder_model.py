@@ -1,0 +1,61 @@
+"""A decoder with its head: what every family of models with one is built on. Knows no tower and no connector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .activations import decoder_bytes, gathered_bytes
+from .interface import ForwardBatch, Work
+from .layers.linear import Head
+from .text.decoder import Decoder
+from .text.spec import DecoderSpec
+from .weights import fill
+
+TEXT_PREFIXES = (
+    ("model.language_model.", "language_model."),
+    ("language_model.model.", "language_model."),
+    ("language_model.lm_head.", "head.lm_head."),
+    ("lm_head.", "head.lm_head."),
+)
+"""Names of the decoder and its head beside a tower, of transformers 5 and 4."""
+
+
+class DecoderModel(nn.Module):
+    """See `models.interface.Model`. A family adds its tower, and what embeds items and counts their bytes.
+
+    Attributes:
+        prefixes: (as stored, canonical) beginnings of names, the first match wins. `TEXT_PREFIXES` serve checkpoints that
+            keep the decoder under `language_model.`; a family puts its own before them.
+        ignored: beginnings of canonical names of stored tensors that nothing here uses.
+    """
+
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = ()
+    ignored: Sequence[str] = ()
+    routes_by_modality: Mapping[str, int] = {}
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec, self.dtype = spec, dtype
+        self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
+        self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + spec.deepstack)
+        self.language_model = Decoder(spec, dtype, device)
+        self.cache_specs = self.language_model.cache_specs
+        table = self.language_model.embed_tokens.weight if spec.tied else None
+        self.head = Head(spec.hidden_size, spec.vocab_size, table, dtype, device, scale=spec.logit_scale, cap=spec.logit_cap)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.language_model(batch)  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+    def forward_bytes(self, work: Work) -> int:
+        return decoder_bytes(self.spec, work, self.dtype) + gathered_bytes(self.spec, work, self.dtype)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}
+        fill(self, weights, self.prefixes, aliases, tuple(self.ignored))

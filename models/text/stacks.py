@@ -1,0 +1,166 @@
+"""The published decoder-only stacks, by the model_type of a text config: data that their config.json does not hold.
+
+Source: the configuration and modelling files of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...mm.errors import ConfigError
+from ..config import Stack, text_of
+
+_BASE = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
+_LLAMA = _BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+_QWEN = _BASE | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_QWEN_MOE = _QWEN | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+    "norm_topk_prob": False,
+}
+_GLM = {
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+}
+_GEMMA = {
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_GEMMA2 = _GEMMA | {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+_GEMMA3 = _GEMMA2 | {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+}
+_ERNIE = {
+    "vocab_size": 103424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+}
+_ERNIE_MOE = _ERNIE | {
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
+_DEEPSEEK2 = _LLAMA | {
+    "vocab_size": 102400,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 1407,
+    "norm_topk_prob": False,
+}
+_DEEPSEEK3 = _DEEPSEEK2 | {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "max_position_embeddings": 4096,
+}
+_GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_SIGMOID = {"scoring": "sigmoid", "correction": True}
+_gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
+
+STACKS: Mapping[str, Stack] = {
+    "llama": Stack(_LLAMA),
+    "mistral": Stack(_LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}),
+    "qwen2": Stack(_QWEN, bias=True, out_bias=False),
+    "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),
+    "qwen3_moe": Stack(_QWEN_MOE, qk_norm="head"),
+    "glm4": Stack(_GLM, out_bias=False, norms=_GLM_NORMS, neighbours=True, fused=True),
+    "gemma": _gemma,
+    "gemma2": replace(_gemma, defaults=_GEMMA2, norms=_GEMMA_NORMS),
+    "gemma3_text": replace(_gemma, defaults=_GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
+    "granite": Stack(_LLAMA),
+    "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, neighbours=True),
+    "ernie4_5_moe": Stack(_ERNIE_MOE, neighbours=True, router={"correction": True, "normalise": True}),
+    "deepseek_v2": Stack(_DEEPSEEK2, neighbours=True, router={"group_score": "max"}),
+    "deepseek_v3": Stack(_DEEPSEEK3, neighbours=True, router=_SIGMOID),
+}
+
+
+def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
+    """Of a config.json's text part, for families that take any of several.
+
+    Raises:
+        ConfigError: a model_type that is not in the table.
+    """
+    name = text_of(config).get("model_type", default)
+    if name not in STACKS:
+        raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
+    return STACKS[name]
