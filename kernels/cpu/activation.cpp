@@ -1,7 +1,7 @@
 // Activations, and silu(gate) * up of packed rows. An element's bits depend on what it is made of alone, wherever it lies.
 #include "common.h"
 
-enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2 };
+enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3 };
 
 // 1 + exp(-x)
 INLINE v16 divisor(v16 x) {
@@ -20,11 +20,15 @@ INLINE v16 gelu(v16 x) {
     return x < 0.f ? beyond : x - beyond;
 }
 
+// x times half of 1 + tanh(u), which is 1 / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE v16 tanh_gelu(v16 x) { return x / divisor((x * x * x * 0.044715f + x) * 1.59576912f); }
+
 // quick_gelu is rounded after each step, as the published models do.
 template <class T>
 INLINE v16 activate(int kind, v16 x) {
     if (kind == SILU) return x / divisor(x);
     if (kind == GELU) return gelu(x);
+    if (kind == TANH_GELU) return tanh_gelu(x);
     return rounded<T>(splat(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
 }
 
