@@ -32,7 +32,7 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
 }
 """By the names that configs use."""
-_NATIVE = ("silu", "gelu", "quick_gelu")  # in the order of the C++ kernel's numbers
+_NATIVE = ("silu", "gelu", "quick_gelu", "gelu_pytorch_tanh")  # in the order of the C++ kernel's numbers
 
 
 def activation(name: str, x: Tensor) -> Tensor:
