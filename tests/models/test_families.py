@@ -1,0 +1,410 @@
+"""Every family against transformers, by the rows of tests/families (see tests/family.py): one suite, the same for all.
+
+The oracle reads each answer once, teacher-forced, with our positions: a sequence equals its greedy one when every token is
+the likeliest after those before it. A token that is not may only be a tie (top-2 margin below 1e-4); ties are counted and
+printed, and logits have to agree everywhere, beyond them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import torch
+from family import Family, Question, ask, load_rows
+from safetensors.torch import load_file, save_file
+from sensorium import LLM, SamplingParams
+from sensorium.engine.atoms import atoms, round_down
+from sensorium.engine.batch import Track
+from sensorium.engine.config import load_model_files
+from sensorium.engine.input import InputProcessor
+from sensorium.engine.kv import bytes_per_block
+from sensorium.engine.loader import load_processing
+from sensorium.engine.media import MediaSettings
+from sensorium.engine.types import EngineRequest
+from sensorium.mm.errors import CheckpointError, SensoriumError
+from sensorium.mm.fields import group, merge
+from sensorium.mm.registry import find
+from sensorium.models.weights import rename
+from sensorium.processors.text import Tokenizer
+
+TOKENS = 48
+BLOCK = 4
+ROWS = load_rows()
+SEEDS = [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.full) for seed in range(10)]
+each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What both sides say to one question: the tokens of ours, and logits `[prompt + answer - 1, vocab]`."""
+
+    question: Question
+    ids: tuple[int, ...]
+    prompt: tuple[int, ...]
+    ours: torch.Tensor
+    theirs: torch.Tensor
+
+
+class World:
+    """Checkpoints and what was made of them, once per session."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = functools.cache(self._folder)
+        self.oracle = functools.cache(lambda name, seed=0, variant="": family.load(self.folder(name, seed, variant)))
+        self.llm = functools.cache(self._llm)
+        self.alone = functools.cache(self._alone)
+
+    def _folder(self, name: str, seed: int = 0, variant: str = "") -> Path:
+        changes = ROWS[name].variants[variant] if variant else {}
+        return family.save(ROWS[name], self.root / f"{name}-{seed}-{variant}", seed, **changes)
+
+    def _llm(self, name: str, seed: int = 0, variant: str = "") -> LLM:
+        return make_llm(ROWS[name], self.folder(name, seed, variant))
+
+    def _alone(self, name: str, seed: int = 0) -> list[Answered]:
+        """Every case of a row, each asked alone."""
+        row = ROWS[name]
+        return [self.answer(ask(row, case, seed * 100 + i), seed) for i, case in enumerate(row.default_cases())]
+
+    def answer(self, question: Question, seed: int = 0, variant: str = "", tokens: int = TOKENS) -> Answered:
+        row, llm = question.family, self.llm(question.family.name, seed, variant)
+        model, processor = self.oracle(row.name, seed, variant)
+        output, ours = record(llm, question, tokens)
+        ids = output.outputs[0].token_ids
+        inputs = question.theirs(processor)
+        assert inputs["input_ids"][0].tolist() == list(output.prompt_token_ids)
+        theirs = row.run(model, inputs, ids, positions(llm, question, len(ids)))
+        return Answered(question, ids, output.prompt_token_ids, ours, theirs)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("families"))
+
+
+def make_llm(row: Family, folder: Path, **options: Any) -> LLM:
+    own = {"max_num_seqs": 8, "max_model_len": 1024, "block_size": BLOCK, "device": "cpu"}
+    return LLM(folder, **(own | dict(row.options) | options))
+
+
+def greedy(tokens: int = TOKENS, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, **more)
+
+
+def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor]:
+    """The answer, and the logits of all rows of the prompt and of the answer but its last."""
+    model, rows = llm._driver.core.runner.model, []
+    real = model.compute_logits
+
+    def spy(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(real(hidden).clone())
+        return rows[-1]
+
+    model.compute_logits = spy
+    try:
+        (output,) = llm.generate(question.ours, greedy(tokens, prompt_logprobs=0), use_tqdm=False)
+    finally:
+        del model.compute_logits
+    assert output.error is None, output.error
+    return output, torch.cat(rows)
+
+
+def positions(llm: LLM, question: Question, more: int) -> torch.Tensor | None:
+    """As the engine computes them, for the prompt and so many tokens behind it; None where they are a plain count."""
+    axes = llm._driver.core.runner.model.rope_axes
+    if axes == 1:
+        return None
+    prepared = llm._inputs.prepare(question.ours)
+    track = Track(EngineRequest("positions", prepared.token_ids, greedy(), (), prepared.features), axes)
+    out = np.empty((axes, len(prepared.token_ids) + more), dtype=np.int64)
+    track.fill_positions(out, 0)
+    return torch.from_numpy(out)
+
+
+def limit(row: Family, logits: torch.Tensor) -> float:
+    return row.tolerance * max(1.0, float(logits.std()))
+
+
+def count_ties(row: Family, answered: Answered) -> int:
+    """Assert that the answer is the oracle's; tokens that stand where its two best are level."""
+    assert (answered.ours - answered.theirs).abs().max() < limit(row, answered.theirs)
+    table = answered.theirs[len(answered.prompt) - 1 :]
+    behind = table.amax(-1) - table.gather(-1, torch.tensor(answered.ids)[:, None])[:, 0]
+    assert behind.max() < 1e-4
+    return int((behind > 0).sum())
+
+
+def inputs_of(row: Family, folder: Path) -> InputProcessor:
+    files, tokenizer = load_model_files(folder), Tokenizer(folder)
+    info = load_processing(find(files.architecture), files, {}, tokenizer)
+    assert info.prefill == row.prefill
+    return InputProcessor(info, tokenizer, MediaSettings(dtype=torch.float32), 1 << 20)
+
+
+@each
+def test_tensors_and_tokens_are_the_oracles(row: Family, world: World) -> None:
+    inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
+    for i, case in enumerate(row.default_cases()):
+        question = ask(row, case, i)
+        theirs, ours = question.theirs(processor), inputs.prepare(question.ours)
+        assert list(ours.token_ids) == theirs["input_ids"][0].tolist()
+        for name, mine, other in row.tensors(theirs, ours.features) if ours.features else ():
+            assert mine.shape == other.shape, name
+            difference = (mine.double() - other.double()).abs().max() if mine.numel() else 0
+            assert difference <= row.tensor_tolerance, f"{name} of {case!r}"
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
+@each
+def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: int) -> None:
+    """The plan, which sees headers only, says the same."""
+    inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
+    letters = {modality: letter for letter, modality in family.LETTERS.items()}
+    for modality in row.slots:
+        for size in row.grid[modality][::every]:
+            question = ask(row, letters[modality], 0, [size])
+            if row.refuses(modality, size):
+                with pytest.raises(SensoriumError):
+                    inputs.prepare(question.ours)
+                continue
+            prepared = inputs.prepare(question.ours)
+            assert list(prepared.token_ids) == question.theirs(processor)["input_ids"][0].tolist(), f"{modality} {size}"
+            planned = [item.num_tokens for item in inputs.plan(question.ours)]
+            assert planned == [item.num_tokens for item in prepared.items]
+
+
+@each
+def test_positions_are_the_oracles(row: Family, world: World) -> None:
+    model, processor = world.oracle(row.name)
+    for i, case in enumerate(row.default_cases()):
+        question = ask(row, case, i)
+        ours = positions(world.llm(row.name), question, 0)
+        theirs = row.oracle_positions(model, question.theirs(processor)) if ours is not None and question.data else None
+        if theirs is not None and not (row.own_positions and "video" in question.data):
+            assert torch.equal(ours, theirs), case
+
+
+@each
+def test_logits_are_the_oracles(row: Family, world: World) -> None:
+    for answered in world.alone(row.name):
+        assert answered.theirs.std() >= 1.0, "the oracle's logits are too flat to tell"
+        assert (answered.ours - answered.theirs).abs().max() < limit(row, answered.theirs)
+
+
+@pytest.mark.parametrize(
+    ("row", "variant"),
+    [pytest.param(row, variant, id=f"{name}-{variant}") for name, row in ROWS.items() for variant in row.variants],
+)
+def test_logits_of_variants(row: Family, variant: str, world: World) -> None:
+    answered = world.answer(ask(row, row.default_cases()[-1], 1), 0, variant, tokens=2)
+    assert (answered.ours - answered.theirs).abs().max() < limit(row, answered.theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@each
+def test_greedy_tokens_alone(row: Family, seed: int, world: World) -> None:
+    answers = world.alone(row.name, seed)
+    ties = sum(count_ties(row, answered) > 0 for answered in answers)
+    print(f"{row.name} seed {seed}: {ties} of {len(answers)} sequences hold a tie")
+    assert ties <= max(1, len(answers) // 100)
+
+
+def check_same(row: Family, world: World, outputs: list[Any]) -> None:
+    """Answers to the cases, in order, are those given alone, or leave them at a tie of the oracle's."""
+    model, processor = world.oracle(row.name)
+    for answered, output in zip(world.alone(row.name), outputs, strict=True):
+        assert output.error is None, output.error
+        ids = output.outputs[0].token_ids
+        if ids != answered.ids:
+            place = positions(world.llm(row.name), answered.question, len(ids))
+            theirs = row.run(model, answered.question.theirs(processor), ids, place)
+            table = theirs[len(answered.prompt) - 1 :]
+            assert (table.amax(-1) - table.gather(-1, torch.tensor(ids)[:, None])[:, 0]).max() < 1e-4
+            print(f"{row.name}: another side of a tie")
+
+
+def others(row: Family) -> list[Question]:
+    """Prompts with other sizes, to keep the cases company."""
+    return [ask(row, case, 50 + i) for i, case in enumerate(row.default_cases()[1:])]
+
+
+@each
+def test_greedy_tokens_in_a_batch(row: Family, world: World) -> None:
+    asked = [answered.question for answered in world.alone(row.name)]
+    outputs = world.llm(row.name).generate([q.ours for q in asked + others(row)], greedy(), use_tqdm=False)
+    check_same(row, world, outputs[: len(asked)])
+
+
+def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
+    """Every piece that is computed from here on: [start, stop) and the atoms of its sequence."""
+    core, seen, known = llm._driver.core, [], {}
+    real = core.runner.run
+
+    def run(output: Any) -> Any:
+        known.update(
+            {r.request_id: tuple(atoms(row.prefill, len(r.prompt_token_ids), r.features)) for r in output.new_requests}
+        )
+        seen.extend((t.num_computed, t.num_computed + t.num_tokens, known[t.request_id]) for t in output.scheduled)
+        return real(output)
+
+    core.runner.run = run
+    return seen
+
+
+@each
+def test_greedy_tokens_in_chunks(row: Family, world: World) -> None:
+    """7 rows a step, or what holds the family's largest atom; none is ever cut."""
+    llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=7)
+    pieces = watch(llm, row)
+    asked = [answered.question for answered in world.alone(row.name)]
+    check_same(row, world, llm.generate([question.ours for question in asked], greedy(), use_tqdm=False))
+    assert not any(first < stop < last for _, stop, parts in pieces for first, last in parts)
+    assert not any(first < start < last for start, _, parts in pieces for first, last in parts)
+    if row.prefill == "causal":
+        assert llm.stats.cut_items > 0
+
+
+@each
+def test_greedy_tokens_after_a_prefix_hit(row: Family, world: World) -> None:
+    llm = make_llm(row, world.folder(row.name))
+    asked = [answered.question for answered in world.alone(row.name)]
+    llm.generate([question.ours for question in asked], greedy(2), use_tqdm=False)
+    outputs = [llm.generate(question.ours, greedy(), use_tqdm=False)[0] for question in asked]
+    check_same(row, world, outputs)
+    for question, output in zip(asked, outputs, strict=True):
+        count = len(output.prompt_token_ids)
+        parts = atoms(row.prefill, count, llm._inputs.prepare(question.ours).features)
+        assert output.num_cached_tokens == round_down(count - 1, BLOCK, parts)
+
+
+@each
+def test_greedy_tokens_when_preempted(row: Family, world: World) -> None:
+    """The cache holds little more than one of the sequences."""
+    alone = world.alone(row.name)
+    longest = max(len(answered.prompt) for answered in alone) + TOKENS
+    block = bytes_per_block(world.llm(row.name)._driver.core.runner.model.cache_specs, BLOCK)
+    room = (-(-longest // BLOCK) + 8) * block
+    llm = make_llm(row, world.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)
+    pieces = watch(llm, row)
+    check_same(row, world, llm.generate([answered.question.ours for answered in alone], greedy(), use_tqdm=False))
+    assert llm.stats.preemptions > 0
+    assert not any(first < stop < last for _, stop, parts in pieces for first, last in parts)
+
+
+@each
+def test_another_item_changes_the_answer(row: Family, world: World) -> None:
+    llm = world.llm(row.name)
+    for answered in world.alone(row.name)[1 : 1 + len(row.slots)]:
+        question = answered.question
+        size = [s for several in question.data.values() for s in map(_size, several)]
+        swapped = ask(row, _letters(question), 7, size)
+        (output,) = llm.generate(Question(row, question.text, swapped.data).ours, greedy(16), use_tqdm=False)
+        assert output.outputs[0].token_ids != answered.ids[:16]
+
+
+def _size(media: Any) -> tuple[int, ...]:
+    if isinstance(media, np.ndarray):
+        return media.shape if media.ndim == 1 else media.shape[:-1]
+    return media.size[::-1]
+
+
+def _letters(question: Question) -> str:
+    return "".join(letter for letter, modality in family.LETTERS.items() for _ in question.data.get(modality, ()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)
+@torch.inference_mode()
+@each
+def test_an_item_encoded_in_company_is_the_item_alone(row: Family, world: World, dtype: torch.dtype) -> None:
+    """Bit for bit."""
+    name = str(dtype).removeprefix("torch.")
+    llm = world.llm(row.name) if dtype == torch.float32 else make_llm(row, world.folder(row.name), dtype=name)
+    model = llm._driver.core.runner.model
+    asked = [ask(row, case, seed) for seed, case in enumerate(row.default_cases()[1:] * 2)]
+    items = [feature for question in asked for feature in llm._inputs.prepare(question.ours).features]
+    for ids in group([item.kwargs for item in items], [item.modality for item in items]):
+        modality = items[ids[0]].modality
+        together = model.embed_multimodal(modality, merge([items[i].kwargs for i in ids]))
+        backwards = model.embed_multimodal(modality, merge([items[i].kwargs for i in reversed(ids)]))[::-1]
+        for i, rows, again in zip(ids, together, backwards, strict=True):
+            (alone,) = model.embed_multimodal(modality, merge([items[i].kwargs]))
+            assert torch.equal(rows, alone), f"{modality} {i} differs in company"
+            assert torch.equal(again, alone), f"{modality} {i} differs in other company"
+
+
+@pytest.mark.full
+@each
+def test_every_tensor_has_a_say(row: Family, world: World) -> None:
+    """One zeroed in the oracle alone moves its logits by far more than the tolerance."""
+    model, processor = world.oracle(row.name)
+    answered = world.alone(row.name)[-1]
+    inputs, count = answered.question.theirs(processor), len(answered.prompt)
+    place = positions(world.llm(row.name), answered.question, 0)
+    ours, unseen = answered.ours[:count], []
+    for name, parameter in model.named_parameters():
+        if any(name.startswith(start) for start in row.silent):
+            continue
+        kept = parameter.data.clone()
+        parameter.data.zero_()
+        if not (ours - row.run(model, inputs, [], place)).abs().max() > 100 * limit(row, ours):
+            unseen.append(name)
+        parameter.data.copy_(kept)
+    assert unseen == []
+
+
+def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """The checkpoint with other weights."""
+    target.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, target)
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, target / "model.safetensors")
+    return target
+
+
+@each
+def test_weights_in_every_layout(row: Family, world: World, tmp_path: Path) -> None:
+    """As transformers stores them (the loads above), as it holds them in memory, and as older releases stored them."""
+    folder, question = world.folder(row.name), ask(row, row.default_cases()[-1])
+    expected = record(world.llm(row.name), question, 1)[1]
+    stored = load_file(folder / "model.safetensors")
+    held = dict(world.oracle(row.name)[0].state_dict())
+    layouts = {"in memory": {name: tensor for name, tensor in held.items() if tensor.numel()}}
+    for name, prefixes in row.layouts.items():
+        layouts[name] = {rename(key, list(prefixes)): tensor for key, tensor in stored.items()}
+        assert layouts[name].keys() != stored.keys(), f"layout {name!r} renames nothing"
+    for name, tensors in layouts.items():
+        llm = make_llm(row, copied(folder, tmp_path / name.replace(" ", "-"), tensors))
+        assert torch.equal(record(llm, question, 1)[1], expected), name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each
+def test_half_precision(row: Family, dtype: str, world: World) -> None:
+    """Near the float32 answer, as far as the format allows; unrelated logits would be 1.4 standard deviations off."""
+    answered = world.alone(row.name)[-1]
+    count = len(answered.prompt)
+    ours = record(make_llm(row, world.folder(row.name), dtype=dtype), answered.question, 1)[1]
+    theirs = answered.theirs[:count]
+    assert ours.dtype == torch.float32
+    assert (ours - theirs).std() / theirs.std() < row.half[dtype == "float16"]
+
+
+@each
+def test_bad_weights_are_named(row: Family, world: World, tmp_path: Path) -> None:
+    folder = world.folder(row.name)
+    stored = load_file(folder / "model.safetensors")
+    named = {name for name in stored if not any(name.startswith(start) for start in row.silent)}
+    missing = next(name for name in sorted(named) if name.endswith("norm1.weight") or "layernorm.weight" in name)
+    with pytest.raises(CheckpointError, match=missing.split(".")[-2]):
+        make_llm(row, copied(folder, tmp_path / "a", {name: t for name, t in stored.items() if name != missing}))
+    with pytest.raises(CheckpointError, match=r"surplus\.weight"):
+        make_llm(row, copied(folder, tmp_path / "b", stored | {"surplus.weight": torch.zeros(2)}))
