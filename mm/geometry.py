@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from .errors import InputError
@@ -37,6 +38,9 @@ class SamplingPolicy:
         multiple: the count is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal pieces, "middle" the one in the middle of each, "ends" includes first
             and last frame.
+        nearest: the count that `fps` asks for is rounded to the nearest, else floored.
+        margin: seconds left out at both ends of a clip of which, without them, more than `max_frames * fps` seconds are left.
+            With "ends" only.
     """
 
     fps: float | None = None
@@ -46,6 +50,8 @@ class SamplingPolicy:
     max_duration: float | None = None
     multiple: int = 1
     spread: str = "stride"
+    nearest: bool = False
+    margin: float = 0.0
 
 
 def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
@@ -110,7 +116,8 @@ def sample_indices(
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         return _on_screen(times[:frames], seconds, wanted, policy)
     if policy.spread == "ends":
-        return [int(i) for i in torch.linspace(0, frames - 1, wanted, dtype=torch.float64)]
+        first, last = _within(frames, seconds, policy)
+        return [int(i) for i in np.linspace(first, last, wanted)]  # torch's rounds differently on its second half
     start = frames / wanted / 2 if policy.spread == "middle" else 0
     return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / wanted)[:wanted].int()]
 
@@ -140,6 +147,14 @@ def looked_at(
         return total, seconds
     frames = bisect_left(times, limit) if times else max(1, math.ceil(limit / seconds * total - 1e-9))
     return frames, limit if varies else _seconds(frames, source_fps, None)
+
+
+def _within(frames: int, seconds: float | None, policy: SamplingPolicy) -> tuple[int, int]:
+    """First and last frame that may be used. Rule: SmolVLM."""
+    if not policy.margin or not seconds or seconds - 2 * policy.margin <= policy.max_frames * (policy.fps or 1.0):
+        return 0, frames - 1
+    margin = policy.margin * frames / seconds
+    return int(margin), min(int(frames - margin), frames - 1)
 
 
 def _seconds(total: int, source_fps: float | None, times: Sequence[float] | None) -> float | None:
@@ -183,7 +198,7 @@ def _wanted(total: int, seconds: float | None, policy: SamplingPolicy) -> int:
         raise InputError("fps is wanted but the clip's own rate is unknown; give num_frames, or metadata with fps")
     most = min(policy.max_frames, total) // multiple * multiple
     count = min(max(seconds * policy.fps, policy.min_frames), most)
-    return _at_least(math.floor(count / multiple), multiple, total)
+    return _at_least(round(count / multiple) if policy.nearest else math.floor(count / multiple), multiple, total)
 
 
 def _at_least(groups: int, multiple: int, total: int) -> int:
