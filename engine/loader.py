@@ -75,7 +75,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes
-    store = EncoderStore(folder, most, fingerprint, model.hidden_size, dtype, device)
+    store = EncoderStore(folder, most, fingerprint, model.row_size, dtype, device)
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
     keys = most_keys(config, info, max_model_len)

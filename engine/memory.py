@@ -143,7 +143,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         ConfigError: options that cannot be met, as when the engine is made.
     """
     device, dtype = config.torch_device, model.cache_specs[0].dtype
-    row_bytes = model.hidden_size * dtype.itemsize
+    row_bytes = model.row_size * dtype.itemsize
     block = bytes_per_block(model.cache_specs, config.block_size)
     longest = most_keys(config, info, max_model_len)
     blocks = num_cache_blocks(config, block, longest, device)
@@ -153,7 +153,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     atom = 0 if info.prefill == "causal" else max_model_len + config.max_num_seqs - 1
     rows = min(max(config.max_num_batched_tokens, atom), keys)
     work = Work(rows, keys, longest, device, config.quantization == "int8")
-    hidden, sampled = rows * row_bytes, min(rows, config.max_num_seqs)
+    hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)

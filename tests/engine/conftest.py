@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -30,9 +30,12 @@ class ToyModel:
     """Its next token depends on every earlier token, position and encoder row, all read back through the paged cache."""
 
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
+    routes_by_modality = MappingProxyType({})
 
-    def __init__(self, reads_encoder_side: bool = False) -> None:
+    def __init__(self, reads_encoder_side: bool = False, levels: int = 1) -> None:
+        """`levels`: of its encoder rows; those after the first are added after a layer each."""
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
+        self.row_size = 8 * levels
         self.cache_specs = tuple(CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2)
         generator = torch.Generator().manual_seed(0)
         self.table = torch.randn(self.vocab_size, 8, generator=generator, dtype=torch.float64)
@@ -45,15 +48,16 @@ class ToyModel:
         if any(int(seed) == 666 for seed in tensors["seed"]):
             raise RuntimeError("poisoned item")
         return [
-            torch.sin(torch.arange(1, int(n) * 8 + 1, dtype=torch.float64).view(int(n), 8) * (int(seed) + 1))
+            torch.sin(torch.arange(1, int(n) * self.row_size + 1, dtype=torch.float64).view(int(n), -1) * (int(seed) + 1))
             for seed, n in zip(tensors["seed"], tensors["rows"], strict=True)
         ]
 
     def forward(self, batch) -> torch.Tensor:
         self.forward_rows.append(len(batch.input_ids))
         x = self.table[batch.input_ids].clone()
-        if batch.embed_index is not None:
-            x[batch.embed_index] = batch.embed_rows
+        levels = () if batch.embed_index is None else batch.embed_rows.split(8, 1)
+        if levels:
+            x[batch.embed_index] = levels[0]
         x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
         for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
@@ -69,6 +73,8 @@ class ToyModel:
                 seen = torch.arange(length - (last - first), length) if meta.causal else torch.full((last - first,), length)
                 out[first:last] = scores.masked_fill(token[None] > seen[:, None], -torch.inf).softmax(-1) @ values[slot]
             x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
+            if layer + 1 < len(levels):
+                x[batch.embed_index] += levels[layer + 1]
         return x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -98,7 +104,7 @@ def make_core(
     model = model or ToyModel()
     kinds = [group.spec.kind for group in group_layers(model.cache_specs)]
     device = torch.device("cpu")
-    store = EncoderStore(folder, 1 << 20, "toy", model.hidden_size, model.cache_specs[0].dtype, device)
+    store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(len(kinds), blocks, block_size, kept), encoder, limits, kinds)
@@ -157,9 +163,9 @@ def tokens_of(outputs: list) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def alone(request: EngineRequest) -> tuple[list[int], str]:
+def alone(request: EngineRequest, model: ToyModel | None = None) -> tuple[list[int], str]:
     """The answer of an engine that has nothing else to do, and why it ended."""
-    core = make_core(blocks=64, budget=500, caching=False)
+    core = make_core(blocks=64, budget=500, caching=False, model=model)
     core.add(request)
     outputs = drain(core)[request.request_id]
     return tokens_of(outputs), outputs[-1].finish_reason

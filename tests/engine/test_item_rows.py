@@ -245,3 +245,17 @@ def test_neither_of_two_items_waits_for_the_other_with_its_rows(toy, options):
     for request in requests:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     toy.assert_empty(core)
+
+
+def test_rows_of_several_levels(toy):
+    """They count for what they weigh, whole; a row reaches the layers it belongs to however its item is cut."""
+    with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, encoder_cache_bytes is 576"):
+        toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)]))
+    core = toy.make_core(budget=3, encoder_rows=4, model=toy.ToyModel(levels=3))
+    request = toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)])
+    core.add(request)
+    answer = toy.tokens_of(toy.drain(core)["r"])
+    assert core.stats.encoder_bytes == core.stats.encoder_capacity == 4 * 3 * 64
+    assert answer == toy.alone(request, toy.ToyModel(levels=3))[0]
+    assert answer != toy.alone(request)[0]
+    toy.assert_empty(core)
