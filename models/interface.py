@@ -16,17 +16,26 @@ from ..kernels.metadata import AttentionMetadata
 class CacheSpec:
     """How one attention layer caches, with the key/value heads and head size of one token.
 
-    Kind "full": a key per token of the sequence. Kind "cross": a key per row of the encoder's output, written once.
+    Kind "full": a key and a value per token of the sequence. "window": the same, but a row reads only the last `window` keys
+    up to its own (and its own run of rows, where items see themselves), so that earlier ones are forgotten. "latent": one
+    row per token, of one head, that is key and value in one. "cross": a key and a value per row of the encoder's output,
+    written once.
     """
 
     kind: str
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    window: int | None = None
+
+    @property
+    def planes(self) -> int:
+        """Rows that are cached of a token: key and value, or one that is both."""
+        return 1 if self.kind == "latent" else 2
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.planes * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class ForwardBatch:
         input_ids: int64 `[rows]`; at media placeholders any id of the vocabulary.
         positions: int64 `[axes, rows]`; axes as the model's `rope_axes` declares.
         attn: who owns which row, and where keys and values live, one per cache; caches of equal spec share the object.
-        kv_caches: one per entry of the model's `cache_specs`, `[2, num_blocks, block_size, kv_heads, head_dim]`, keys
+        kv_caches: one per entry of the model's `cache_specs`, `[planes, num_blocks, block_size, kv_heads, head_dim]`, keys
             then values.
         embed_index: int64 `[n]` rows of the batch to be replaced by `embed_rows`, or None for a text-only step.
         embed_rows: `[n, row_size]` encoder rows in that order: the first `hidden` take the place of token embeddings, each
