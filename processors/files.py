@@ -30,7 +30,8 @@ class ProcessorFiles:
 
     `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives
     the token ids of plain text (no special tokens added or recognised), for families whose items are written with text of
-    their own; `special` gives the id of the one token that spells a text, None where there is none.
+    their own; `special` gives the id of the one token that spells a text, None where there is none. `folder` is
+    where they were read.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class ProcessorFiles:
     generation: Mapping[str, Any] = field(default_factory=dict)
     encode: Callable[[str], list[int]] | None = None
     special: Callable[[str], int | None] | None = None
+    folder: Path | None = None
 
 
 def read_preprocessors(path: str | Path) -> ProcessorFiles:
@@ -56,6 +58,7 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
         video=nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json"),
         audio=nested.get("feature_extractor") or nested.get("audio_processor") or (plain if sound else {}),
         generation=read_json(folder / "generation_config.json"),
+        folder=folder,
     )
 
 

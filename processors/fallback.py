@@ -1,0 +1,202 @@
+"""What a class of transformers wants to be fed: its own processor, one item at a time. Knows no family and no model.
+
+Such a processor has no function from an item's size to its tokens. So a blank item of that size is processed once, and what the
+processor writes for it is remembered by size; each real item is held to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..mm.errors import ConfigError, InputError
+from ..mm.fields import BatchedField, FieldElem
+from ..mm.media.policy import DecodeSpec
+from ..mm.types import AudioItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from .base import FamilyInfo
+from .files import ProcessorFiles
+from .interface import Span
+
+RUN = "input_ids"  # the tokens of the item, which the class writes its rows over
+_TEXT_ONLY = ("attention_mask", "token_type_ids", "mm_token_type_ids")
+_ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
+_PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+_PROBES = ((64, 64), (512, 512), (2048, 2048), (256, 1536), (1536, 256))  # pixels: sizes unlike each other
+_SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
+_REFUSES = (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError)  # of a processor that takes no such item
+
+
+@dataclass(frozen=True)
+class ReadSpec:
+    """What an item's tensors depend on beside the item: the processor, its release, and options as JSON."""
+
+    processor: str
+    release: str
+    options: str
+
+
+class FallbackProcessingInfo(FamilyInfo):
+    """ProcessingInfo of any processor that writes a token of its own in place of each picture or sound.
+
+    All tokens it writes for an item are the item's rows, since a class may give other embeddings to those around too.
+    `ItemGeometry.tiles` is the item's size, (height, width) or (samples, 0), from which its tokens are found again.
+    """
+
+    rows = None
+
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        if files.folder is None:
+            raise ConfigError("a processor of transformers is read from a checkpoint's folder")
+        self._processor, self._lock = _load(files.folder)
+        self.modalities = tuple(name for name in _ARGUMENT if self._part(name) is not None and self._token(name) is not None)
+        if not self.modalities:
+            raise ConfigError(f"{type(self._processor).__name__} names no token that stands for a picture or a sound")
+        self.slots = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
+        self.known = {name: self._options(name) for name in self.modalities}
+        self._run = lru_cache(maxsize=4096)(self._written)
+        self._rows = lru_cache(maxsize=1 << 16)(self._counted)
+        self._of_kind: dict[Hashable, int] = {}
+        super().__init__(files, *options)
+
+    def read(self, modality: str) -> ReadSpec:
+        import transformers
+
+        given = {key: value for layer in self.layers[modality] for key, value in layer.items()}
+        return ReadSpec(type(self._processor).__name__, transformers.__version__, json.dumps(given, sort_keys=True))
+
+    def decoding(self) -> DecodeSpec:
+        return DecodeSpec(rate=self._part("audio").sampling_rate) if "audio" in self.modalities else DecodeSpec()
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """One row per token that the processor writes; InputError for what it refuses, and for a sound that it would cut."""
+        size = (header.samples, 0) if header.modality == "audio" else header.size
+        rows, rate = self._rows(header.modality, size), self.decode_spec.rate
+        if header.modality == "audio" and size[0] > rate and rows == self._rows("audio", (size[0] - rate, 0)):
+            raise InputError(f"it lasts {size[0] / rate:.2f} s, and the model hears no more than its beginning; cut it")
+        return ItemGeometry(1, 1, rows, tiles=size)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """The processor's tensors as they are, each of one item, and the item's tokens."""
+        if not isinstance(item, ImageItem | AudioItem):
+            raise TypeError(f"a {type(item).__name__} is neither picture nor sound")
+        grid, modality = self.geometry(item.header), item.header.modality
+        made = self._call(modality, item.pixels.numpy() if isinstance(item, ImageItem) else item.samples.numpy())
+        if tuple(made[RUN][0].tolist()) != self.span(modality, grid).token_ids:
+            raise InputError("the processor of this model writes other tokens for it than for a blank one of its size")
+        return self._elements(made, dtype), grid
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        return Span(self._run(modality, geometry.tiles))
+
+    def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], dict[str, Any]]:
+        """A small item of noise, as `process` gives it, and all that the processor makes of a prompt with it in between."""
+        size = _SAMPLE[modality]
+        noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+        data = noise if modality == "image" else noise[: size[0], 0, 0].astype(np.float32) / 256 - 0.5
+        whole = self._call(modality, data, f"This is {self._token(modality)} and that is all")
+        whole = {name: value.to(dtype) if value.is_floating_point() else value for name, value in whole.items()}
+        return dict(self._elements(self._call(modality, data), dtype)), whole
+
+    def _part(self, modality: str) -> Any:
+        """Of the processor, that which takes items; None where it has none."""
+        found = (getattr(self._processor, name, None) for name in _PART[modality])
+        return next((part for part in found if part is not None), None)
+
+    def _token(self, modality: str) -> str | None:
+        token: str | None = getattr(self._processor, f"{modality}_token", None)
+        return token
+
+    def _slot(self, modality: str) -> int:
+        """The id of the one token that is written for an item not yet expanded."""
+        text = self._token(modality) or ""
+        ids = self._processor.tokenizer(text, add_special_tokens=False)[RUN]
+        if len(ids) != 1:
+            raise ConfigError(f"{modality}s stand in a prompt as {text!r}, which is {len(ids)} tokens of this checkpoint, not one")
+        return int(ids[0])
+
+    def _options(self, modality: str) -> tuple[str, ...]:
+        """Names that the processor takes, as far as it says."""
+        return tuple(getattr(getattr(self._part(modality), "valid_kwargs", None), "__annotations__", ()))
+
+    def _elements(self, made: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, FieldElem]:
+        kept = {name: value for name, value in made.items() if name not in _TEXT_ONLY}
+        cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in kept.items()}
+        return {name: FieldElem(value, BatchedField()) for name, value in cast.items()}
+
+    def _written(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
+        """The tokens of an item of this size."""
+        return tuple(self._call(modality, _blank(modality, size))[RUN][0].tolist())
+
+    def _counted(self, modality: str, size: tuple[int, int]) -> int:
+        """How many they are, which the first size of its kind tells of all."""
+        kind = self._kind(modality, size)
+        if kind not in self._of_kind:
+            self._of_kind[kind] = len(self._run(modality, size))
+        return self._of_kind[kind]
+
+    def _kind(self, modality: str, size: tuple[int, int]) -> Hashable:
+        """What sizes have in common that give equally many tokens, without processing one of each."""
+        if modality == "audio":
+            return (modality, size)
+        options = json.loads(self.specs["image"].options)
+        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        patches = getattr(self._part("image"), "get_number_of_image_patches", None)
+        try:
+            if count is not None:
+                told = count(image_sizes=[list(size)], **options)
+                return (*told.num_image_tokens, *(told.num_image_patches or ()))
+            if patches is not None:
+                return patches(*size, options)
+        except _REFUSES as error:
+            raise InputError(f"the processor of this model refuses it: {error}") from None
+        return "any" if len({self._run(modality, probe) for probe in _PROBES}) == 1 else size
+
+    def _call(self, modality: str, data: np.ndarray[Any, Any], text: str = "") -> dict[str, Tensor]:
+        """Tensors by name of one prompt that is `text`, or else nothing but the item."""
+        from PIL import Image
+
+        item: Any = Image.fromarray(data) if modality == "image" else data
+        options: dict[str, Any] = json.loads(self.specs[modality].options)
+        if modality == "audio":
+            options["sampling_rate"] = self._part("audio").sampling_rate
+        settings = {f"{_ARGUMENT[modality]}_kwargs": options, "text_kwargs": {"add_special_tokens": False}}
+        inputs: dict[str, Any] = {"text": [text or self._token(modality)], _ARGUMENT[modality]: [item]}
+        try:
+            with self._lock:  # its tokenizer is not to be used by two at once
+                made = self._processor(**inputs, **settings, return_tensors="pt")
+        except _REFUSES as error:
+            raise InputError(f"the processor of this model refuses it: {error}") from None
+        return {name: _tensor(name, value) for name, value in made.items()}
+
+
+@lru_cache(maxsize=4)
+def _load(folder: Path) -> tuple[Any, Lock]:
+    """The processor of a folder, never with code of its own, and a lock for it."""
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False), Lock()
+    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
+        raise ConfigError(f"transformers makes no processor of {folder}: {' '.join(str(error).split())}") from None
+
+
+def _blank(modality: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    return np.full((*size, 3), 127, dtype=np.uint8) if modality == "image" else np.zeros(size[0], dtype=np.float32)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A processor keeps ragged values in lists; of one item there is one."""
+    if isinstance(value, list) and len(value) == 1:
+        return torch.as_tensor(value[0])[None]
+    if not isinstance(value, Tensor):
+        raise InputError(f"the processor of this model gives {name} as a {type(value).__name__}, not as a tensor")
+    return value
