@@ -99,16 +99,20 @@ def planes(frames: Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype =
     return out.flatten(0, 1)
 
 
-def patch_rows(frames: Tensor, plan: CropPlan, spec: PixelSpec, patch: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def patch_rows(
+    frames: Tensor, plan: CropPlan, spec: PixelSpec, patch: int, merge: int = 1, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """uint8 `[n, h, w, 3]` to the scaled patches of all pieces, `[patches, 3 * patch * patch]` in `dtype`.
 
-    A frame's pieces lie side by side, a piece's patches row by row, a patch's numbers as in the weight of a convolution
-    (channel, row, column). What is left of a piece on the right and below a whole number of patches is not used.
+    A frame's pieces lie side by side, a piece's patches in squares of merge x merge, row by row of squares, a patch's
+    numbers as in the weight of a convolution (channel, row, column). What is left of a piece on the right and below a
+    whole number of squares is not used.
     """
-    tall, wide = (side // patch for side in plan.views[0].piece)
-    out = BUFFERS.take((len(frames), plan.pieces, tall, wide, 1, 1, 3, 1, patch, patch), dtype)
+    side = patch * merge
+    tall, wide = (edge // side for edge in plan.views[0].piece)
+    out = BUFFERS.take((len(frames), plan.pieces, tall, wide, merge, merge, 3, 1, patch, patch), dtype)
     for index, piece in enumerate(cut(frames, plan, spec)):
-        used = piece[:, :, : tall * patch, : wide * patch]
+        used = piece[:, :, : tall * side, : wide * side]
         for number in range(len(frames)):
             fill_patches(out[number, index], used[number : number + 1], spec)
     return out.view(-1, 3 * patch * patch)

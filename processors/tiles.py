@@ -28,12 +28,6 @@ class TileSpec(PixelSpec):
     patch: int = 14
     merge: int = 1
 
-    @property
-    def rows(self) -> int:
-        """Rows of a piece of a tiling whose pieces are all of one size."""
-        tall, wide = self.tiling.plan(1, 1).views[0].piece
-        return (tall // self.patch // self.merge) * (wide // self.patch // self.merge)
-
     def __post_init__(self) -> None:
         if any(side < self.patch * self.merge for side in self.tiling.plan(1, 1).views[0].piece):
             raise ConfigError(f"a tile of this model holds no {self.merge} x {self.merge} patches of {self.patch} pixels")
@@ -69,13 +63,14 @@ def is_low(options: Mapping[str, Any]) -> bool:
 class TiledInfo(FamilyInfo):
     """`specs` are TileSpecs; a piece of a picture, and a frame of a clip, is a step of the grid.
 
-    The tensors are `pixel_values` `[patches, 3 * patch^2]`, piece by piece, row by row, and `grid` (pieces, h, w).
+    The tensors are `pixel_values` `[patches, 3 * patch^2]`, piece by piece, in squares of patches that become one row, and
+    `grid` (pieces, h, w) in patches.
     """
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """From the header alone; InputError for more rows than any context holds."""
         spec, plan = self.specs[header.modality], self.plan(header)
-        tall, wide = (side // spec.patch for side in plan.views[0].piece)
+        tall, wide = (side // (spec.patch * spec.merge) * spec.merge for side in plan.views[0].piece)
         frames = 1 if header.frames is None else len(header.frames.indices)
         times = () if header.frames is None else header.frames.timestamps
         grid = ItemGeometry(frames * plan.pieces, tall, wide, spec.merge, times=times, tiles=plan.tiles)
@@ -95,7 +90,7 @@ class TiledInfo(FamilyInfo):
         header = item.header
         grid, spec = self.geometry(header), self.specs[header.modality]
         frames = item.pixels[None] if isinstance(item, ImageItem) else item.frames
-        patches = patch_rows(frames, self.plan(header), spec, spec.patch, dtype)
+        patches = patch_rows(frames, self.plan(header), spec, spec.patch, spec.merge, dtype)
         shape = torch.tensor([grid.t, grid.h, grid.w])
         kwargs = {"pixel_values": FieldElem(patches, FlatField()), "grid": FieldElem(shape, BatchedField(keep_on_cpu=True))}
         return kwargs, grid

@@ -66,8 +66,8 @@ def clip(frames: int, height: int, width: int) -> VideoItem:
 
 def planes(kwargs: Any) -> torch.Tensor:
     """Back to `[pieces, 3, 56, 56]`."""
-    patches = kwargs["pixel_values"].data.view(-1, 4, 4, 3, 14, 14)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
+    patches = kwargs["pixel_values"].data.view(-1, 2, 2, 2, 2, 3, 14, 14)
+    return patches.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(-1, 3, 56, 56)
 
 
 @pytest.mark.parametrize("image", [{}, {"max_patches": 4}, {"min_patches": 2, "max_patches": 6, "resample": 2}])

@@ -105,9 +105,13 @@ def test_patches_times_a_weight_are_a_convolution(policy, dtype):
     plan, weight = policy.plan(90, 140), torch.randn(5, 3, 14, 14, dtype=torch.float64)
     pieces = planes(clip, plan, spec, dtype)
     want = F.conv2d(pieces.double(), weight, stride=14).flatten(2).transpose(1, 2).reshape(-1, 5)
-    rows = patch_rows(clip, plan, spec, 14, dtype)
+    rows = patch_rows(clip, plan, spec, 14, dtype=dtype)
     assert rows.dtype == dtype
     torch.testing.assert_close(rows.double() @ weight.flatten(1).T, want)
+    tall, wide = (side // 14 for side in plan.views[0].piece)
+    if tall % 2 == wide % 2 == 0:
+        squares = rows.view(-1, tall // 2, 2, wide // 2, 2, rows.shape[1]).transpose(2, 3).reshape(rows.shape)
+        assert torch.equal(patch_rows(clip, plan, spec, 14, 2, dtype), squares)
     assert torch.equal(pieces, planes(clip, plan, spec).to(dtype))
     alone = torch.cat([planes(frame[None], plan, spec, dtype) for frame in clip])
     assert torch.equal(pieces, alone)  # a frame's pieces lie side by side
