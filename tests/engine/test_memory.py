@@ -156,7 +156,7 @@ def test_encoder_calls_take_no_more_than_planned(qwen2: Path, audio: Path, dtype
         model = build(folder, dtype, CPU, quantization)
         for grids in ([(1, 48, 48)], [(1, 16, 16)] * 9):
             patches = sum(t * h * w for t, h, w in grids)
-            pixels = (patches, model.visual.config.patch_dim)
+            pixels = (patches, model.visual.spec.patch_dim)
             grid = torch.tensor(grids)
 
             def encode(model: Any = model, pixels: Any = pixels, grid: Any = grid) -> None:
