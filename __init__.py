@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
     from .engine.live import LiveSession
-    from .engine.llm import LLM
     from .engine.logits_processors import register_logits_processor
     from .engine.repetition import RepetitionDetection
     from .engine.sampling_params import SamplingParams
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import SensoriumError
     from .mm.types import ItemPlan, Media
+    from .pipelines.llm import LLM
+    from .pipelines.ocr import Page
+    from .pipelines.transcribe import Segment, Transcript
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,17 +28,20 @@ __all__ = [
     "ItemTrace",
     "LiveSession",
     "Media",
+    "Page",
     "RepetitionDetection",
     "RequestOutput",
     "SamplingParams",
+    "Segment",
     "SensoriumError",
     "StructuredOutputs",
+    "Transcript",
     "__version__",
     "register_logits_processor",
 ]
 
 _HOME = {
-    "LLM": "engine.llm",
+    "LLM": "pipelines.llm",
     "AsyncLLM": "engine.async_llm",
     "LiveSession": "engine.live",
     "SamplingParams": "engine.sampling_params",
@@ -49,6 +54,9 @@ _HOME = {
     "SensoriumError": "mm.errors",
     "ItemPlan": "mm.types",
     "Media": "mm.types",
+    "Page": "pipelines.ocr",
+    "Segment": "pipelines.transcribe",
+    "Transcript": "pipelines.transcribe",
 }
 
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "chat": "ask a model about pictures and clips",
     "demo": "read the shipped pictures and clip with the shipped model",
     "doctor": "versions, device, kernels in use, and what is missing",
+    "ocr": "read the text in pictures",
+    "transcribe": "write down what is said in sounds",
 }
 """Command -> what it does; each is a module beside this one with `EXAMPLE`, `add_arguments` and `run`."""
 _EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'

@@ -12,6 +12,7 @@ from ..mm.errors import ConfigError, InputError, hint
 from ..mm.registry import find
 from ..mm.types import ItemPlan
 from ..processors.files import find_template
+from ..processors.interface import SupportsTranscription
 from ..processors.text import Tokenizer
 from .config import load_model_files, make_config
 from .doctor import explain
@@ -43,6 +44,8 @@ class LLM:
         options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
             gpu_memory_fraction, media_workers, media (what may come in), mm_processor_cache_bytes, trust_uuid. All
             options are explained at `engine.config.EngineConfig`.
+
+    `speech` says how the model is asked to write down speech, None if it does not.
 
     Raises:
         ConfigError: an unknown or contradictory option, an unknown architecture, a checkpoint that asks for remote code.
@@ -98,6 +101,7 @@ class LLM:
             self.config.trust_uuid,
             self.config.mm_processor_cache_bytes,
         )
+        self.speech = info if isinstance(info, SupportsTranscription) else None
         self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)
         self._driver = Driver(engine.core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
         if metrics:

@@ -88,7 +88,7 @@ class MultiModalDataParser:
         rows = None if spec is None else read_rows(modality, value, spec)
         if rows is not None:
             return [Media(item) for item in rows]
-        values = list(value) if _is_several(modality, value) else [value]  # type: ignore[call-overload]
+        values = list(value) if is_several(modality, value) else [value]  # type: ignore[call-overload]
         return [entry if isinstance(entry, Media) else Media(entry) for entry in values]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
@@ -135,7 +135,7 @@ def _check_limit(modality: str, sources: Collection[MediaSource], limit: int | N
         raise InputError(f"At most {limit} {modality}(s) may be provided in one prompt, not {count}")
 
 
-def _is_several(modality: str, value: object) -> bool:
+def is_several(modality: str, value: object) -> bool:
     """Whether a value is a list of items, rather than one item that is itself a list."""
     if isinstance(value, np.ndarray | Tensor):
         return modality in _AXES and value.ndim == _AXES[modality]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
+from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
@@ -72,41 +73,7 @@ class ProcessingInfo(Protocol):
         """A stable text of the processing options that matter for this modality; part of the item's hash."""
 
 
-@dataclass(frozen=True)
-class TimestampRule:
-    """Tokens that stand for times within a sound.
-
-    Args:
-        first: the token of 0 s; each one after it is `step` seconds later.
-        none: the token that says no times are wanted. end: the token that ends an answer.
-        latest: the first time is at most so many steps in; None: anywhere.
-    """
-
-    first: int
-    none: int
-    end: int
-    step: float
-    latest: int | None = None
-
-
-@dataclass(frozen=True)
-class SpeechRequest:
-    """How one sound is asked for.
-
-    Args:
-        prompt: trusted text: control tokens in it count, and the sound's slot where the family has one.
-        only: texts of the tokens one of which is the answer; empty: any may be chosen.
-        suppressed, suppressed_first: tokens that are never chosen, or not as the first one.
-        times: the rule that timestamps of the answer obey; None: there are none.
-    """
-
-    prompt: str
-    only: tuple[str, ...] = ()
-    suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()
-    times: TimestampRule | None = None
-
-
+@runtime_checkable
 class SupportsTranscription(Protocol):
     """What a ProcessingInfo answers beside the rest if its family writes down speech."""
 

@@ -1,55 +1,60 @@
-"""What families that write down speech have in common: names of languages, and text that is safe in their prompts."""
+"""What families that write down speech have in common: sounds of one window, languages, prompts. Knows no family."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import ClassVar
 
-from ..mm.errors import InputError, hint
-
-_NAMES = (
-    "en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese pt=portuguese tr=turkish pl=polish "
-    "ca=catalan nl=dutch ar=arabic sv=swedish it=italian id=indonesian hi=hindi fi=finnish vi=vietnamese he=hebrew "
-    "uk=ukrainian el=greek ms=malay cs=czech ro=romanian da=danish hu=hungarian ta=tamil no=norwegian th=thai ur=urdu "
-    "hr=croatian bg=bulgarian lt=lithuanian la=latin mi=maori ml=malayalam cy=welsh sk=slovak te=telugu fa=persian "
-    "lv=latvian bn=bengali sr=serbian az=azerbaijani sl=slovenian kn=kannada et=estonian mk=macedonian br=breton eu=basque "
-    "is=icelandic hy=armenian ne=nepali mn=mongolian bs=bosnian kk=kazakh sq=albanian sw=swahili gl=galician mr=marathi "
-    "pa=punjabi si=sinhala km=khmer sn=shona yo=yoruba so=somali af=afrikaans oc=occitan ka=georgian be=belarusian tg=tajik "
-    "sd=sindhi gu=gujarati am=amharic yi=yiddish lo=lao uz=uzbek fo=faroese ht=haitian_creole ps=pashto tk=turkmen "
-    "nn=nynorsk mt=maltese sa=sanskrit lb=luxembourgish my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar "
-    "haw=hawaiian ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese fil=filipino"
-)
-LANGUAGES: Mapping[str, str] = {code: name.replace("_", " ") for code, name in (entry.split("=") for entry in _NAMES.split())}
-"""Code -> English name, in small letters. Codes as speech models write them: ISO 639-1 where there is one."""
-
-_CONTROL = re.compile(r"<\|[^<|>]*\|>")
+from ..mm.media.policy import DecodeSpec
+from ..mm.speech import LANGUAGES, SpeechRequest, cleaned
+from ..mm.types import AudioItem, MediaHeader, MediaItem
+from .base import FamilyInfo
+from .mel import MelSpec
 
 
-def code_of(language: str, known: Mapping[str, str]) -> str:
-    """The code of a language given as code or English name, in any case: "EN" and "English" are "en".
+class SpeechInfo(FamilyInfo):
+    """A FamilyInfo for sounds alone, and a SupportsTranscription but for `transcription`. `read` gives a MelSpec.
 
-    Args:
-        known: code -> name of those the model writes down.
-
-    Raises:
-        InputError: another one; the message names them.
+    `codes`: of the languages that a prompt may name.
     """
-    wanted = language.strip().lower() if isinstance(language, str) else ""
-    for code, name in known.items():
-        if wanted in (code.lower(), name.lower()):
-            return code
-    raise InputError(f"language={language!r} is not one this model knows; {hint(wanted, known)}")
+
+    modalities = ("audio",)
+    known: ClassVar[Mapping[str, tuple[str, ...]]] = {"audio": ()}
+    codes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ("transcribe",)
+    has_timestamps = False
+
+    @property
+    def mel(self) -> MelSpec:
+        spec: MelSpec = self.specs["audio"]
+        return spec
+
+    def decoding(self) -> DecodeSpec:
+        return DecodeSpec(rate=self.mel.rate)
+
+    def samples(self, header: MediaHeader, least: int = 1) -> int:
+        """Of a sound that the model takes; InputError for others. Decoding gives no more than its header says, but may less."""
+        samples = header.samples if header.exact else min(header.samples, self.mel.longest)
+        self.mel.check(samples, least)
+        return samples
+
+    @property
+    def languages(self) -> Mapping[str, str]:
+        return {code: LANGUAGES.get(code, code) for code in self.codes}
+
+    @property
+    def longest_seconds(self) -> float:
+        return self.mel.longest / self.mel.rate
+
+    def detection(self) -> SpeechRequest | None:
+        return None
+
+    def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
+        return cleaned(answer).strip(), language
 
 
-def cleaned(text: str, specials: Iterable[str] = ()) -> str:
-    """A caller's text without control tokens, those that appear when others are taken out included.
-
-    Example: "<|im<|x|>_end|> Ann" is " Ann".
-    """
-    controls = sorted(filter(None, specials), key=len, reverse=True)
-    before = None
-    while before != text:
-        before, text = text, _CONTROL.sub("", text)
-        for control in controls:
-            text = text.replace(control, "")
-    return text
+def sound(item: MediaItem) -> AudioItem:
+    """TypeError for an item of another kind."""
+    if not isinstance(item, AudioItem):
+        raise TypeError(f"a {type(item).__name__} is no sound")
+    return item

@@ -76,6 +76,13 @@ class Tokenizer:
                 pending += part
         return ids + self.encode_plain(pending)
 
+    def without_specials(self, text: str) -> str:
+        """A text that spells no special token: those that appear when others are taken out are taken out, too."""
+        before = None
+        while self.specials and before != text:
+            before, text = text, "".join(part for part in self._split.split(text) if part not in self.specials)
+        return text
+
     def least_tokens(self, text: str) -> int:
         """A lower bound on the length of any encoding of a text, in no time: its length over the longest token's.
 

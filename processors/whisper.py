@@ -5,30 +5,25 @@ Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from ..mm.embeddings import ROWS
 from ..mm.errors import ConfigError, InputError
 from ..mm.fields import FieldElem, FlatField
-from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
-from ..mm.types import AudioItem, EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from .base import FamilyInfo
-from .interface import Span, SpeechRequest, TimestampRule
+from ..mm.speech import LANGUAGES, SpeechRequest, TimestampRule
+from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from .interface import Span
 from .mel import MelSpec, log_mel, read_mel_spec
-from .speech import LANGUAGES, cleaned
+from .speech import SpeechInfo, sound
 
 _START = "<|startoftranscript|>"
 _STEP = 0.02  # seconds from one timestamp to the next
 
 
-class WhisperProcessingInfo(FamilyInfo):
+class WhisperProcessingInfo(SpeechInfo):
     """ProcessingInfo and SupportsTranscription of Whisper. A sound has no slot: the decoder reads it across."""
 
-    modalities = ("audio",)
-    known = {"audio": ()}
     published = {"d_model": 1280, "max_source_positions": 1500}
 
     def read(self, modality: str) -> MelSpec:
@@ -40,9 +35,6 @@ class WhisperProcessingInfo(FamilyInfo):
                 raise ConfigError(f"{said}, but the feature extractor's JSON makes {have}, or is missing and means it")
         return spec
 
-    def decoding(self) -> DecodeSpec:
-        return DecodeSpec(rate=self.specs["audio"].rate)
-
     @property
     def row_width(self) -> int:
         return int(self.text["d_model"])
@@ -52,22 +44,19 @@ class WhisperProcessingInfo(FamilyInfo):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """A whole window, however short the sound; InputError for one that is longer."""
-        spec = self.specs["audio"]
-        spec.check(header.samples if header.exact else min(header.samples, spec.longest), 1)
-        return ItemGeometry(spec.longest // spec.hop // 2, 1, 1)
+        self.samples(header)
+        return ItemGeometry(self._rows, 1, 1)
 
     def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        spec, rows = self.specs["audio"], len(item.tensors[ROWS])
-        if rows != spec.longest // spec.hop // 2:
-            raise InputError(f"it holds {rows} rows, a window has {spec.longest // spec.hop // 2}")
+        rows = len(item.tensors[ROWS])
+        if rows != self._rows:
+            raise InputError(f"it holds {rows} rows, a window has {self._rows}; give those of a whole window")
         return ItemGeometry(rows, 1, 1)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """`input_features` `[frames, mels]` of a whole window: the encoder sees the silence after the sound."""
-        if not isinstance(item, AudioItem):
-            raise TypeError(f"a {type(item).__name__} is no sound")
-        spec, grid = self.specs["audio"], self.geometry(item.header)
-        features = log_mel(item.samples, spec, spec.longest)
+        grid = self.geometry(item.header)
+        features = log_mel(sound(item).samples, self.mel, self.mel.longest)
         return {"input_features": FieldElem(features.to(dtype), FlatField())}, grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
@@ -75,28 +64,23 @@ class WhisperProcessingInfo(FamilyInfo):
         return Span(())
 
     @property
-    def languages(self) -> Mapping[str, str]:
-        """Those that the prompt can name; an English-only model has one and is not told."""
+    def codes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """An English-only model is not told."""
         tokens = self.files.generation.get("lang_to_id") or map("<|{}|>".format, LANGUAGES)
-        codes = [token.strip("<|>") for token in tokens] if self._multilingual else ["en"]
-        return {code: LANGUAGES.get(code, code) for code in codes}
+        return tuple(token.strip("<|>") for token in tokens) if self._multilingual else ("en",)
 
     @property
-    def tasks(self) -> tuple[str, ...]:
+    def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("transcribe", "translate") if self._multilingual else ("transcribe",)
 
     @property
-    def longest_seconds(self) -> float:
-        return float(self.specs["audio"].longest / self.specs["audio"].rate)
-
-    @property
-    def has_timestamps(self) -> bool:
+    def has_timestamps(self) -> bool:  # type: ignore[override]
         return "no_timestamps_token_id" in self.files.generation
 
     def detection(self) -> SpeechRequest | None:
         if not self._multilingual:
             return None
-        return SpeechRequest(_START, only=tuple(f"<|{code}|>" for code in self.languages))
+        return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.codes})
 
     def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         before = f"<|startofprev|> {context.strip()}" if context.strip() else ""
@@ -110,7 +94,12 @@ class WhisperProcessingInfo(FamilyInfo):
         )
 
     def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        return cleaned(answer).strip(), language or (None if self._multilingual else "en")
+        return super().transcript(answer, language or "en")
+
+    @property
+    def _rows(self) -> int:
+        """Encoder rows of a window."""
+        return self.mel.longest // self.mel.hop // 2
 
     def _times(self) -> TimestampRule:
         given = self.files.generation

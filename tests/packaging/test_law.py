@@ -10,7 +10,7 @@ import pytest
 import sensorium
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("cli", "engine", "kernels", "mm", "models", "processors")
+ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sensorium"}
 """Tests' packages, code from disk, and our own name: parts import each other relatively."""

@@ -1,0 +1,28 @@
+"""`sensorium ocr`: the text that is written in pictures, as text or JSON. Knows no model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .files import add_files, add_model, print_results
+
+EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen2.5-VL-3B-Instruct --json"
+SHIPPED = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_files(parser, "a picture")
+    add_model(parser, str(SHIPPED))
+    parser.add_argument("--question", metavar="TEXT", help="what the model is asked of each (default: to read the text)")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="longest answer (default: 1024)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """2 if a picture could not be read; the others are all the same."""
+    from ..pipelines.llm import LLM
+    from ..pipelines.ocr import QUESTION
+
+    llm = LLM(args.model, dtype=args.dtype, device=args.device)
+    pages = llm.ocr(args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
+    return print_results(args, [({"text": page.text, "error": page.error}, page.text) for page in pages])

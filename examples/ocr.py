@@ -1,0 +1,24 @@
+"""The text in pictures, all in one batch: `python examples/ocr.py [--model DIR] [PICTURE ...]`."""
+
+import argparse
+from pathlib import Path
+
+from sensorium import LLM
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--question", default="Read the text.")
+    parser.add_argument("pictures", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("line*.png")))
+    args = parser.parse_args()
+
+    pages = LLM(args.model).ocr(args.pictures, question=args.question)
+    for path, page in zip(args.pictures, pages, strict=True):  # a broken picture fails alone
+        print(f"{path.name}: {page.error or page.text}")
+
+
+if __name__ == "__main__":
+    main()

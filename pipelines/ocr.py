@@ -1,0 +1,53 @@
+"""Pictures to the text that is written in them, through a model's own chat template. Knows no family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..engine.sampling_params import SamplingParams
+from ..engine.types import RequestOutput
+from ..mm.parse import is_several
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+QUESTION = "Read the text."
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is written in one picture, or in `error` why there is no text. `output`: the answer as the engine gave it."""
+
+    text: str
+    error: str | None
+    output: RequestOutput
+
+
+def read_pictures(
+    llm: LLM,
+    pictures: object,
+    question: str = QUESTION,
+    max_tokens: int | None = 1024,
+    sampling_params: SamplingParams | None = None,
+    use_tqdm: bool = True,
+) -> list[Page]:
+    """Read one picture or a list of them, in one batch, in the order given. A picture that cannot be read has an error.
+
+    Args:
+        pictures: each a path, URL, encoded bytes, PIL image or pixels.
+        question: what the model is asked of each; models trained for reading have one that suits them best.
+        max_tokens: of each answer, where `sampling_params` (None: greedy) are not given.
+
+    Raises:
+        InputError: a checkpoint without a chat template.
+    """
+    given: Sequence[object] = list(pictures) if is_several("image", pictures) else [pictures]  # type: ignore[call-overload]
+    params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    chats = [
+        [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": question}]}]
+        for picture in given
+    ]
+    outputs = llm.chat(chats, params, use_tqdm)
+    return [Page("" if output.error else output.outputs[0].text.strip(), output.error, output) for output in outputs]

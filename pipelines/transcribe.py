@@ -1,0 +1,151 @@
+"""Sounds to text, with language and times, for every family that writes down speech. Knows no family, and no window but one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..engine.sampling_params import SamplingParams
+from ..engine.token_rules import ONLY, SUPPRESS, TIMES
+from ..engine.types import RequestOutput
+from ..mm.errors import ConfigError, InputError, hint
+from ..mm.parse import is_several
+from ..mm.speech import SpeechRequest, TimestampRule, code_of
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a sound that the model wrote down in one go. Seconds; `end` is None where the answer broke off."""
+
+    start: float
+    end: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was said in one sound.
+
+    Args:
+        language: its code, None where the model does not say.
+        segments: in order, None unless times were asked for.
+        error: why there is no text, or None.
+        output: the answer as the engine gave it, with tokens and the seconds of each stage.
+    """
+
+    text: str
+    language: str | None
+    segments: tuple[Segment, ...] | None
+    error: str | None
+    output: RequestOutput
+
+
+def transcribe(
+    llm: LLM,
+    sounds: object,
+    language: str | None = None,
+    task: str = "transcribe",
+    timestamps: bool = False,
+    context: str = "",
+    sampling_params: SamplingParams | None = None,
+    use_tqdm: bool = True,
+) -> list[Transcript]:
+    """Write down one sound or a list of them, in one batch, in the order given.
+
+    Args:
+        sounds: each a path, URL, encoded bytes, samples at the model's rate, or `(samples, rate)`.
+        language: spoken in all of them, as a code or an English name; None: found out where the model can.
+        task: "transcribe", or "translate" to English where the model can.
+        timestamps: also say when each segment was spoken, where the model can.
+        context: names and words to expect, or what was said before; control tokens in it are left out.
+        sampling_params: None for greedy.
+
+    A sound that cannot be read, or is longer than the model takes at once, has a transcript with `error` set.
+
+    Raises:
+        ConfigError: a model that does not write down speech.
+        InputError: an unknown language or task, timestamps of a model that has none, or no list of sounds.
+    """
+    speech = llm.speech
+    if speech is None:
+        raise ConfigError(f"{llm.config.model} does not write down speech; ask it with generate or chat")
+    if task not in speech.tasks:
+        raise InputError(f"task={task!r} is not one this model knows; {hint(task, speech.tasks)}")
+    if timestamps and not speech.has_timestamps:
+        raise InputError("this model writes no times; leave timestamps out")
+    given = list(sounds) if is_several("audio", sounds) else [sounds]  # type: ignore[call-overload]
+    code = None if language is None else code_of(language, speech.languages)
+    codes, failed = ([code] * len(given), {}) if code is not None else _detect(llm, given, use_tqdm)
+    words = llm.get_tokenizer().without_specials(context)
+    places = [place for place in range(len(given)) if place not in failed]
+    asked = [speech.transcription(codes[place], task, timestamps, words) for place in places]
+    outputs = _ask(llm, [given[place] for place in places], asked, sampling_params or _GREEDY, use_tqdm)
+    made = dict(failed)
+    for place, one, output in zip(places, asked, outputs, strict=True):
+        made[place] = _written(llm, one, codes[place], output)
+    return [made[place] for place in range(len(given))]
+
+
+def _detect(llm: LLM, sounds: Sequence[object], use_tqdm: bool) -> tuple[list[str | None], dict[int, Transcript]]:
+    """The language of each sound, None where the model needs no telling; and the transcripts of those that failed."""
+    asked = llm.speech.detection() if llm.speech is not None else None
+    if asked is None:
+        return [None] * len(sounds), {}
+    find = llm.get_tokenizer().token_to_id
+    outputs = _ask(llm, sounds, [asked] * len(sounds), replace(_GREEDY, max_tokens=1), use_tqdm)
+    meant = {find(token): code for token, code in asked.only.items()}
+    failed = {i: Transcript("", None, None, output.error, output) for i, output in enumerate(outputs) if output.error}
+    return [None if i in failed else meant[output.outputs[0].token_ids[0]] for i, output in enumerate(outputs)], failed
+
+
+def _ask(
+    llm: LLM, sounds: Sequence[object], asked: Sequence[SpeechRequest], params: SamplingParams, use_tqdm: bool
+) -> list[RequestOutput]:
+    prompts = [{"prompt": one.prompt, "multi_modal_data": {"audio": [sound]}} for sound, one in zip(sounds, asked, strict=True)]
+    return llm.generate(prompts, [_ruled(llm, params, one) for one in asked], use_tqdm)
+
+
+def _ruled(llm: LLM, params: SamplingParams, asked: SpeechRequest) -> SamplingParams:
+    """The parameters with the rules that the family's answers obey."""
+    rules = dict(params.processors)
+    if asked.only:
+        ids = map(llm.get_tokenizer().token_to_id, asked.only)
+        rules[ONLY] = {"tokens": [token for token in ids if token is not None]}
+    if asked.suppressed or asked.suppressed_first:
+        rules[SUPPRESS] = {"tokens": list(asked.suppressed), "first": list(asked.suppressed_first)}
+    if asked.times is not None:
+        times = asked.times
+        rules[TIMES] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
+    return replace(params, logits_processors=rules)
+
+
+def _written(llm: LLM, asked: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
+    if output.error or llm.speech is None:
+        return Transcript("", language, None, output.error, output)
+    tokens, times = output.outputs[0].token_ids, asked.times
+    words = tokens if times is None else [token for token in tokens if token < times.first]
+    decode = llm.get_tokenizer().decode
+    text, spoken = llm.speech.transcript(decode(words, False), language)
+    return Transcript(text, spoken, None if times is None else segments(tokens, times, decode), None, output)
+
+
+def segments(tokens: Sequence[int], times: TimestampRule, decode: Callable[[Sequence[int]], str]) -> tuple[Segment, ...]:
+    """The parts of an answer between its times."""
+    found: list[Segment] = []
+    start, words = 0.0, []
+    for token in tokens:
+        if token < times.first:
+            words.append(token)
+            continue
+        time = round((token - times.first) * times.step, 3)
+        if words:
+            found.append(Segment(start, time, decode(words).strip()))
+        start, words = time, []
+    text = decode(words).strip()
+    return (*found, Segment(start, None, text)) if text else tuple(found)
