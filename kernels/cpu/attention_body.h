@@ -75,14 +75,14 @@ INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
     if (d < words) store(to + d, load_part(from + d, dim - d));
 }
 
-// words[TILE, depth] -> turned[depth, TILE]; depth is a multiple of 16.
-INLINE void transpose(const float* words, int64_t depth, float* turned) {
+// `count` rows of `depth` words, both multiples of 16 -> turned[depth, TILE].
+INLINE void transpose(const float* const* rows, int64_t depth, int count, float* turned) {
 #ifdef TRANSPOSE
     for (int64_t d = 0; d < depth; d += 16)
-        for (int key = 0; key < TILE; key += 16) {
+        for (int key = 0; key < count; key += 16) {
             __m512i a[16], b[16];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(words + (key + i) * depth + d);
+            for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows[key + i] + d);
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i += 2) {
                 b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
@@ -108,9 +108,11 @@ INLINE void transpose(const float* words, int64_t depth, float* turned) {
         }
 #else
     for (int64_t d = 0; d < depth; d++)
-        for (int key = 0; key < TILE; key++) turned[d * TILE + key] = words[key * depth + d];
+        for (int key = 0; key < count; key++) turned[d * TILE + key] = rows[key][d];
 #endif
 }
+
+INLINE int up_to_16(int64_t n) { return (int)((n + 15) / 16 * 16); }
 
 struct Tile {
     float *staged, *keys, *values;  // words [TILE, depth], [depth, TILE], [TILE / PER_WORD, wide]
@@ -134,7 +136,17 @@ INLINE int find(const Problem& p, const Work& w, int64_t start, int64_t end, int
     return count;
 }
 
-// Lay out the keys and values of one head at so many slots; zeros behind them.
+#ifdef PAIRS
+// Two rows of 16 bfloat16 as words.
+INLINE v16 pair(const bf16* even, const bf16* odd) {
+    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
+    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
+    return (v16)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+#endif
+
+// Lay out the keys and values of one head at so many slots; zeros behind the keys, up to a multiple of 16. Keys that fill
+// whole words and vectors are read where they lie.
 template <class T>
 static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int count, const Tile& t) {
     const T *k[TILE], *v[TILE];
@@ -142,31 +154,40 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int c
         k[i] = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
         v[i] = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
     }
-    for (int i = 0; i < count; i++) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
-    memset(t.staged + count * t.depth, 0, (TILE - count) * t.depth * 4);
-    transpose(t.staged, t.depth, t.keys);
+    const bool whole = sizeof(T) * PER_WORD == 4 && p.dim == t.depth * PER_WORD;
+    const float* rows[TILE];
+    for (int i = 0; i < count; i++) {
+        rows[i] = whole ? (const float*)k[i] : t.staged + i * t.depth;
+        if (!whole) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
+    }
+    if (count % 16) memset(t.staged + count * t.depth, 0, t.depth * 4);
+    for (int i = count; i < up_to_16(count); i++) rows[i] = t.staged + count * t.depth;
+    transpose(rows, t.depth, up_to_16(count), t.keys);
 #ifdef PAIRS
     const bf16 zeros[16] = {};
     for (int i = 0; i < count; i += 2)
         for (int64_t d = 0; d < p.dim; d += 16) {
             const bf16 *even = (const bf16*)v[i] + d, *odd = i + 1 < count ? (const bf16*)v[i + 1] + d : zeros;
-            bool whole = d + 16 <= p.dim;  // what lies behind a row may not be ours
-            v16u low = (v16u)(whole ? load(even) : load_part(even, p.dim - d));
-            v16u high = (v16u)(whole ? load(odd) : load_part(odd, p.dim - d));
-            store(t.values + i / 2 * t.wide + d, (v16)(low >> 16 | high));
+            bf16 parts[2][16] = {};
+            if (d + 16 > p.dim) {  // what lies behind a row may not be ours
+                memcpy(parts[0], even, (p.dim - d) * sizeof(bf16));
+                memcpy(parts[1], odd, (p.dim - d) * sizeof(bf16));
+                even = parts[0], odd = parts[1];
+            }
+            store(t.values + i / 2 * t.wide + d, pair(even, odd));
         }
 #else
     for (int i = 0; i < count; i++) stage(t.values + i * t.wide, v[i], p.dim, t.wide);
 #endif
 }
 
-// scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what remains of older sums.
-INLINE void soften(int rows, float* scores, const int* seen, float scale, float* top, float* sums, float* weights, float* keep) {
+// The first `count` of scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what remains of older sums.
+INLINE void soften(int rows, int count, float* scores, const int* seen, float scale, float* top, float* sums, float* weights, float* keep) {
     const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 change = {};
     for (int r = 0; r < rows; r++) {
         v16 most = none;
-        for (int n = 0; n < TILE; n += 16) {
+        for (int n = 0; n < count; n += 16) {
             v16 x = load(scores + r * TILE + n) * scale;
             if (seen[r] < n + 16) x = lanes < splat(seen[r] - n) ? x : none;
             store(scores + r * TILE + n, x);
@@ -180,7 +201,7 @@ INLINE void soften(int rows, float* scores, const int* seen, float scale, float*
     store(keep, exp2(change));
     for (int r = 0; r < rows; r++) {
         v16 total = load(sums + 16 * r) * keep[r];
-        for (int n = 0; n < TILE; n += 16) {
+        for (int n = 0; n < count; n += 16) {
             v16 x = exp2(load(scores + r * TILE + n) - top[r]);
             total += x;
 #ifdef PAIRS
@@ -223,8 +244,8 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
                 int64_t sees = p.causal ? before + (r + i) / group + 1 - start : count;
                 seen[i] = (int)(sees < count ? sees : count);
             }
-            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, TILE / 16, nullptr);
-            soften(n, scores, seen, p.scale, top + r, sums + 16 * r, weights, keep);
+            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count) / 16, nullptr);
+            soften(n, (int)count, scores, seen, p.scale, top + r, sums + 16 * r, weights, keep);
             multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, keep);
         }
     }
