@@ -12,7 +12,7 @@ from ..mm.errors import ConfigError
 from ..mm.media.policy import MediaPolicy
 from ..models.activations import linear_weight_bytes
 from ..models.interface import Model, Work
-from ..models.layers.basic import Embedding, Norm
+from ..models.layers.basic import Weighted
 from ..models.layers.linear import Head, Linear
 from ..processors.interface import ProcessingInfo
 from .config import EngineConfig, num_cache_blocks
@@ -179,14 +179,13 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
 def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantization: str | None) -> int:
     """Of all layers as `pack` lays them out: in 8 bits with a scale per output, a tied head beside its table."""
     assert isinstance(model, nn.Module)
-    heads = {module.proj for module in model.modules() if isinstance(module, Head)}
     total = 0
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not None:
             outer, inner = module.weight.shape
-            int8 = quantization == "int8" and module not in heads
-            total += linear_weight_bytes(inner, outer, module.bias is not None, dtype, device, int8)
-        elif isinstance(module, Norm | Embedding):
+            int8 = quantization == "int8" and not module.exact
+            total += linear_weight_bytes(inner, outer, module.bias is not None, module.weight.dtype, device, int8)
+        elif isinstance(module, Weighted):
             total += sum(tensor.nbytes for _, tensor in module.tensors(""))
         elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) != "torch":
             outer, inner = module.table.shape

@@ -13,7 +13,7 @@ from .audio.whisper_encoder import EncoderConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
 from .text.encoder_decoder import CrossDecoderSpec
-from .text.spec import AttentionSpec, DecoderSpec, MlpSpec
+from .text.spec import AttentionSpec, DecoderSpec, LatentSpec, MlpSpec, MoeSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
@@ -60,43 +60,76 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
 def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
     s, width = dtype.itemsize, c.hidden_size
-    ropes = {id(rope): rope.dim for rope in (layer.attention.rope for layer in c.layers) if rope is not None}
     step = 8 + 16 * c.rope_axes + 8 + 32  # ids, positions twice, slots, bounds of sequences
     step += (2 + c.deepstack) * width * s  # x, encoder rows that are put in
-    step += 3 * max(ropes.values(), default=0) * _WIDE  # cosines, sines, and the angles they come from
-    parts = {_attention_bytes(c, layer.attention, work, dtype) for layer in c.layers}
-    parts |= {_mlp_bytes(c, layer.mlp, work, dtype) for layer in c.layers}
+    step += 3 * max((rope.dim for rope in c.ropes), default=0) * _WIDE * len(c.ropes)  # cosines, sines, angles before them
+    parts = {_part_bytes(width, part, work, dtype) for layer in c.layers for part in (layer.attention, layer.mlp)}
     added = width * s  # x and the sum that takes its place
-    return work.rows * (step + added + max(_rms_norm(width, s), *(width * s + part for part in parts)))  # beside normed rows
+    return work.rows * (step + added + max(_rms_norm(width, s), width * s + max(parts)))  # parts beside the normed rows
 
 
-def _attention_bytes(c: DecoderSpec, a: AttentionSpec, work: Work, dtype: torch.dtype) -> int:
+def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, work: Work, dtype: torch.dtype) -> int:
+    """Of a row, beside its normed input."""
+    if isinstance(part, AttentionSpec):
+        return _attention_bytes(width, part, work, dtype)
+    if isinstance(part, LatentSpec):
+        return _latent_bytes(width, part, work, dtype)
+    if isinstance(part, MlpSpec):
+        return _mlp_bytes(width, part.inner, work, dtype)
+    return _mixture_bytes(width, part, work, dtype)
+
+
+def _attention_bytes(width: int, a: AttentionSpec, work: Work, dtype: torch.dtype) -> int:
     s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = (q + 2 * kv) * s
     return max(
-        _linear(c.hidden_size, q + 2 * kv, dtype, work),
+        _linear(width, q + 2 * kv, dtype, work),
         qkv + _rotary(q + kv, s),
         qkv + _rms_norm(q, s) if a.qk_norm else 0,
         qkv + (q + kv) * s + 3 * q * s,  # rotated, and q and the result in the layout of torch's kernels
-        qkv + (q + kv) * s + q * s + _linear(q, c.hidden_size, dtype, work),
+        qkv + (q + kv) * s + q * s + _linear(q, width, dtype, work),
     )
 
 
-def _mlp_bytes(c: DecoderSpec, m: MlpSpec, work: Work, dtype: torch.dtype) -> int:
+def _latent_bytes(width: int, a: LatentSpec, work: Work, dtype: torch.dtype) -> int:
+    s, cached = dtype.itemsize, a.latent + a.rope.dim
+    q, absorbed = a.heads * (a.nope_dim + a.rope.dim), a.heads * cached
+    made = (cached + q) * s  # what is cached, queries
+    return max(
+        2 * (a.query_latent or 0) * s + _linear(a.query_latent or width, q, dtype, work),
+        made + _rotary(a.heads * a.rope.dim, s),
+        made + 3 * absorbed * s + a.heads * a.latent * s,  # queries in the cache's space, laid out, what they attend to
+        made + a.heads * (a.latent + 2 * a.value_dim) * s + _linear(a.heads * a.value_dim, width, dtype, work),
+    )
+
+
+def _mlp_bytes(width: int, inner: int, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
     return max(
-        _linear(c.hidden_size, 2 * m.inner, dtype, work),
-        4 * m.inner * s,  # gate and up, what the activation makes of gate, product
-        3 * m.inner * s + _linear(m.inner, c.hidden_size, dtype, work),
+        _linear(width, 2 * inner, dtype, work),
+        4 * inner * s,  # gate and up, what the activation makes of gate, product
+        3 * inner * s + _linear(inner, width, dtype, work),
     )
+
+
+def _mixture_bytes(width: int, m: MoeSpec, work: Work, dtype: torch.dtype) -> int:
+    """At the worst, all rows have one expert in common."""
+    s = dtype.itemsize
+    choice = 5 * m.experts * _WIDE + 4 * 8 * m.top_k  # scores, offered ones, those of groups; experts, their order
+    made = m.top_k * width * s  # of every expert of the row
+    one = width * s + _mlp_bytes(width, max(m.inner), work, dtype)
+    total = 3 * width * _WIDE + width * s  # the sum and what is added to it
+    shared = width * s + _mlp_bytes(width, m.shared_inner, work, dtype)
+    return max(width * _as_float(s) + choice, choice + made + max(one, total), shared)
 
 
 def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
     if backend("attention", work.device, dtype) == "native":
         return 0
-    s, widest = dtype.itemsize, max(layer.attention.kv_heads * layer.attention.head_dim for layer in c.layers)
-    copies = 2 * 2 * work.keys * widest * s  # keys and values, padded to at most twice as many
+    s = dtype.itemsize
+    each = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
+    copies = 2 * work.keys * max(each) * s  # padded to at most twice as many
     return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
 
 

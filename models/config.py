@@ -52,6 +52,16 @@ class Stack:
     router: Mapping[str, Any] = field(default_factory=dict)
 
 
+ALIASES = {
+    "n_routed_experts": "num_experts",
+    "num_local_experts": "num_experts",
+    "moe_num_experts": "num_experts",
+    "moe_k": "num_experts_per_tok",
+    "moe_num_shared_experts": "n_shared_experts",
+}
+"""Names that configs have for the same number -> the one that is used here."""
+
+
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text part of a config.json: `text_config` when it is there, else the top level."""
     nested = config.get("text_config")
@@ -65,7 +75,7 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
         ConfigError: a missing key, or a feature no stack has, by its key.
     """
     stack = stack or Stack()
-    text = {**stack.defaults, **text_of(config)}
+    text = {**stack.defaults, **{ALIASES.get(key, key): value for key, value in text_of(config).items()}}
     hidden = count(text, "hidden_size")
     layers = tuple(
         LayerSpec(_attention(text, stack, i), _mlp(text, stack, i), stack.norms)
@@ -191,31 +201,27 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
     if act not in REFERENCES:
         raise ConfigError(f"hidden_act {act!r} is not supported in the decoder; known are {', '.join(REFERENCES)}")
     bias = bool(text.get("mlp_bias", text.get("use_bias", False)))
-    experts = next((text[key] for key in EXPERTS if text.get(key)), 0)
-    if not experts or not _sparse(text, layer):
+    if not text.get("num_experts") or not _sparse(text, layer):
         return MlpSpec(count(text, "intermediate_size"), act, bias, stack.fused)
-    inner = text["moe_intermediate_size"]
+    inner = need(text, "moe_intermediate_size")
     widths = tuple(inner) if isinstance(inner, list | tuple) else (inner,)
-    shared = text.get("n_shared_experts") or text.get("moe_num_shared_experts") or 0
+    shared = (text.get("n_shared_experts") or 0) * widths[0]
     return MoeSpec(
         **{
-            "experts": experts,
-            "top_k": text.get("num_experts_per_tok") or text.get("moe_k"),
+            "experts": count(text, "num_experts"),
+            "top_k": count(text, "num_experts_per_tok"),
             "inner": widths,
             "act": act,
-            "shared_inner": text.get("shared_expert_intermediate_size") or shared * widths[0],
+            "shared_inner": shared,
             "normalise": bool(text.get("norm_topk_prob", True)),
             "scale": text.get("routed_scaling_factor") or 1.0,
+            "scoring": text.get("scoring_func") or "softmax",
             "groups": text.get("n_group") or 1,
             "top_groups": text.get("topk_group") or 1,
             "bias": bias,
             **stack.router,
         }
     )
-
-
-EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-"""Names that configs have for one number."""
 
 
 def _sparse(text: Mapping[str, Any], layer: int) -> bool:

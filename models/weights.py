@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError
 from .interface import Model
-from .layers.basic import Embedding, Norm
+from .layers.basic import Weighted
 from .layers.linear import Head, Linear
 
 _MAPPED_BYTES = 64 << 20
@@ -66,14 +66,13 @@ def load(folder: Path, model: Model, quantization: str | None = None) -> None:
 
 
 def quantize(root: nn.Module, quantization: str) -> None:
-    """Have every linear layer, towers included, packed as `quantization` says ("int8"), the head's excepted.
+    """Have every linear layer, towers included, packed as `quantization` says ("int8"), those that are exact excepted.
 
     Raises:
         ConfigError: the model's device has no fast products of 8-bit numbers.
     """
-    heads = {module.proj for module in root.modules() if isinstance(module, Head)}
     for module in root.modules():
-        if isinstance(module, Linear) and module not in heads:
+        if isinstance(module, Linear) and not module.exact:
             assert module.weight is not None, "weights are packed already"
             if not supported(module.weight.device):
                 raise ConfigError(
@@ -83,18 +82,13 @@ def quantize(root: nn.Module, quantization: str) -> None:
             module.quantization = quantization
 
 
-def named_layers(root: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+def named_layers(root: nn.Module) -> dict[str, tuple[Weighted, dict[str, Tensor]]]:
     """Canonical name -> its layer and all views of that layer by name; slices take the place of the layer's own name."""
-    found: dict[str, tuple[nn.Module, dict[str, Tensor]]] = {}
+    found: dict[str, tuple[Weighted, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
-        if isinstance(module, Linear):
-            parent, dot, _ = path.rpartition(".")
-            views = dict(module.tensors(parent + dot))
-        elif isinstance(module, (Norm, Embedding)):
+        if isinstance(module, Weighted):
             views = dict(module.tensors(path))
-        else:
-            continue
-        found.update(dict.fromkeys(views, (module, views)))
+            found.update(dict.fromkeys(views, (module, views)))
     return found
 
 
@@ -123,33 +117,36 @@ def fill(
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
     wanted, surplus = named_layers(root), []
-    for stored, tensor in weights:
+    forms = dict(form for path, module in root.named_modules() if isinstance(module, Weighted) for form in module.forms(path))
+    for stored, whole in weights:
         name = rename(stored, prefixes)
         if name.startswith(ignored):
             continue
-        if name not in wanted:
-            if name not in aliases and not name.endswith("rotary_emb.inv_freq"):
+        for part, tensor in forms[name](whole) if name in forms else [(name, whole)]:
+            if part in wanted:
+                _put(tensor, stored, part, *wanted[part])
+            elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
                 surplus.append(stored)
-            continue
-        layer, views = wanted[name]
-        if name not in views:
-            raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
-        target = views.pop(name)
-        if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
-            raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
-        if not tensor.is_floating_point():
-            raise CheckpointError(
-                f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported"
-            )
-        target.copy_(tensor.reshape(target.shape))
-        del target
-        if not views and isinstance(layer, Linear):
-            layer.pack()
     _complain("lacks", {name for _, views in wanted.values() for name in views})
     _complain("holds unknown", surplus)
     for module in root.modules():
         if isinstance(module, Head):
             module.pack()
+
+
+def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor]) -> None:
+    """Copy to the view of this name and pack the layer if it was the last one."""
+    if name not in views:
+        raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
+    target = views.pop(name)
+    if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
+        raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported")
+    target.copy_(tensor.reshape(target.shape))
+    del target
+    if not views and isinstance(layer, Linear):
+        layer.pack()
 
 
 def _complain(verb: str, names: Iterable[str]) -> None:

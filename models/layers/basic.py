@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -15,7 +15,23 @@ from ...kernels.norm import layer_norm, norm_heads_, rms_norm
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(activation, name) for name in REFERENCES}
 
 
-class Norm(nn.Module):
+Form = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+"""A stored tensor -> the canonical names of what it holds, and each part."""
+
+
+class Weighted(nn.Module):
+    """A layer that is filled from a checkpoint."""
+
+    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
+        """Canonical names of its own tensors, and what they fill; `path`: of this module, from the root."""
+        yield from ()
+
+    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
+        """Names under which checkpoints store some of them in another way, and how to read it."""
+        yield from ()
+
+
+class Norm(Weighted):
     """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`.
 
     `offset` is added to an RMSNorm's weight, where a checkpoint stores it around 0. `stored`: the name in the checkpoint in
@@ -58,7 +74,7 @@ class Norm(nn.Module):
         norm_heads_(x, self.weight, self.eps, self.offset)
 
 
-class Embedding(nn.Module):
+class Embedding(Weighted):
     """Token id -> row times `scale`. `[rows] -> [rows, dim]`."""
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:

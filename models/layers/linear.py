@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.linear import Weights, linear, pack
+from .basic import Weighted
 
 
-class Linear(nn.Module):
+class Linear(Weighted):
     """`[rows, in] -> [rows, out]`, `out` being the sum of the slices.
 
     Args:
@@ -18,6 +19,7 @@ class Linear(nn.Module):
         slices: name in the checkpoint -> output rows, in order: `{"q_proj": 512, "k_proj": 128, "v_proj": 128}`.
             The names stand in place of the module's own last name part.
         bias: whether the slices have biases; all or none.
+        exact: never quantised, since it decides between near equals.
 
     `quantization`, None or "int8", says how `pack` stores the weight.
     """
@@ -25,19 +27,25 @@ class Linear(nn.Module):
     quantization: str | None = None
 
     def __init__(
-        self, in_features: int, slices: Mapping[str, int], bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        slices: Mapping[str, int],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        exact: bool = False,
     ) -> None:
         super().__init__()
-        self.slices = dict(slices)
-        out = sum(self.slices.values())
+        self.slices, self.exact = dict(slices), exact
+        self.outputs = out = sum(self.slices.values())
         self.weight: Tensor | None = torch.empty(out, in_features, dtype=dtype, device=device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: Weights | None = None
 
-    def tensors(self, parent: str) -> Iterator[tuple[str, Tensor]]:
-        """Checkpoint names below `parent` (ending in a dot, or empty) and the views they fill."""
+    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         assert self.weight is not None, "weights are packed already"
-        start = 0
+        parent, start = path[: path.rfind(".") + 1], 0
         for name, rows in self.slices.items():
             yield f"{parent}{name}.weight", self.weight[start : start + rows]
             if self.bias is not None:
@@ -55,7 +63,7 @@ class Linear(nn.Module):
 
 
 class Head(nn.Module):
-    """Hidden states `[n, hidden]` -> float32 logits `[n, vocab]`. Never quantised: it decides between near equals.
+    """Hidden states `[n, hidden]` -> float32 logits `[n, vocab]`. Never quantised.
 
     Args:
         table: the embedding weights `[vocab, hidden]` of a tied head. `pack` copies them into the layout of its device
@@ -77,7 +85,7 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         self.table, self.scale, self.cap = table, scale, cap
-        self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device) if table is None else None
+        self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if table is None else None
         self.packed: Weights | None = None
 
     def pack(self) -> None:

@@ -14,6 +14,7 @@ from ..interface import CacheSpec, ForwardBatch
 from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMlp
+from ..layers.moe import Mixture, MixtureByKind
 from .rope import Rotary, Turns
 from .spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 
@@ -110,10 +111,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
-        ropes = [layer.attention.rope for layer in spec.layers]
-        kinds = [rope for i, rope in enumerate(ropes) if rope is not None and rope not in ropes[:i]]
-        self.rotaries = [Rotary(rope, device) for rope in kinds]
-        self.turns_of = [kinds.index(rope) if rope is not None else -1 for rope in ropes]
+        self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
+        self.turns_of = [spec.ropes.index(a.rope) if a.rope is not None else -1 for a in spec.attentions]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
@@ -154,4 +153,5 @@ def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.
     m = spec.mlp
     if isinstance(m, MlpSpec):
         return GatedMlp(stack.hidden_size, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused)
-    raise NotImplementedError
+    made = Mixture if len(m.kinds) == 1 else MixtureByKind
+    return made(stack.hidden_size, m, dtype, device)

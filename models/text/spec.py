@@ -87,13 +87,15 @@ class MoeSpec:
 
     Args:
         inner: width of each expert, one for each kind. shared_inner: of the shared expert, 0 for none.
-        shared_gate: the shared expert's output is scaled by a sigmoid gate of the row.
         scoring: "softmax" or "sigmoid" of the router's logits. normalise: the chosen weights are made to add up to 1.
         scale: factor of the chosen weights.
         correction: the router has a learned bias that takes part in the choice but not in the weights.
         groups, top_groups: experts lie in groups, of which only the best are chosen from (1: no groups).
         group_score: a group counts by its best expert ("max") or by the sum of its best two ("top2").
         bias: the experts' products have biases.
+        kinds: sets of experts, each with its router, by where the checkpoint keeps them; `ForwardBatch.modality_ids` tells a
+            row's set. One without a name: all rows are alike.
+        transposed: where shapes do not tell, matrices of all experts in one tensor are stored as `[in, out]`.
     """
 
     experts: int
@@ -101,7 +103,6 @@ class MoeSpec:
     inner: tuple[int, ...]
     act: str = "silu"
     shared_inner: int = 0
-    shared_gate: bool = False
     scoring: str = "softmax"
     normalise: bool = True
     scale: float = 1.0
@@ -110,11 +111,8 @@ class MoeSpec:
     top_groups: int = 1
     group_score: str = "top2"
     bias: bool = False
-
-    @property
-    def kinds(self) -> int:
-        """Sets of experts, each with its router; a row's set is told by `ForwardBatch.modality_ids`."""
-        return len(self.inner)
+    kinds: tuple[str, ...] = ("",)
+    transposed: bool = False
 
 
 PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -159,10 +157,22 @@ class DecoderSpec:
     deepstack: int = 0
 
     @property
+    def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The different ones, in the order of the layers."""
+        found: list[RopeSpec] = []
+        for rope in (attention.rope for attention in self.attentions):
+            if rope is not None and rope not in found:
+                found.append(rope)
+        return tuple(found)
+
+    @property
     def rope_axes(self) -> int:
         """Axes of positions, 1 where no layer has more."""
-        ropes = [layer.attention.rope for layer in self.layers]
-        return max((1 + max(rope.axes) for rope in ropes if rope is not None), default=1)
+        return max((1 + max(rope.axes) for rope in self.ropes), default=1)
 
 
 def in_runs(sections: tuple[int, ...]) -> tuple[int, ...]:
