@@ -104,16 +104,21 @@ class Centre:
 
 @dataclass(frozen=True)
 class Bounded:
-    """Shrunk to fit `most`, its shape kept, never enlarged; sides grow to multiples of `multiple`. Rule: Pixtral."""
+    """Shrunk to fit `most`, its shape kept, never enlarged; sides grow to multiples of `multiple`. Rule: Pixtral.
+
+    `nearest`: a shrunk side is rounded to the nearest pixel, else floored.
+    """
 
     most: Size
     multiple: Size
+    nearest: bool = False
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
         ratio = max(1.0, height / self.most[0], width / self.most[1])
         if ratio > 1:
-            height, width = math.floor(height / ratio), math.floor(width / ratio)
+            rounded = round if self.nearest else math.floor
+            height, width = rounded(height / ratio), rounded(width / ratio)
         tall, wide = (_up(max(1, side), step) for side, step in zip((height, width), self.multiple, strict=True))
         return CropPlan((View((Resize(tall, wide),)),))
 
