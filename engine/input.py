@@ -43,8 +43,12 @@ class Prepared:
     @property
     def num_bytes(self) -> int:
         """Bytes of the processed items."""
-        items = self.features if self.cross is None else (*self.features, self.cross)
-        return sum(num_bytes(feature.kwargs) for feature in items)
+        return sum(num_bytes(feature.kwargs) for feature in self.encoded)
+
+    @property
+    def encoded(self) -> tuple[MultiModalFeature, ...]:
+        """All items: those among the tokens, and the one that is not."""
+        return self.features if self.cross is None else (*self.features, self.cross)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ def decoder_spec(config: Mapping[str, Any]) -> CrossDecoderSpec:
         layers=count(config, "decoder_layers"),
         positions=count(config, "max_target_positions"),
         act=act,
-        embed_scale=width**0.5 if config.get("scale_embedding") else 1.0,
     )
 
 

@@ -143,7 +143,7 @@ class Family:
     Args:
         name: unique; names the test.
         build: `build(seed, **variant)` -> a small random model and processor of transformers.
-        slots: modality -> what stands in a prompt's text for one item.
+        slots: modality -> what stands in a prompt's text for one item; "" where it is read across, by a decoder of its own.
         sizes: modality -> sizes of items, used in turn; three at least, all different.
         grid: modality -> sizes whose tokens are counted; those for which `refuses` is true must be refused.
         cases: prompts by the letters of their items (i v a c); None: none, one of each, two, and a mixture.
