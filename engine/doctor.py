@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 
 from ..kernels import dispatch
-from ..mm.registry import find
 from ..mm.types import MediaHeader
 from ..models.interface import Model
 from .config import DTYPES, EngineConfig, load_model_files, make_config
 from .loader import load_processing, resolve, resolve_max_model_len
 from .memory import MemoryPlan, plan_memory
+from .paths import choose, describe, rehearse
 
 
 def describe_device(name: str) -> dict[str, str]:
@@ -36,11 +36,12 @@ def kernels(name: str) -> dict[str, dict[str, str]]:
 def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does."""
     files = load_model_files(folder)
-    row = find(files.architecture)
-    resolve(row.model)
+    row = choose(files)
+    resolve(row.model)(files.config, files.dtype("auto"), torch.device("meta"))
     info = load_processing(row, files, {})
     return {
         "architecture": files.architecture,
+        "path": describe(row, files),
         "model": row.model,
         "processing": row.processing,
         "dtype": str(files.dtype("auto")).removeprefix("torch."),
@@ -51,9 +52,10 @@ def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
 def explain(config: EngineConfig) -> MemoryPlan:
     """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
     files = load_model_files(config.model)
-    row = find(files.architecture)
-    model = cast(Model, resolve(row.model)(files.config, files.dtype(config.dtype), torch.device("meta")))
+    row, dtype = choose(files), files.dtype(config.dtype)
+    model = cast(Model, resolve(row.model)(files.config, dtype, torch.device("meta")))
     info = load_processing(row, files, config.mm_processor_kwargs)
+    rehearse(model, info, dtype)
     return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
 
 
@@ -65,4 +67,4 @@ def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) 
 def embedding_grid(folder: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:
     """(rows, columns) of the embeddings that a picture of `size` (height, width) becomes in this checkpoint."""
     files = load_model_files(folder)
-    return load_processing(find(files.architecture), files, {}).geometry(MediaHeader("image", *size)).merged[1:]
+    return load_processing(choose(files), files, {}).geometry(MediaHeader("image", *size)).merged[1:]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..mm.cache import CacheStats
 from ..mm.errors import ConfigError, InputError, hint
-from ..mm.registry import find
 from ..mm.types import ItemPlan
 from ..processors.files import find_template
 from ..processors.interface import SupportsTranscription
@@ -22,6 +21,7 @@ from .live import LiveSession
 from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .memory import MemoryPlan
+from .paths import choose
 from .sampling_params import SamplingParams, from_generation_config
 from .threads import in_passing
 from .ticket import Job
@@ -79,7 +79,7 @@ class LLM:
         }
         self.config = make_config(model, named | options)
         files = load_model_files(self.config.model)
-        row = find(files.architecture)
+        row = choose(files)
         self._tokenizer = Tokenizer(files.path)
         info = load_processing(row, files, self.config.mm_processor_kwargs, self._tokenizer)
         for modality in self.config.limit_mm_per_prompt:

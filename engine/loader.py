@@ -13,7 +13,7 @@ import torch
 
 from ..mm.errors import ConfigError
 from ..mm.hashing import digest
-from ..mm.registry import Architecture, find
+from ..mm.registry import Architecture
 from ..models.interface import Model
 from ..models.weights import load as load_weights
 from ..processors.interface import ProcessingInfo
@@ -24,6 +24,7 @@ from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
 from .kv import KVBlocks, bytes_per_block, group_layers
 from .memory import encoder_cache_budget, most_keys
+from .paths import check, choose, rehearse
 from .quarantine import Quarantine
 from .runner import ModelRunner
 from .scheduler import Scheduler, SchedulerLimits
@@ -67,8 +68,9 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
         ConfigError: an unknown architecture, options that contradict the model, a cache that cannot hold one sequence.
         CheckpointError: missing, surplus or misshapen weights.
     """
-    row, device = find(files.architecture), config.torch_device
+    row, device = choose(files), config.torch_device
     dtype = files.dtype(config.dtype)
+    check(row, config)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
     model = cast(Model, resolve(row.model)(files.config, dtype, device))
@@ -81,6 +83,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     keys = most_keys(config, info, max_model_len)
     core = build_core(model, config, max_model_len, keys, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
     load_weights(files.path, model, config.quantization)
+    rehearse(model, info, dtype)
     return Engine(core, max_model_len, dtype, store.row_bytes)
 
 

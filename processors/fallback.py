@@ -120,7 +120,9 @@ class FallbackProcessingInfo(FamilyInfo):
         text = self._token(modality) or ""
         ids = self._processor.tokenizer(text, add_special_tokens=False)[RUN]
         if len(ids) != 1:
-            raise ConfigError(f"{modality}s stand in a prompt as {text!r}, which is {len(ids)} tokens of this checkpoint, not one")
+            raise ConfigError(
+                f"{modality}s stand in a prompt as {text!r}, which is {len(ids)} tokens of this checkpoint, not one"
+            )
         return int(ids[0])
 
     def _options(self, modality: str) -> tuple[str, ...]:

@@ -1,0 +1,58 @@
+"""Which path a checkpoint takes: a model of ours, or a class of transformers with our attention. Knows no family."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from ..mm.errors import ConfigError
+from ..mm.fields import merge
+from ..mm.registry import Architecture, find
+from ..models.fallback import Fallback, class_of
+from ..models.interface import Model
+from ..processors.fallback import FallbackProcessingInfo
+from ..processors.interface import ProcessingInfo
+from .config import EngineConfig, ModelFiles
+
+FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo")
+
+
+def choose(files: ModelFiles) -> Architecture:
+    """The registry's row of a checkpoint, FALLBACK where only transformers has its class; ConfigError where nobody has."""
+    try:
+        return find(files.architecture)
+    except ConfigError as unknown:
+        try:
+            class_of(files.config)
+        except ConfigError as error:
+            raise ConfigError(f"{unknown}; {error}") from None
+    return FALLBACK
+
+
+def describe(row: Architecture, files: ModelFiles) -> str:
+    """The path in words, and why."""
+    if row is not FALLBACK:
+        return f"own implementation ({row.model.partition(':')[0].replace('.', '/')}.py)"
+    name = files.architecture
+    return f"fallback, transformers' {name} with our paged attention, because the registry does not have it"
+
+
+def check(row: Architecture, config: EngineConfig) -> None:
+    """ConfigError for what only models of ours can do."""
+    if row is not FALLBACK:
+        return
+    for name, value in (("quantization", config.quantization), ("batch_invariant", config.batch_invariant)):
+        if value:
+            raise ConfigError(f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out")
+
+
+def rehearse(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
+    """Let a class of transformers show, with one item of each modality, what it takes and that we compute what it does."""
+    if not isinstance(model, Fallback):
+        return
+    for modality in info.modalities:
+        item, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
+        device = model.item_device
+        tensors: dict[str, Any] = merge([item], device)
+        model.rehearse(modality, tensors, {name: value.to(device) for name, value in whole.items()})
