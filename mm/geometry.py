@@ -13,17 +13,24 @@ import torch
 from .errors import InputError
 from .types import ItemGeometry
 
+_BOTH_ENDS = ("ends", "nearest")
 MOST_ROWS = 1 << 22  # of one item: more than any context holds
 
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """What `smart_resize` aims at: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most."""
+    """What `smart_resize` aims at: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
+
+    `frames`: where it is more than one, the areas are of so many frames together, which count as `counted` until they have
+    to be made smaller or larger; sides below the factor are enlarged to it first.
+    """
 
     factor: int
     min_pixels: int
     max_pixels: int
     max_ratio: int = 200
+    frames: int = 1
+    counted: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class SamplingPolicy:
         max_duration: seconds of the source that are looked at, from its start; None: all of it.
         multiple: the count is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal pieces, "middle" the one in the middle of each, "ends" includes first
-            and last frame.
+            and last frame and "nearest" too, its frames between them being rounded where the others are floored.
         nearest: the count that `fps` asks for is rounded to the nearest, else floored.
         margin: seconds left out at both ends of a clip of which, without them, more than `max_frames * fps` seconds are left.
             With "ends" only.
@@ -58,23 +65,26 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
     """`(height, width)` both divisible by the factor, near the source's shape, with an area in the policy's range.
 
     Rounding is half to even (42 -> 56 and 70 -> 56 with factor 28). One side is never below the factor, so very
-    long pictures may stay above `max_pixels`. Rule: Qwen2-VL's published preprocessing.
+    long pictures may stay above `max_pixels`. Rule: the published preprocessing of Qwen2-VL, of clips that of Qwen3-VL.
 
     Raises:
         InputError: an empty picture, or one whose sides differ by more than `max_ratio`.
     """
     if min(height, width) < 1:
         raise InputError(f"a picture of {width}x{height} has no pixels")
+    factor, least, most = policy.factor, policy.min_pixels, policy.max_pixels
+    if policy.frames > 1 and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > policy.max_ratio:
         raise InputError(f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first")
-    factor = policy.factor
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
-    if tall * wide > policy.max_pixels:
-        shrink = math.sqrt(height * width / policy.max_pixels)
+    if policy.counted * tall * wide > most:
+        shrink = math.sqrt(policy.frames * height * width / most)
         tall = max(factor, math.floor(height / shrink / factor) * factor)
         wide = max(factor, math.floor(width / shrink / factor) * factor)
-    elif tall * wide < policy.min_pixels:
-        grow = math.sqrt(policy.min_pixels / (height * width))
+    elif policy.counted * tall * wide < least:
+        grow = math.sqrt(least / (policy.frames * height * width))
         tall, wide = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
     return tall, wide
 
@@ -115,8 +125,10 @@ def sample_indices(
         raise InputError(f"{wanted} frames are wanted but the clip {part}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         return _on_screen(times[:frames], seconds, wanted, policy)
-    if policy.spread == "ends":
+    if policy.spread in _BOTH_ENDS:
         first, last = _within(frames, seconds, policy)
+        if policy.spread == "nearest":
+            return [round(i) for i in np.linspace(first, last, wanted)]
         return [int(i) for i in np.linspace(first, last, wanted)]  # torch's rounds differently on its second half
     start = frames / wanted / 2 if policy.spread == "middle" else 0
     return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / wanted)[:wanted].int()]
@@ -173,8 +185,8 @@ def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: Samp
 
     Where that leaves fewer than the bounds or the multiple ask for, frames are added evenly from those left over.
     """
-    steps = wanted - 1 if policy.spread == "ends" else wanted
-    span = times[-1] if policy.spread == "ends" else seconds
+    both = policy.spread in _BOTH_ENDS
+    steps, span = (wanted - 1, times[-1]) if both else (wanted, seconds)
     chosen = {bisect_right(times, span * k / max(1, steps)) - 1 for k in range(wanted)}
     least = min(wanted, max(len(chosen), policy.min_frames))
     short = min(wanted, -(-least // policy.multiple) * policy.multiple) - len(chosen)

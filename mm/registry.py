@@ -9,21 +9,33 @@ from .errors import ConfigError, hint
 
 @dataclass(frozen=True)
 class Architecture:
-    """`"module:Class"` below the package, for the model and for the ProcessingInfo."""
+    """Classes of a family, whose files are `models/<family>.py` and `processors/<family>.py`."""
 
-    model: str
-    processing: str
+    family: str
+    model_class: str
+    info_class: str
+
+    @property
+    def model(self) -> str:
+        """`"module:Class"` below the package."""
+        return f"models.{self.family}:{self.model_class}"
+
+    @property
+    def processing(self) -> str:
+        """Likewise of the ProcessingInfo."""
+        return f"processors.{self.family}:{self.info_class}"
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "Qwen2AudioForConditionalGeneration": Architecture(
-        "models.qwen2_audio:Qwen2Audio", "processors.qwen2_audio:Qwen2AudioProcessingInfo"
-    ),
-    "Qwen2VLForConditionalGeneration": Architecture("models.qwen2_vl:Qwen2VL", "processors.qwen2_vl:Qwen2VLProcessingInfo"),
-    "Qwen2_5_VLForConditionalGeneration": Architecture(
-        "models.qwen2_vl:Qwen25VL", "processors.qwen2_vl:Qwen25VLProcessingInfo"
-    ),
-    "WhisperForConditionalGeneration": Architecture("models.whisper:Whisper", "processors.whisper:WhisperProcessingInfo"),
+    "LlavaForConditionalGeneration": Architecture("llava", "Llava", "LlavaProcessingInfo"),
+    "LlavaNextForConditionalGeneration": Architecture("llava", "LlavaNext", "LlavaNextProcessingInfo"),
+    "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
+    "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
+    "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
+    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
+    "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 
 

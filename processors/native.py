@@ -87,6 +87,6 @@ class NativeInfo(FamilyInfo):
     def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Fewer pixels a frame and, where less than 16 rows a temporal patch would be left, fewer frames."""
         spec, steps = self.specs[modality], max(1, min(grid[0], rows // 16))
-        area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2
+        area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2 * (steps * spec.temporal if spec.together else 1)
         frames = {"num_frames": steps * spec.temporal} if steps < grid[0] else {}
         return {"min_pixels": 1, "max_pixels": area, **frames}

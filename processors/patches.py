@@ -25,6 +25,8 @@ class PatchSpec(PixelSpec):
     """How one modality is cut: sides in pixels, areas in pixels, `temporal` frames per patch.
 
     `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
+    `together`: the areas are of all frames of an item together (a picture is one temporal patch of them); `clip_pixels` is
+    then one frame's.
     """
 
     patch: int = 14
@@ -33,10 +35,17 @@ class PatchSpec(PixelSpec):
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
     clip_pixels: int | None = None
+    together: bool = False
 
     def policy(self, frames: int = 1) -> ResizePolicy:
         """What the pictures of an item of `frames` frames are resized by."""
         most = self.max_pixels
+        if self.together:
+            frames = max(frames, self.temporal)
+            if self.clip_pixels is not None:
+                most = max(min(self.clip_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
+            counted = round(frames / self.temporal) * self.temporal
+            return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
         if self.clip_pixels is not None:
             most = max(min(most, self.clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
         return ResizePolicy(self.patch * self.merge, self.min_pixels, most)
@@ -60,8 +69,10 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     )
     if not json.get("cap_pixels_per_frame"):
         return spec
-    tokens = json.get("max_video_tokens", 128_000)
-    return replace(spec, clip_pixels=int(tokens * (spec.patch * spec.merge) ** 2 * 0.9))
+    factor = (spec.patch * spec.merge) ** 2
+    if spec.together:
+        return replace(spec, clip_pixels=json.get("max_video_tokens", 768) * factor)
+    return replace(spec, clip_pixels=int(json.get("max_video_tokens", 128_000) * factor * 0.9))
 
 
 def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:

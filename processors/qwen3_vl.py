@@ -1,0 +1,82 @@
+"""What Qwen3-VL is fed: pictures and clips at their own size; a clip's steps are parted by their times. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..mm.errors import InputError
+from ..mm.geometry import SamplingPolicy
+from ..mm.media.policy import DecodeSpec
+from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, MediaHeader
+from .base import build_span
+from .files import ProcessorFiles
+from .interface import Span
+from .native import NativeInfo
+from .patches import PatchSpec
+from .pictures import HALF
+
+MOST_FRAMES = 2048  # of one clip
+_AREA = 32 * 32  # pixels of an embedding
+
+
+class Qwen3VLProcessingInfo(NativeInfo):
+    """ProcessingInfo of Qwen3-VL. Before each temporal step of a clip stands its time as text, in marks of its own.
+
+    A clip's times are tokens by themselves: text that stands directly before a clip is not joined with them.
+    """
+
+    slots = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
+    patches = {
+        "image": PatchSpec(HALF, HALF, patch=16, min_pixels=64 * _AREA, max_pixels=16384 * _AREA),
+        "video": PatchSpec(HALF, HALF, patch=16, min_pixels=128 * _AREA, max_pixels=768 * _AREA, together=True),
+    }
+    frames = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, spread="nearest")
+
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        super().__init__(files, *options)
+        self.start, self.end = self.token("vision_start_token_id", 151652), self.token("vision_end_token_id", 151653)
+
+    @property
+    def row_width(self) -> int:
+        """The first level, and those that the decoder's first layers add."""
+        vision = self.files.config.get("vision_config") or {}
+        return super().row_width * (1 + len(vision.get("deepstack_visual_indexes", (8, 16, 24))))
+
+    def decoding(self) -> DecodeSpec:
+        """Frames are chosen one by one; a last step that lacks one repeats it."""
+        sampling = super().decoding().sampling
+        return DecodeSpec(replace(sampling, multiple=1, max_frames=min(sampling.max_frames, MOST_FRAMES)))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        grid = super().geometry(header)
+        if header.frames is None:
+            return grid
+        if len(header.frames.indices) > MOST_FRAMES:
+            used = len(header.frames.indices)
+            raise InputError(f"{used} of its frames are wanted, the model takes at most {MOST_FRAMES}; lower fps or num_frames")
+        return replace(grid, times=_times(header.frames, self.specs["video"].temporal))
+
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """Steps of a clip of rows lie as far apart as frames are usually used."""
+        grid, spec = super().rows_geometry(item), self.specs[item.modality]
+        if item.modality != "video":
+            return grid
+        apart = spec.temporal / (self.decode_spec.sampling.fps or self.frames.fps or 1.0)
+        return replace(grid, times=tuple((i + (1 - 1 / spec.temporal) / 2) * apart for i in range(grid.t)))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        if modality != "video":
+            return super().span(modality, geometry)
+        rows = geometry.num_embeds // geometry.t
+        pieces: list[tuple[int, ...] | int] = []
+        for time in geometry.times:
+            pieces += [(*self.encode(f"<{time:.1f} seconds>"), self.start), rows, (self.end,)]
+        return replace(build_span(pieces, self.slot_ids["video"]), around=((self.start,), (self.end,)))
+
+
+def _times(plan: FramePlan, temporal: int) -> tuple[float, ...]:
+    """Seconds of each step: halfway between its first and its last frame."""
+    seconds = [*plan.timestamps, *plan.timestamps[-1:] * (-len(plan.timestamps) % temporal)]
+    return tuple((a + b) / 2 for a, b in zip(seconds[::temporal], seconds[temporal - 1 :: temporal], strict=True))

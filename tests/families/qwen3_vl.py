@@ -1,0 +1,84 @@
+"""Qwen3-VL and Qwen3-VL-MoE in the parity suite."""
+
+from functools import partial
+
+from family import CLIPS, PICTURES, Family
+from oracle import fast_tokenizer, randomise, text_config
+
+FPS = 4.0
+SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+AREAS = {"image": (64 * 64, 160 * 160), "video": (64 * 64 * 4, 96 * 96 * 8)}
+
+
+def build(kind, seed, tie=False, patch=16):
+    import transformers as tf
+
+    words = fast_tokenizer(SPECIALS, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    ids = dict(zip(SPECIALS, words.convert_tokens_to_ids(SPECIALS), strict=True))
+    text = text_config(words, tie, head_dim=16, num_hidden_layers=4)
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
+    if kind == "Moe":
+        text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+    vision = {"depth": 4, "hidden_size": 64, "num_heads": 4, "intermediate_size": 96, "out_hidden_size": 64}
+    vision |= {"patch_size": patch, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+    config = getattr(tf, f"Qwen3VL{kind}Config")(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tie,
+    )
+    model = getattr(tf, f"Qwen3VL{kind}ForConditionalGeneration")(config).eval()
+    randomise(model, seed)
+    image, video = ({"shortest_edge": least, "longest_edge": most} for least, most in AREAS.values())
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": patch}
+    return model, tf.Qwen3VLProcessor(
+        image_processor=tf.Qwen2VLImageProcessor(size=image, **half),
+        tokenizer=words,
+        video_processor=tf.Qwen3VLVideoProcessor(size=video, cap_pixels_per_frame=False, **half),
+    )
+
+
+def call(processor, text, data):
+    """Clips were sampled before: every frame is used, at FPS."""
+    clips = data.get("video")
+    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in clips or ()]
+    timed = {"videos": clips, "video_metadata": metadata, "do_sample_frames": False} if clips else {}
+    images = {"images": data["image"]} if "image" in data else {}
+    return dict(processor(text=[text], **images, **timed, return_tensors="pt"))
+
+
+def ours(modality, media):
+    return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
+
+
+def prompt(slots, seed):
+    """Lines of their own: text that stands directly before a clip's time is joined with it by transformers."""
+    return f"def f{seed}(x):\n" + " and\n".join(slots) + " return it" + " + x" * (seed % 5)
+
+
+def refuses(modality, size):
+    return modality == "image" and max(size) > 200 * min(size)
+
+
+def row(name, kind, **more):
+    return Family(
+        name,
+        partial(build, kind),
+        slots={m: f"<|vision_start|><|{m}_pad|><|vision_end|>" for m in ("image", "video")},
+        sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
+        grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
+        refuses=refuses,
+        prompt=prompt,
+        ours=ours,
+        call=call,
+        **more,
+    )
+
+
+FAMILIES = [
+    row("qwen3_vl", "", variants={"tied": {"tie": True}, "small patches": {"patch": 8}}),
+    row("qwen3_vl_moe", "Moe"),
+]
