@@ -200,10 +200,10 @@ INLINE void soften(int rows, int count, float* scores, const int* seen, float sc
     }
     store(keep, exp2(change));
     for (int r = 0; r < rows; r++) {
-        v16 total = load(sums + 16 * r) * keep[r];
+        v16 total = load(sums + 16 * r);
         for (int n = 0; n < count; n += 16) {
             v16 x = exp2(load(scores + r * TILE + n) - top[r]);
-            total += x;
+            total = n ? total + x : total * keep[r] + x;
 #ifdef PAIRS
             __m256bh half = _mm512_cvtneps_pbh((__m512)x);
             memcpy(weights + (r * TILE + n) / 2, &half, sizeof half);
