@@ -31,10 +31,12 @@ class DecoderModel(nn.Module):
         prefixes: (as stored, canonical) beginnings of names, the first match wins. `TEXT_PREFIXES` serve checkpoints that
             keep the decoder under `language_model.`; a family puts its own before them.
         ignored: beginnings of canonical names of stored tensors that nothing here uses.
+        kept: those of tensors that are for later use; where the checkpoint has them, they are in `spare`, by name.
     """
 
     prefixes: ClassVar[Sequence[tuple[str, str]]] = ()
     ignored: Sequence[str] = ()
+    kept: Sequence[str] = ()
     routes_by_modality: Mapping[str, int] = {}
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -58,4 +60,4 @@ class DecoderModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}
-        fill(self, weights, self.prefixes, aliases, tuple(self.ignored))
+        self.spare = fill(self, weights, self.prefixes, aliases, tuple(self.ignored), tuple(self.kept))

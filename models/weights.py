@@ -103,7 +103,8 @@ def fill(
     prefixes: Sequence[tuple[str, str]],
     aliases: Mapping[str, str],
     ignored: tuple[str, ...] = (),
-) -> None:
+    kept: tuple[str, ...] = (),
+) -> dict[str, Tensor]:
     """Copy every tensor to its place, pack each layer once it is complete, check that none is missing or left over.
 
     Memory is touched only when a tensor arrives and the original goes when its layer is packed: one layer is held twice.
@@ -112,15 +113,18 @@ def fill(
         prefixes: (as stored, canonical) prefixes, the first match wins.
         aliases: canonical name that may be stored beside -> name of the tensor it repeats (a tied head).
         ignored: beginnings of canonical names of tensors that are left where they are.
+        kept: those of tensors that are handed back, as they are stored, by their canonical names.
 
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
-    wanted, surplus = named_layers(root), []
+    wanted, surplus, spare = named_layers(root), [], {}
     forms = dict(form for path, module in root.named_modules() if isinstance(module, Weighted) for form in module.forms(path))
     for stored, whole in weights:
         name = rename(stored, prefixes)
-        if name.startswith(ignored):
+        if name.startswith(kept):
+            spare[name] = whole
+        if name.startswith((*kept, *ignored)):
             continue
         for part, tensor in forms[name](whole) if name in forms else [(name, whole)]:
             if part in wanted:
@@ -132,6 +136,7 @@ def fill(
     for module in root.modules():
         if isinstance(module, Head):
             module.pack()
+    return spare
 
 
 def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor]) -> None:
@@ -145,7 +150,7 @@ def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[st
         raise CheckpointError(f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported")
     target.copy_(tensor.reshape(target.shape))
     del target
-    if not views and isinstance(layer, Linear):
+    if not views:
         layer.pack()
 
 

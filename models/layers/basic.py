@@ -30,6 +30,9 @@ class Weighted(nn.Module):
         """Names under which checkpoints store some of them in another way, and how to read it."""
         yield from ()
 
+    def pack(self) -> None:
+        """Once they are filled: lay them out for their device."""
+
 
 class Norm(Weighted):
     """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`.

@@ -13,6 +13,7 @@ from ...kernels.rope import rotate_
 from ..interface import CacheSpec, ForwardBatch
 from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
+from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMlp
 from ..layers.moe import Mixture, MixtureByKind
 from .rope import Rotary, Turns
@@ -30,7 +31,8 @@ class Attention(nn.Module):
         slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
-        self.cache_spec = CacheSpec("full", kv_heads, dim, dtype)
+        self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
+        self.attend = paged_attention if spec.soft_cap is None else partial(paged_attention, soft_cap=spec.soft_cap)
         if spec.qk_norm is not None:
             q, k = (dim, dim) if spec.qk_norm == "head" else (heads * dim, kv_heads * dim)
             norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
@@ -43,7 +45,7 @@ class Attention(nn.Module):
             self._norm_(q, k)
         if self.rope is not None and turns is not None:
             rotate_(qkv[:, : self.turned, : self.rope.dim], *turns, self.rope.neighbours)
-        return self.out(paged_attention(q, k, v, cache, attn, self.scale).flatten(1))  # type: ignore[no-any-return]
+        return self.out(self.attend(q, k, v, cache, attn, self.scale).flatten(1))  # type: ignore[no-any-return]
 
     def _norm_(self, q: Tensor, k: Tensor) -> None:
         """Both in place, each head by itself or all heads of a row as one."""
@@ -143,10 +145,10 @@ def _layer(spec: LayerSpec, stack: DecoderSpec) -> type[Layer]:
     return Layer if stack.residual_scale == 1.0 else ScaledLayer
 
 
-def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention:
+def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention | LatentAttention:
     if isinstance(spec.attention, AttentionSpec):
         return Attention(spec.attention, stack, dtype, device)
-    raise NotImplementedError
+    return LatentAttention(stack.hidden_size, spec.attention, dtype, device)
 
 
 def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> nn.Module:

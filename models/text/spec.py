@@ -59,6 +59,7 @@ class LatentSpec:
         query_latent: width that queries are squeezed through; None: they are made directly.
         nope_dim, rope.dim, value_dim: of a head: without and with positions, and of its values.
         bias: of the products that squeeze, and of the output's.
+        eps: of the norms behind them.
     """
 
     heads: int
@@ -69,6 +70,7 @@ class LatentSpec:
     scale: float
     rope: RopeSpec
     bias: bool = False
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True)

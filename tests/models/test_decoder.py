@@ -30,6 +30,23 @@ GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
 MIXED = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
 MULTIPLIERS = {"embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
 ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
+GEMMA3 = GEMMA | {
+    "sliding_window": 7, "query_pre_attn_scalar": 24, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    },
+}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_key_value_heads": 4,
+    "n_shared_experts": 2, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2}
+TEMPERED = LATENT | GROUPS | {
+    "first_k_dense_replace": 0, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+}  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"rope_parameters": LLAMA3}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -46,6 +63,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", MULTIPLIERS),
     "ernie4_5": ("ernie4_5", {"head_dim": 32, "use_bias": True}),
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE_MOE),
+    "mistral, windows": ("mistral", {"sliding_window": 7}),
+    "gemma2": ("gemma2", GEMMA | {"sliding_window": 7, "query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0}),
+    "gemma3_text": ("gemma3_text", GEMMA3),
+    "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy", "first_k_dense_replace": 1}),
+    "deepseek_v2, groups": ("deepseek_v2", LATENT | GROUPS | {"topk_method": "group_limited_greedy", "q_lora_rank": None}),
+    "deepseek_v3": ("deepseek_v3", LATENT | GROUPS | {"first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "deepseek_v3, yarn": ("deepseek_v3", TEMPERED),
 }
 LENGTH = 41
 
@@ -83,7 +107,7 @@ def run_ours(model: TextModel, ids: torch.Tensor, cuts: tuple[int, ...] = (23, 2
     """One request in several steps, cut before these rows, on scattered blocks."""
     blocks = -(-len(ids) // block)
     table = torch.arange(blocks, 0, -1, dtype=torch.int32)[None]
-    caches = [torch.zeros(2, blocks + 1, block, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
+    caches = [torch.zeros(s.planes, blocks + 1, block, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
     logits = []
     for first, last in zip((0, *cuts), (*cuts, len(ids)), strict=True):
         token = torch.arange(first, last)
