@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ _MOST_ROWS = 64  # with more, finding the way to the kernels takes no time besid
 _MOST_GRAPHS = 4
 
 Forward = Callable[[ForwardBatch], Tensor]
-_Key = tuple[Forward, tuple[int, ...], tuple[int, ...], int]
+_Key = tuple[object, ...]
 
 
 class DecodeGraphs:
@@ -71,15 +71,18 @@ class _Decode:
     groups: tuple[_Lasting, ...]  # each once
 
     def replay(self, batch: ForwardBatch) -> Tensor:
-        self.inputs.input_ids.copy_(batch.input_ids)
-        self.inputs.positions.copy_(batch.positions)
+        _fill(self.inputs, batch, _INPUTS)
         for to, attn in zip(self.groups, _groups(batch), strict=True):
-            _fill(to, attn)
+            _fill_group(to, attn)
         return self.graph.replay()
 
 
+_INPUTS = tuple(f.name for f in fields(ForwardBatch) if f.name not in ("attn", "kv_caches"))
+_PARTS = tuple(f.name for f in fields(AttentionMetadata) if f.name not in ("seq_lens", "block_tables"))
+
+
 def _key(forward: Forward, batch: ForwardBatch) -> _Key | None:
-    """What a graph depends on; None for a step that has none."""
+    """What a graph depends on: all there is but the numbers in tensors, and lengths. None for a step that has none."""
     rows, groups = len(batch.input_ids), _groups(batch)
     if rows > _MOST_ROWS or batch.input_ids.device.type != "cpu":
         return None
@@ -87,7 +90,13 @@ def _key(forward: Forward, batch: ForwardBatch) -> _Key | None:
         return None
     if not all(attn.causal and len(attn.seq_lens) == rows for attn in groups):
         return None
-    return forward, batch.positions.shape, tuple(_width(attn) for attn in groups), torch.get_num_threads()
+    parts = [(_width(attn), *_fixed(attn, _PARTS)) for attn in groups]
+    return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS), *parts
+
+
+def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str]) -> list[object]:
+    values = [getattr(part, name) for name in names]
+    return [value.shape if isinstance(value, Tensor) else value for value in values]
 
 
 def _groups(batch: ForwardBatch) -> Sequence[AttentionMetadata]:
@@ -101,12 +110,7 @@ def _width(attn: AttentionMetadata) -> int:
 
 def _record(forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _Decode | None]:
     groups = {id(attn): _lasting(attn) for attn in batch.attn}
-    inputs = replace(
-        batch,
-        input_ids=batch.input_ids.clone(),
-        positions=batch.positions.clone(),
-        attn=[groups[id(attn)] for attn in batch.attn],
-    )
+    inputs = replace(batch, attn=[groups[id(attn)] for attn in batch.attn], **_copies(batch, _INPUTS))
     watched = [cast(Watched, attn.seq_lens) for attn in groups.values()]
     result, graph = capture(partial(forward, inputs), watched)
     return result, None if graph is None else _Decode(graph, inputs, tuple(groups.values()))
@@ -115,20 +119,30 @@ def _record(forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _Decode | No
 def _lasting(attn: AttentionMetadata) -> _Lasting:
     rows = len(attn.seq_lens)
     made = _Lasting(
-        query_start=attn.query_start,
         seq_lens=cast(tuple[int, ...], Watched(attn.seq_lens)),
         block_tables=attn.block_tables.new_zeros(rows, _width(attn)),
-        slot_mapping=attn.slot_mapping.clone(),
-        block_size=attn.block_size,
-        invariant=attn.invariant,
         lengths=torch.empty(rows, dtype=torch.int64),
+        **_copies(attn, _PARTS),
     )
-    _fill(made, attn)
+    _fill_group(made, attn)
     return made
 
 
-def _fill(to: _Lasting, attn: AttentionMetadata) -> None:
+def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str]) -> dict[str, Any]:
+    """Of its tensors; the rest is the same in every step of the key."""
+    values = {name: getattr(part, name) for name in names}
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
+def _fill(to: object, part: object, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(part, name)
+        if isinstance(value, Tensor):
+            getattr(to, name).copy_(value)
+
+
+def _fill_group(to: _Lasting, attn: AttentionMetadata) -> None:
     """Table entries beyond those of this step are not read."""
+    _fill(to, attn, _PARTS)
     to.block_tables[:, : attn.block_tables.shape[1]].copy_(attn.block_tables)
-    to.slot_mapping.copy_(attn.slot_mapping)
     to.lengths.copy_(attn.bounds[1])

@@ -121,7 +121,7 @@ class _Recorder(TorchDispatchMode):
         fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in there]
         if func in _ALLOCATIONS:
             return self._allocate(result)
-        self.varies |= bool(_VARYING.intersection(func.tags))
+        self.varies |= _varies(func, args)
         if fresh or func._schema.is_mutable:
             self.calls.append(partial(_again, func, args, kwargs, fresh) if fresh else partial(func, *args, **kwargs))
         for leaf in fresh:
@@ -145,6 +145,13 @@ class _Recorder(TorchDispatchMode):
 def _address(tensor: Tensor) -> int:
     """Of all the memory that the tensor is a part of; 0 for none, and for the packed weights of oneDNN."""
     return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+def _varies(func: Any, args: Any) -> bool:
+    """Whether its result's size, or its numbers, are others the next time. An index has the size of a mask's ones only."""
+    if func is _aten.index.Tensor:
+        return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
+    return bool(_VARYING.intersection(func.tags))
 
 
 def _again(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:

@@ -11,6 +11,8 @@ from sensorium.engine.decode_graphs import DecodeGraphs
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels import native
 from sensorium.kernels.graph import Graph
+from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.models.interface import ForwardBatch
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
@@ -124,3 +126,40 @@ def test_another_forward_or_number_of_threads_has_other_graphs(llm, toy, replays
     assert len(set(replays)) == 3
     core.abort("long")
     core.step()
+
+
+CACHES: list[torch.Tensor] = []
+
+
+def step(ids: list[int], numbers: dict[str, Any]) -> ForwardBatch:
+    """A decode row for each id, in a block of its own."""
+    rows = len(ids)
+    token = torch.tensor(ids)
+    attn = AttentionMetadata(tuple(range(rows + 1)), (1,) * rows, torch.arange(rows, dtype=torch.int32)[:, None], token, 1)
+    return ForwardBatch(token, token[None], [attn], CACHES, **numbers)
+
+
+def test_every_tensor_of_a_step_is_read_anew(replays):
+    graphs, table = DecodeGraphs(), torch.randn(9, 4)
+
+    def forward(batch: ForwardBatch) -> torch.Tensor:
+        slots = batch.attn[0].slot_mapping
+        return table[batch.input_ids].mul(batch.positions.T).add_(slots[:, None]).add_(batch.modality_ids[:, None])
+
+    for turn in range(6):
+        batch = step([turn, 8 - turn], {"modality_ids": torch.tensor([turn, 1])})
+        assert torch.equal(graphs(forward, batch), forward(batch))
+    assert len(replays) == 4
+
+
+def plus_one(batch: ForwardBatch) -> torch.Tensor:
+    return batch.input_ids + 1
+
+
+@pytest.mark.parametrize("name", ["embed_index", "cross_rows"])
+def test_rows_of_encoders_are_not_replayed(replays, name):
+    graphs = DecodeGraphs()
+    for _ in range(4):
+        graphs(plus_one, step([1, 2], {name: torch.tensor([0])}))
+    assert not graphs._graphs
+    assert not replays
