@@ -27,6 +27,8 @@ class Architecture:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
     "LlavaForConditionalGeneration": Architecture("llava", "Llava", "LlavaProcessingInfo"),
     "LlavaNextForConditionalGeneration": Architecture("llava", "LlavaNext", "LlavaNextProcessingInfo"),
     "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
@@ -35,6 +37,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
     "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 

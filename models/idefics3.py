@@ -1,0 +1,44 @@
+"""Idefics3 and SmolVLM: a tower with bucketed places, squares of patches joined, one layer, any decoder (arXiv 2408.12637)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .config import count, decoder_spec, need
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .text.stacks import stack_of
+from .tower_model import TowerModel
+from .vision.encoders import encoder_spec
+from .vision.spec import TableSpec
+
+_ENCODER = "siglip_vision_model"
+_VISION = {
+    "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16, "image_size": 224,
+    "patch_size": 32,
+}  # fmt: skip
+
+
+class Idefics3(TowerModel):
+    """Pictures, and frames of clips, in pieces of one size."""
+
+    prefixes = (
+        ("model.vision_model.", "tower."),
+        ("model.connector.modality_projection.", "projector."),
+        ("model.text_model.", "language_model."),
+        *TEXT_PREFIXES,
+    )
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        stack = stack_of(config)
+        text = decoder_spec(config, replace(stack, defaults={**stack.defaults, "rms_norm_eps": 1e-5}))
+        vision = {**_VISION, **need(config, "vision_config"), "model_type": _ENCODER}
+        table = TableSpec(count(vision, "image_size") // count(vision, "patch_size"), fit="buckets")
+        merge = config.get("scale_factor", 2)
+        tower = encoder_spec(vision, _ENCODER, table=table, merge=merge, post_norm=True)
+        projector = ProjectorSpec(tower.width, text.hidden_size, ("proj",), group=merge**2, bias=False)
+        super().__init__(text, tower, projector, dtype, device)
