@@ -1,0 +1,170 @@
+"""LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision and Granite Vision in the parity suite."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from family import PICTURES, Family
+from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+TILE, PATCH = 28, 7
+CLIP = {"model_type": "clip_vision_model", "projection_dim": 32}
+SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False}
+SHAPE = {
+    "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 4, "image_size": TILE, "patch_size": PATCH,
+}  # fmt: skip
+FEW = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+MANY = [[TILE * rows, TILE * columns] for rows in range(1, 5) for columns in range(1, 5)]
+KEYS = "model.vision_tower.encoder.layers.{}.self_attn.k_proj.bias"
+SIZES = [(90, 130), (60, 60), (40, 170)]
+
+
+def processor_of(name: str, words: Any, select: str) -> Any:
+    import transformers as tf
+
+    shared = {"tokenizer": words, "vision_feature_select_strategy": select}
+    size, square = {"shortest_edge": TILE}, {"height": TILE, "width": TILE}
+    if name == "llava":
+        images = tf.CLIPImageProcessor(size=size, crop_size=square)
+        return tf.LlavaProcessor(images, patch_size=PATCH, num_additional_image_tokens=1, **shared)
+    if name == "llava_next":
+        images = tf.LlavaNextImageProcessor(size=size, crop_size=square, image_grid_pinpoints=FEW)
+        extra = int(select == "default")
+        return tf.LlavaNextProcessor(images, patch_size=PATCH, num_additional_image_tokens=extra, **shared)
+    images = tf.LlavaOnevisionImageProcessor(size=square, image_grid_pinpoints=MANY)
+    videos = tf.LlavaOnevisionVideoProcessor(size=square)
+    return tf.LlavaOnevisionProcessor(images, video_processor=videos, num_image_tokens=16, **shared)
+
+
+def build(
+    name: str,
+    seed: int,
+    vision: dict[str, Any],
+    text: str = "llama",
+    layer: Any = -2,
+    select: str = "default",
+    tie: bool = False,
+    **more: Any,
+) -> tuple[Any, Any]:
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(SPECIALS, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|im_start|>")
+    stem = {"llava": "Llava", "llava_next": "LlavaNext", "llava_onevision": "LlavaOnevision"}[name]
+    options = {"image_token_index": words.convert_tokens_to_ids("<image>"), "tie_word_embeddings": tie}
+    if name == "llava_next":
+        options["image_grid_pinpoints"] = FEW
+    if name == "llava_onevision":
+        options |= {
+            "image_grid_pinpoints": MANY, "video_token_index": words.convert_tokens_to_ids("<video>"),
+            "vision_aspect_ratio": "anyres_max_3",
+        }  # fmt: skip
+    config = getattr(tf, f"{stem}Config")(
+        vision_config={**SHAPE, "num_hidden_layers": 4, **vision},
+        text_config={"model_type": text, **text_config(words, tie), **more},
+        vision_feature_layer=layer,
+        vision_feature_select_strategy=select,
+        **options,
+    )
+    model = getattr(tf, f"{stem}ForConditionalGeneration")(config).eval()
+    randomise(model, seed)
+    sharpen(model.model.vision_tower)
+    processor = processor_of(name, words, select)
+    if name == "llava_onevision":
+        processor.vision_aspect_ratio = "anyres_max_3"
+    return model, processor
+
+
+def finish(folder: Path, **known: Any) -> None:
+    (folder / "processor_config.json").write_text(json.dumps(known))
+
+
+def planes(patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    """`[patches, 3 * patch^2]` -> `[pieces, 3, height, width]`."""
+    pieces, h, w = grid.tolist()
+    cut = patches.view(pieces, h, w, 3, PATCH, PATCH)
+    return cut.permute(0, 3, 1, 4, 2, 5).reshape(pieces, 3, h * PATCH, w * PATCH)
+
+
+def pixels(inputs, features):
+    seen = {"image": 0, "video": 0}
+    for feature in features:
+        name = "pixel_values" if feature.modality == "image" else "pixel_values_videos"
+        made = planes(feature.kwargs["pixel_values"].data, feature.kwargs["grid"].data)
+        theirs = inputs[name][seen[feature.modality]]
+        seen[feature.modality] += 1
+        yield name, made, theirs.view(-1, *made.shape[1:])[: len(made)]
+
+
+def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
+    build_ = partial(build, family, **more.pop("built"))
+    unused = "no layer behind the last that is seen is used"
+    return Family(
+        name,
+        build_,
+        slots=more.pop("slots", {"image": "<image>"}),
+        sizes=more.pop("sizes", {"image": SIZES}),
+        grid=more.pop("grid", {"image": PICTURES}),
+        tensors=pixels,
+        finish=partial(finish, **known),
+        silent={
+            "model.vision_tower.post_layernorm": "last states of the tower are not seen",
+            **{KEYS.format(i): "a bias of the keys moves all scores of a row alike" for i in range(4)},
+            **{f"model.vision_tower.encoder.layers.{i}": unused for i in more.pop("unused", [])},
+        },
+        layouts={
+            "transformers 4": [
+                ("vision_tower.", "vision_tower.vision_model."),
+            ],
+            "transformers 5": [
+                ("vision_tower.", "model.vision_tower."),
+                ("multi_modal_projector.", "model.multi_modal_projector."),
+                ("image_newline", "model.image_newline"),
+                ("language_model.model.", "model.language_model."),
+                ("language_model.lm_head.", "lm_head."),
+            ],
+        },
+        **more,
+    )
+
+
+CHOSEN = {"patch_size": PATCH, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+FULL = CHOSEN | {"num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"}
+ONE = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_3"}
+SCALED = {
+    "embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 0.5,
+}  # fmt: skip
+FAMILIES = [
+    row(
+        "llava",
+        "llava",
+        CHOSEN,
+        built={"vision": CLIP},
+        unused=[3],
+        variants={
+            "qwen2 and two layers": {"text": "qwen2", "layer": [-4, -2]},
+            "tied": {"tie": True, "text": "mistral", "sliding_window": None},
+        },
+    ),
+    row("llava_next", "llava_next", CHOSEN, built={"vision": CLIP, "text": "mistral", "sliding_window": None}, unused=[3]),
+    row(
+        "llava_onevision",
+        "llava_onevision",
+        ONE,
+        cases=("", "i", "v", "ii", "ivi", "vi"),
+        built={"vision": SIGLIP, "text": "qwen2", "layer": -1, "select": "full"},
+        slots={"image": "<image>", "video": "<video>"},
+        sizes={"image": SIZES, "video": [(3, 40, 60), (5, 30, 30), (2, 70, 20)]},
+        grid={"image": PICTURES, "video": [(1, 56, 56), (2, 90, 60), (3, 60, 90), (6, 80, 100), (13, 64, 64)]},
+    ),
+    row(
+        "granite_vision",
+        "llava_next",
+        FULL,
+        cases=("", "i", "ii", "iii", "ii"),
+        built={"vision": SIGLIP, "text": "granite", "layer": [-4, -3, -1], "select": "full", **SCALED},
+    ),
+]
