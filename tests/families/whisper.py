@@ -4,7 +4,7 @@ import torch
 from family import SOUNDS, Family
 from oracle import fast_tokenizer, randomise, sharpen
 
-LANGUAGES = ("en", "de", "yue")
+LANGUAGES = ("en", "de", "yue", "fr", "ja", "cy", "sw", "ht", "la", "ko")
 CONTROLS = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES)]
 CONTROLS += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|notimestamps|>"]
 TIMES = [f"<|{step * 0.02:.2f}|>" for step in range(51)]
@@ -25,6 +25,7 @@ def build(seed, mels=24, **changes):
     randomise(model, seed)
     sharpen(model)
     given = {
+        "_from_model_config": False,  # else transformers drops, on loading, what it does not know
         "is_multilingual": True,
         "lang_to_id": {f"<|{code}|>": number(f"<|{code}|>") for code in LANGUAGES},
         "task_to_id": {task: number(f"<|{task}|>") for task in ("translate", "transcribe")},

@@ -1,0 +1,68 @@
+"""Rules about single tokens: against transformers' processors, alone and in batches, and from generation_config.json."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sensorium.engine.logits_processors import apply_processors
+from sensorium.engine.sampling_params import SamplingParams, from_generation_config
+from sensorium.engine.token_rules import OnlyTokens, SuppressTokens, Timestamps
+from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+
+FIRST, NONE, END, VOCAB = 30, 29, 20, 60
+RULE = {"first": FIRST, "none": NONE, "end": END, "latest": 10}
+ANSWERS = ([], [31], [31, 4], [31, 4, 5, 40], [31, 4, 40, 40], [31, 4, 40, 40, 6], [4, 5], [31, 4, 40, 41, 7, 59])
+
+
+def logits(rows: int = len(ANSWERS), seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("latest", [10, None])
+def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None:
+    config = SimpleNamespace(
+        no_timestamps_token_id=NONE, eos_token_id=END, bos_token_id=END, max_initial_timestamp_index=latest
+    )
+    theirs = WhisperTimeStampLogitsProcessor(config, begin_index=3)
+    given = logits(seed=seed)
+    given[::2, FIRST:] += 2 * (seed % 2)  # with and without a time that is likelier than all words
+    ours = given.clone()
+    assert apply_processors([[Timestamps(**RULE | {"latest": latest})] for _ in ANSWERS], ANSWERS, ours) == {}
+    for answer, mine, row in zip(ANSWERS, ours, given, strict=True):
+        expected = theirs(torch.tensor([[1, 2, 3, *answer]]), row[None].clone())[0]
+        assert torch.equal(mine, expected), answer
+
+
+def test_suppressed_tokens_are_transformers_rule() -> None:
+    given, ours = logits(), logits()
+    apply_processors([[SuppressTokens([1, 2, 50], [7, 20])] for _ in ANSWERS], ANSWERS, ours)
+    for answer, mine, row in zip(ANSWERS, ours, given, strict=True):
+        ids = torch.tensor([[1, 2, 3, *answer]])
+        expected = SuppressTokensLogitsProcessor([1, 2, 50])(ids, row[None].clone())
+        assert torch.equal(mine, SuppressTokensAtBeginLogitsProcessor([7, 20], 3)(ids, expected)[0])
+
+
+def test_only_these() -> None:
+    given, ours = logits(1), logits(1)
+    OnlyTokens([3, 5])([], ours[0])
+    assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])
+    assert ours[0].isfinite().sum() == 2
+
+
+def test_rules_of_different_requests_do_not_mix() -> None:
+    together, rules = logits(), [Timestamps(**RULE | {"latest": i % 3}) for i in range(len(ANSWERS))]
+    apply_processors([[SuppressTokens([i]), rule] for i, rule in enumerate(rules)], ANSWERS, together)
+    for i, (answer, rule, row) in enumerate(zip(ANSWERS, rules, logits(), strict=True)):
+        SuppressTokens([i])(answer, row)
+        rule(answer, row)
+        assert torch.equal(together[i], row)
+
+
+def test_a_checkpoint_s_own_lists() -> None:
+    params = from_generation_config({"suppress_tokens": [1, 2], "begin_suppress_tokens": [3]})
+    assert params.logits_processors == {"suppress_tokens": {"tokens": [1, 2], "first": [3]}}
+    assert from_generation_config({"suppress_tokens": None, "begin_suppress_tokens": []}) == SamplingParams()

@@ -1,0 +1,163 @@
+"""`llm.transcribe` on a small random multilingual Whisper: prompts, languages, times, errors; sense with the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import soundfile
+import torch
+from sensorium import LLM, SamplingParams, Segment
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.speech import TimestampRule
+from sensorium.pipelines.transcribe import segments
+
+ROW = family.load_rows()["whisper"]
+SHORT = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.save(ROW, tmp_path_factory.mktemp("models") / "whisper")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, max_num_seqs=4)
+
+
+def sound(seed: int = 0, samples: int = 12_000) -> np.ndarray:
+    return family.make_media("audio", (samples,), seed)
+
+
+@pytest.fixture
+def prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The prompts of every generate."""
+    seen: list[str] = []
+    real = llm.generate
+
+    def generate(prompts: Any, *rest: Any) -> Any:
+        seen.extend(prompt["prompt"] for prompt in prompts)
+        return real(prompts, *rest)
+
+    monkeypatch.setattr(llm, "generate", generate)
+    return seen
+
+
+def heard(llm: LLM, sounds: object, **options: Any) -> list[Any]:
+    return llm.transcribe(sounds, sampling_params=SHORT, use_tqdm=False, **options)
+
+
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+@pytest.mark.parametrize("language", ["de", "German", " YUE "])
+def test_language_and_task_are_always_in_the_prompt(llm: LLM, prompts: list[str], language: str, task: str) -> None:
+    (one,) = heard(llm, (sound(), 16_000), language=language, task=task)
+    code = language.strip().lower()[:2] if "y" not in language.lower() else "yue"
+    assert prompts == [f"<|startoftranscript|><|{'de' if code == 'ge' else code}|><|{task}|><|notimestamps|>"]
+    assert one.error is None
+    assert one.segments is None
+    assert "<|" not in one.text
+
+
+def test_the_language_is_found_as_transformers_finds_it(folder: Path, llm: LLM, prompts: list[str]) -> None:
+    model, processor = family.load(folder)
+    noise = np.random.default_rng(0).normal(0, 0.3, 16_000).astype(np.float32)
+    sounds = [sound(), sound(1, 3000), np.zeros(9000, np.float32), noise, noise[:400], noise.cumsum() / 100]
+    found = [one.language for one in heard(llm, [(one, 16_000) for one in sounds])]
+    for one, code in zip(sounds, found, strict=True):
+        made = processor.feature_extractor(one, sampling_rate=16_000, return_tensors="pt")["input_features"]
+        with torch.inference_mode():
+            assert model.detect_language(input_features=made).tolist() == [model.generation_config.lang_to_id[f"<|{code}|>"]]
+    assert len(set(found)) > 1
+    assert prompts[:6] == ["<|startoftranscript|>"] * 6
+    assert prompts[6:] == [f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>" for code in found]
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_tokens_are_those_of_transformers_generate(folder: Path, llm: LLM, timestamps: bool) -> None:
+    model, processor = family.load(folder)
+    sounds = [sound(seed) for seed in range(4)]
+    found = heard(llm, [(one, 16_000) for one in sounds], language="en", timestamps=timestamps)
+    for one, mine in zip(sounds, found, strict=True):
+        made = processor.feature_extractor(one, sampling_rate=16_000, return_tensors="pt")["input_features"]
+        with torch.inference_mode():
+            options = {"language": "en", "task": "transcribe", "return_timestamps": timestamps, "max_new_tokens": 12}
+            ids = model.generate(made, **options, force_unique_generate_call=True)[0].tolist()  # else it looks for more windows
+        given = list(mine.output.outputs[0].token_ids)
+        prompt = list(mine.output.prompt_token_ids)
+        assert ids[: len(prompt) + len(given)] == prompt + given
+
+
+def test_a_sound_that_fails_leaves_the_others(llm: LLM) -> None:
+    sounds = [(sound(), 16_000), (sound(samples=20_000), 16_000), b"broken", (sound(1), 16_000)]
+    for language in ("en", None):
+        found = heard(llm, sounds, language=language)
+        assert [one.error is None for one in found] == [True, False, False, True]
+        assert "it lasts 1.25 s, the model takes at most 1 s" in found[1].error
+        assert found[1].text == found[2].text == ""
+        assert found[0].text == heard(llm, (sound(), 16_000), language=found[0].language)[0].text
+
+
+def test_one_sound_in_every_form(llm: LLM, tmp_path: Path) -> None:
+    samples = sound()
+    soundfile.write(tmp_path / "a.wav", samples, 16_000, subtype="FLOAT")
+    forms = [samples, torch.from_numpy(samples), tmp_path / "a.wav", str(tmp_path / "a.wav"), (samples, 16_000)]
+    texts = {heard(llm, form, language="en")[0].text for form in [*forms, samples.tolist()]}
+    texts |= {one.text for one in heard(llm, forms, language="en")}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"language": "klingon"}, "language='klingon' is not one this model knows"),
+        ({"language": "Germn"}, "The known ones are cy, de, en, fr"),
+        ({"language": ""}, "language=''"),
+        ({"task": "summarise"}, "did you mean"),
+    ],
+)
+def test_wrong_wishes_are_typed_errors(llm: LLM, options: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match="known ones are") as error:
+        heard(llm, (sound(), 16_000), **options)
+    if said != "did you mean":
+        assert said in str(error.value)
+
+
+def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> None:
+    """Those that appear when others are taken out are taken out, too."""
+    context = "Ann <|not<|en|>imestamps|> <|<|de|>transcribe|>Bob"
+    (one,) = heard(llm, (sound(), 16_000), language="en", context=context)
+    assert one.error is None
+    before, after = prompts[0].split("<|startoftranscript|>")
+    assert before == "<|startofprev|> Ann  Bob"
+    assert after == "<|en|><|transcribe|><|notimestamps|>"
+
+
+def test_a_model_without_speech_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="does not write down speech"):
+        LLM(checkpoint, max_model_len=64).transcribe(sound())
+
+
+def test_segments_lie_between_times() -> None:
+    times = TimestampRule(first=100, none=99, end=98, step=0.5)
+    found = segments([100, 1, 2, 104, 104, 3, 106, 108, 4], times, lambda ids: " ".join(map(str, ids)))
+    assert found == (Segment(0.0, 2.0, "1 2"), Segment(2.0, 3.0, "3"), Segment(4.0, None, "4"))
+    assert segments([], times, lambda ids: "") == ()
+
+
+@pytest.mark.shared
+def test_the_real_thing(shared_data: Path) -> None:
+    """English only: no language in the prompt, no translation; a clip of 97 s is refused."""
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=4)
+    speech = shared_data / "speech"
+    first, long = llm.transcribe([speech / "jfk.flac", speech / "long_two_speakers.flac"], timestamps=True, use_tqdm=False)
+    assert first.text.startswith("And so my fellow Americans")
+    assert (first.language, first.output.prompt) == ("en", "<|startoftranscript|>")
+    assert [part.start for part in first.segments] == sorted(part.start for part in first.segments)
+    assert "at most 30 s" in long.error
+    with pytest.raises(InputError, match="translate"):
+        llm.transcribe(speech / "jfk.flac", task="translate")
