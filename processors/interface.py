@@ -17,14 +17,10 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows.
-
-    `around`: tokens in front of and behind the slot that are taken with it where both stand there: the span writes its own.
-    """
+    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows."""
 
     token_ids: tuple[int, ...]
     is_embed: Tensor | None = None
-    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 class ProcessingInfo(Protocol):

@@ -22,10 +22,7 @@ _AREA = 32 * 32  # pixels of an embedding
 
 
 class Qwen3VLProcessingInfo(NativeInfo):
-    """ProcessingInfo of Qwen3-VL. Before each temporal step of a clip stands its time as text, in marks of its own.
-
-    A clip's times are tokens by themselves: text that stands directly before a clip is not joined with them.
-    """
+    """ProcessingInfo of Qwen3-VL. Each temporal step of a clip has marks of its own, and its time before them as text."""
 
     slots = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
     patches = {
@@ -73,7 +70,7 @@ class Qwen3VLProcessingInfo(NativeInfo):
         pieces: list[tuple[int, ...] | int] = []
         for time in geometry.times:
             pieces += [(*self.encode(f"<{time:.1f} seconds>"), self.start), rows, (self.end,)]
-        return replace(build_span(pieces, self.slot_ids["video"]), around=((self.start,), (self.end,)))
+        return build_span(pieces, self.slot_ids["video"])
 
 
 def _times(plan: FramePlan, temporal: int) -> tuple[float, ...]:

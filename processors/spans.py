@@ -15,9 +15,8 @@ def expand(
     """Write each input's spans where its slot is; returns the tokens and, per modality and input, a range per span.
 
     Slots are found once, left to right: a run of exactly the next input's own tokens is one slot that is already
-    expanded, otherwise each single slot token is one slot, with the tokens around it that its span writes itself.
-    Example: slot 9, an input of one span of 3 nines: [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the
-    range (1, 3).
+    expanded, otherwise each single slot token is one slot. Example: slot 9, an input of one span of 3 nines:
+    [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the range (1, 3).
 
     Raises:
         InputError: more inputs than slots or more slots than inputs, by modality and index.
@@ -74,8 +73,4 @@ def _slot(prompt_ids: Sequence[int], position: int, taken: int, token: int, span
         )
         if start >= taken and not beside and list(prompt_ids[start:stop]) == written:
             return start, stop
-    before, behind = spans[0].around
-    start, stop = position - len(before), position + 1 + len(behind)
-    if start >= taken and tuple(prompt_ids[start:position]) == before and tuple(prompt_ids[position + 1 : stop]) == behind:
-        return start, stop
     return position, position + 1

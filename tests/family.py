@@ -136,7 +136,7 @@ def no_more_files(folder: Path) -> None:
     """`save_pretrained` wrote all."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Family:
     """One row of the parity suite.
 
@@ -204,7 +204,7 @@ class Family:
         return ["", *letters, letters[0] * 2, mixed]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Question:
     """One prompt: its text and media as both sides take them."""
 

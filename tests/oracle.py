@@ -117,7 +117,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     for name, p in model.named_parameters():
         if p.ndim > 1:
             gain = 2.0 if "lm_head" in name or "embed_tokens" in name else 1.0
-            value = torch.randn(p.shape, generator=gen) * gain / p[0].numel() ** 0.5
+            inputs = p.shape[-1] if "experts" in name else p[0].numel()  # of all experts in one tensor, each has its own
+            value = torch.randn(p.shape, generator=gen) * gain / inputs**0.5
         else:
             value = torch.rand(p.shape, generator=gen) * 0.4 - 0.2 + (1.0 if _is_norm(name) else 0.0)
         p.data.copy_(value)
@@ -298,7 +299,8 @@ def load_oracle(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     import transformers as tf
 
     name = json.loads((Path(path) / "config.json").read_text())["architectures"][0]
-    return getattr(tf, name).from_pretrained(path, dtype=dtype, attn_implementation="eager").eval(), load_processor(path)
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # on a CPU, grouped experts round to bfloat16
+    return getattr(tf, name).from_pretrained(path, dtype=dtype, **plain).eval(), load_processor(path)
 
 
 def load_processor(path: str | os.PathLike[str]) -> Any:

@@ -18,7 +18,7 @@ def build(kind, seed, tie=False, patch=16):
     text = text_config(words, tie, head_dim=16, num_hidden_layers=4)
     text["rope_parameters"] = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0}
     if kind == "Moe":
-        text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
+        text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [1]}
     vision = {"depth": 4, "hidden_size": 64, "num_heads": 4, "intermediate_size": 96, "out_hidden_size": 64}
     vision |= {"patch_size": patch, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     config = getattr(tf, f"Qwen3VL{kind}Config")(
@@ -54,11 +54,6 @@ def ours(modality, media):
     return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
 
 
-def prompt(slots, seed):
-    """Lines of their own: text that stands directly before a clip's time is joined with it by transformers."""
-    return f"def f{seed}(x):\n" + " and\n".join(slots) + " return it" + " + x" * (seed % 5)
-
-
 def refuses(modality, size):
     return modality == "image" and max(size) > 200 * min(size)
 
@@ -71,7 +66,6 @@ def row(name, kind, **more):
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
         refuses=refuses,
-        prompt=prompt,
         ours=ours,
         call=call,
         **more,

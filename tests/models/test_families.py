@@ -41,7 +41,7 @@ SEEDS = [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.full) for see
 each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answered:
     """What both sides say to one question: the tokens of ours, and logits `[prompt + answer - 1, vocab]`."""
 

@@ -122,11 +122,3 @@ def test_a_span_with_text_around_may_be_written_out_already():
     ids, ranges = expand([*span.token_ids, 9, *span.token_ids], {"image": [span] * 3}, SLOTS)
     assert ids == span.token_ids * 3
     assert [r.offset for r in ranges["image"]] == [0, 6, 12]
-
-
-def test_marks_around_a_slot_go_with_it_where_the_span_writes_its_own():
-    span = Span((5, 3, 9, 9, 4), torch.tensor([False, False, True, True, False]), around=((3,), (4,)))
-    for prompt in ([1, 9, 2], [1, 3, 9, 4, 2], [1, *span.token_ids, 2]):
-        assert expand(prompt, {"image": [span]}, SLOTS)[0] == (1, *span.token_ids, 2)
-    assert expand([3, 9, 2], {"image": [span]}, SLOTS)[0] == (3, *span.token_ids, 2)  # one mark alone is text
-    assert expand([3, 9, 4, 9, 4], {"image": [span] * 2}, SLOTS)[0] == (*span.token_ids * 2, 4)

@@ -1,0 +1,110 @@
+"""What the parity suite does not ask of Qwen3-VL's processing: published defaults, frames chosen, times, limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracle import ensure_torchvision, small_tokenizer
+from sensorium.mm.errors import InputError
+from sensorium.mm.geometry import sample_indices
+from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.qwen3_vl import Qwen3VLProcessingInfo
+from sensorium.processors.spans import expand
+
+WORDS = small_tokenizer(("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"))
+IDS = {key: WORDS.token_to_id(f"<|{name}|>") for key, name in (
+    ("image_token_id", "image_pad"), ("video_token_id", "video_pad"),
+    ("vision_start_token_id", "vision_start"), ("vision_end_token_id", "vision_end"),
+)}  # fmt: skip
+
+
+def made(video=None, **config):
+    config = IDS | {"text_config": {"vocab_size": 640, "hidden_size": 8}} | config
+    return Qwen3VLProcessingInfo(ProcessorFiles(config, video=video or {}, encode=lambda text: WORDS.encode(text).ids))
+
+
+def clip(count, fps=2.0, size=(480, 640), step=1):
+    indices = tuple(range(0, count * step, step))
+    return MediaHeader("video", *size, FramePlan(indices, tuple(i / (fps * step) for i in indices), count * step, fps))
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    ensure_torchvision()
+    import transformers as tf
+
+    return tf.Qwen3VLVideoProcessor(cap_pixels_per_frame=False)
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((28, 28), 64), ((480, 640), 300), ((1080, 1920), 2040)])
+def test_pictures(size, tokens):
+    assert made().geometry(MediaHeader("image", *size)).num_embeds == tokens
+
+
+def test_times_are_text_between_the_steps():
+    info = made()
+    plan = FramePlan((0, 15, 30, 45), (0.0, 0.5, 1.0, 1.5), 60, 2.0)
+    grid = info.geometry(MediaHeader("video", 64, 64, plan))
+    assert [WORDS.decode(info.encode(f"<{time:.1f} seconds>")) for time in grid.times] == ["<0.2 seconds>", "<1.2 seconds>"]
+    span = info.span("video", grid)
+    assert span.is_embed.sum() == grid.num_embeds
+    assert span.token_ids.count(info.start) == span.token_ids.count(info.end) == grid.t
+    slot = info.slot_ids["video"]
+    for prompt in ([1, slot, 2], [1, *span.token_ids, 2]):  # a slot, or written out already
+        assert expand(prompt, {"video": [[span]]}, info.slot_ids)[0] == (1, *span.token_ids, 2)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 24, 100, 1001, 30_000])
+@pytest.mark.parametrize("fps", [24.0, 29.97, 1.0])
+def test_frames_are_those_of_the_published_processor(theirs, total, fps):
+    from transformers.video_utils import VideoMetadata
+
+    wanted = theirs.sample_frames(VideoMetadata(total_num_frames=total, fps=fps)).tolist()
+    assert sample_indices(total, fps, made().decode_spec.sampling) == wanted
+
+
+@pytest.mark.parametrize("cap", [False, True])
+def test_sizes_of_clips_are_the_published_ones(cap):
+    ensure_torchvision()
+    import transformers as tf
+
+    theirs = tf.Qwen3VLVideoProcessor(cap_pixels_per_frame=cap)
+    info = made({"cap_pixels_per_frame": cap})
+    rng = np.random.default_rng(0)
+    for frames, height, width in [(2, 40, 50), (3, 31, 500), (5, 500, 31), (9, 300, 200), (40, 64, 48)]:
+        pixels = rng.integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+        wanted = theirs(videos=[pixels], do_sample_frames=False, return_tensors="pt")
+        grid = info.geometry(clip(frames, size=(height, width)))
+        assert [grid.t, grid.h, grid.w] == wanted["video_grid_thw"][0].tolist()
+
+
+def test_one_frame_is_a_clip():
+    header = clip(1, size=(64, 64))
+    made_of, grid = made().process(VideoItem(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), header.frames), torch.float32)
+    assert (grid.t, len(grid.times)) == (1, 1)
+    assert len(made_of["pixel_values_videos"].data) == grid.num_patches
+
+
+def test_too_many_frames_are_refused():
+    assert made().geometry(clip(2048)).t == 1024
+    with pytest.raises(InputError, match="2049 of its frames are wanted, the model takes at most 2048"):
+        made().geometry(clip(2049))
+    assert made({"max_frames": 9999}).decode_spec.sampling.max_frames == 2048
+
+
+def test_rows_hold_every_level():
+    info = made(vision_config={"deepstack_visual_indexes": [5, 11, 17]})
+    assert info.parser().embeddings["image"].width == 8 * 4
+    grid = info.rows_geometry(EmbeddingItem("video", {"grid": torch.tensor([2, 4, 4])}))
+    assert grid.times == (0.25, 1.25)
+
+
+@pytest.mark.parametrize("rows", [4, 100, 3000])
+def test_a_clip_that_is_made_smaller_fits(rows):
+    info = made()
+    options = info.shrink_options("video", (20, 30, 40), rows)
+    tuned = info.tuned({"videos_kwargs": options})
+    frames = options.get("num_frames", 40)
+    assert tuned.geometry(clip(frames)).num_embeds <= max(rows, frames // 2)
