@@ -26,7 +26,7 @@ def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, err
 
 
-@pytest.mark.parametrize("argv", [(), ("chat",), ("demo",), ("doctor",)])
+@pytest.mark.parametrize("argv", [(), *((name,) for name in cli.COMMANDS)])
 def test_help_has_an_example(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main([*argv, "--help"])

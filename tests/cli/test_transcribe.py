@@ -1,0 +1,83 @@
+"""`sensorium transcribe` on a small random Whisper: text, JSON, times, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import family
+import pytest
+import soundfile
+from sensorium.cli.main import main
+from sensorium.cli.transcribe import text
+from sensorium.pipelines.transcribe import Segment, Transcript
+
+ROW = family.load_rows()["whisper"]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.save(ROW, tmp_path_factory.mktemp("models") / "whisper", max_target_positions=40)
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> list[str]:
+    """Two that the model takes, one that is too long, one that is none."""
+    for number, samples in enumerate((12_000, 5000, 17_000)):
+        soundfile.write(tmp_path / f"{number}.wav", family.make_media("audio", (samples,), number), 16_000)
+    (tmp_path / "3.wav").write_bytes(b"no sound")
+    return [str(tmp_path / f"{number}.wav") for number in range(4)]
+
+
+def transcribe(whisper: Path, *words: str) -> int:
+    return main(["transcribe", *words, "--model", str(whisper), "--device", "cpu"])
+
+
+def test_one_sound_is_its_text(whisper: Path, sounds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from sensorium import LLM
+
+    assert transcribe(whisper, sounds[0], "--language", "German") == 0
+    out, err = capsys.readouterr()
+    (expected,) = LLM(whisper).transcribe(sounds[0], "de", use_tqdm=False)
+    assert out == expected.text + "\n"
+    assert "1/1" in err  # the progress bar
+
+
+def test_json_is_an_object_a_line(whisper: Path, sounds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that fail say so, the others are written down, and the exit code tells."""
+    assert transcribe(whisper, *sounds, "--json", "--timestamps", "--task", "translate") == 2
+    out, err = capsys.readouterr()
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [one["file"] for one in found] == sounds
+    assert [one["error"] is None for one in found] == [True, True, False, False]
+    assert all(one["language"] in ROW.build.__globals__["LANGUAGES"] for one in found[:2])
+    assert all(part.keys() == {"start", "end", "text"} for one in found[:2] for part in one["segments"])
+    assert "at most 1 s" in found[2]["error"]
+    assert f"sensorium: error: {sounds[2]}: audio 0: it lasts 1.06 s" in err
+
+
+def test_several_are_told_apart(whisper: Path, sounds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert transcribe(whisper, *sounds[:2], "--language", "en") == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == sounds[:2]
+
+
+def test_times_are_a_line_each() -> None:
+    parts = (Segment(0.0, 2.5, "Hello."), Segment(2.5, None, "And"))
+    assert text(Transcript("", "en", parts, None, None)) == "[0.00 - 2.50] Hello.\n[2.50 - ] And"
+
+
+@pytest.mark.parametrize(("words", "said"), [(("--language", "klingon"), "klingon"), (("--task", "sing"), "sing")])
+def test_wrong_wishes(
+    whisper: Path, sounds: list[str], words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert transcribe(whisper, sounds[0], *words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("sensorium: error: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_model_without_speech(sounds: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert transcribe(checkpoint, sounds[0]) == 2
+    assert "does not write down speech" in capsys.readouterr().err
