@@ -136,7 +136,7 @@ class ModelRunner:
         lasts = [(row[0], stop - 1) for row, stop, fine in zip(rows, starts[1:], whole, strict=True) if row[1].sample and fine]
         sampled = self._sample(lasts, hidden)
         return [
-            replace(sampled.get(task.request_id, TokenOutput(task.request_id, ())), prompt_logprobs=prompts[task.request_id])
+            _with_prompt(sampled.get(task.request_id) or TokenOutput(task.request_id, ()), prompts[task.request_id])
             if fine
             else TokenOutput(task.request_id, (), error=NOT_FINITE)
             for (_, task), fine in zip(rows, whole, strict=True)
@@ -186,6 +186,10 @@ def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:
     memory = is_out_of_memory(error)
     hint = "send fewer or smaller items at once" if memory else "send another one, this one is refused for a while"
     return EncodeResult(item.hash, "", f"encoding failed: {describe(error)}; {hint}", poison=not memory)
+
+
+def _with_prompt(result: TokenOutput, logprobs: tuple[dict[int, Logprob] | None, ...] | None) -> TokenOutput:
+    return result if logprobs is None else replace(result, prompt_logprobs=logprobs)
 
 
 def _whole(finite: Tensor, starts: Sequence[int]) -> list[bool]:
