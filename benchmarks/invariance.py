@@ -15,7 +15,7 @@ import time
 
 from .throughput import MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, ROOT, WORKLOADS, machine, put, requests
 
-TORCH = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul"))
+TORCH = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "gated"))
 KERNELS = {"C++ kernels": "", "torch": TORCH}
 
 

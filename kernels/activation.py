@@ -37,31 +37,27 @@ _NATIVE = ("silu", "gelu", "quick_gelu", "gelu_pytorch_tanh")  # in the order of
 
 def activation(name: str, x: Tensor) -> Tensor:
     """One of REFERENCES of each element."""
-    if name not in _NATIVE or backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
+    if backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
         return REFERENCES[name](x)
     out = torch.empty_like(x)
-    call("activation", x.dtype, _NATIVE.index(name), x, out, x.numel())
+    call("activation", x.dtype, _number(name), x, out, x.numel())
     return out
 
 
-def silu_mul_reference(x: Tensor) -> Tensor:
-    """`silu(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype between the two, as the published models do."""
+def gated_reference(name: str, x: Tensor) -> Tensor:
+    """`activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype between the two, as the published models do."""
     gate, up = x.chunk(2, -1)
-    return F.silu(gate).mul_(up)
-
-
-def silu_mul(x: Tensor) -> Tensor:
-    """`x [rows, 2 * inner]`, gate then up -> `[rows, inner]`."""
-    if backend("silu_mul", x.device, x.dtype) != "native" or not x.is_contiguous():
-        return silu_mul_reference(x)
-    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
-    call("silu_mul", x.dtype, x, out, x.shape[0], out.shape[1])
-    return out
+    return REFERENCES[name](gate).mul_(up)
 
 
 def gated(name: str, x: Tensor) -> Tensor:
-    """`activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`."""
-    if name == "silu":
-        return silu_mul(x)
-    gate, up = x.chunk(2, -1)
-    return activation(name, gate.contiguous()).mul_(up)
+    """`x [rows, 2 * inner]`, gate then up -> `[rows, inner]`."""
+    if backend("gated", x.device, x.dtype) != "native" or not x.is_contiguous():
+        return gated_reference(name, x)
+    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
+    call("gated", x.dtype, _number(name), x, out, x.shape[0], out.shape[1])
+    return out
+
+
+def _number(name: str) -> int:
+    return list(REFERENCES).index(name)

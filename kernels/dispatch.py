@@ -16,7 +16,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("native", "torch", "triton"),
     "rotary": ("native", "torch"),
     "activation": ("native", "torch"),
-    "silu_mul": ("native", "torch"),
+    "gated": ("native", "torch"),
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "torch"),
 }

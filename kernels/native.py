@@ -21,10 +21,11 @@ _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "paged_attention": (_I, _P, _N, _P, _N, _P, _N, _P, _N, _P, _N, _N, _N, _F, _P, _P, _N, _P, _N, _N, _P, _N, _I, _I),
     "varlen_attention": (_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _N, _F, _P, _P, _N, _I),
-    "rms_norm": (_I, _P, _P, _P, _P, _N, _N, _F, _I),
-    "rotary": (_I, _P, _N, _P, _P, _N, _N, _N, _I),
+    "norm": (_I, _P, _P, _P, _P, _N, _N, _F, _F, _I),
+    "norm_heads": (_I, _P, _N, _P, _N, _N, _N, _F, _F, _I),
+    "rotate": (_I, _P, _N, _N, _P, _P, _N, _N, _N, _I, _I),
     "activation": (_I, _I, _P, _P, _N, _I),
-    "silu_mul": (_I, _P, _P, _N, _N, _I),
+    "gated": (_I, _I, _P, _P, _N, _N, _I),
     "linear": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
 }

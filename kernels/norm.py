@@ -27,9 +27,9 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
     """`x [..., dim]`, `weight [dim]` of one dtype -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
     chosen = backend("rms_norm", x.device, x.dtype)
-    if chosen == "native" and not offset and x.is_contiguous() and (add is None or add.is_contiguous()):
+    if chosen == "native" and x.is_contiguous() and (add is None or add.is_contiguous()):
         out = torch.empty_like(x)
-        call("rms_norm", x.dtype, x, add, weight, out, x.numel() // x.shape[-1], x.shape[-1], eps)
+        call("norm", x.dtype, x, add, weight, out, x.numel() // x.shape[-1], x.shape[-1], eps, offset)
         return out
     if add is not None:
         x += add
@@ -42,7 +42,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, o
 
 def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
     """RMSNorm of every head of `x [rows, heads, dim]` in place, `weight [dim]`; x may be a part of longer rows."""
-    x.copy_(rms_norm_reference(x, weight, eps, offset))
+    n, heads, dim = x.shape
+    if backend("rms_norm", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim:
+        call("norm_heads", x.dtype, x, x.stride(0), weight, n, heads, dim, eps, offset)
+    else:
+        x.copy_(rms_norm_reference(x, weight, eps, offset))
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -41,8 +41,8 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> No
     Pairs are the halves of a head, or `neighbours`: 0 and 1, 2 and 3, ...
     """
     n, heads, dim = x.shape
-    native = backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim
-    if native and not neighbours:
-        call("rotary", x.dtype, x, x.stride(0), cos.contiguous(), sin.contiguous(), n, heads, dim // 2)
+    if backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1:
+        strides = (x.stride(0), x.stride(1))
+        call("rotate", x.dtype, x, *strides, cos.contiguous(), sin.contiguous(), n, heads, dim // 2, int(neighbours))
     else:
         x.copy_(rotate_reference(x, cos, sin, neighbours))

@@ -1,4 +1,4 @@
-// Activations, and silu(gate) * up of packed rows. An element's bits depend on what it is made of alone, wherever it lies.
+// Activations, and activation(gate) * up of packed rows. An element's bits depend on what it is made of alone, wherever it lies.
 #include "common.h"
 
 enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3 };
@@ -28,6 +28,7 @@ template <class T>
 INLINE v16 activate(int kind, v16 x) {
     if (kind == SILU) return x / divisor(x);
     if (kind == GELU) return gelu(x);
+    if (kind == TANH_GELU) return x / divisor((x + x * x * x * 0.044715f) * 1.59576912f);  // x / 2 * (1 + tanh(y)), y the half
     if (kind == TANH_GELU) return tanh_gelu(x);
     return rounded<T>(splat(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
 }
@@ -48,24 +49,27 @@ CLONES static void activation(int type, int kind, const char* x, char* out, int6
 
 // Rounded between the two factors as the published models do.
 template <class T>
-INLINE v16 gated(v16 gate, v16 up) {
-    return rounded<T>(gate / divisor(gate)) * up;
+INLINE v16 product(int kind, v16 gate, v16 up) {
+    return rounded<T>(activate<T>(kind, gate)) * up;
 }
 
 template <class T>
-INLINE void one_row(const T* gate, T* out, int64_t inner) {
+INLINE void one_row(int kind, const T* gate, T* out, int64_t inner) {
     const T* up = gate + inner;
     int64_t d = 0;
-    for (; d + 16 <= inner; d += 16) store(out + d, gated<T>(load(gate + d), load(up + d)));
-    if (d < inner) store_part(out + d, gated<T>(load_part(gate + d, inner - d), load_part(up + d, inner - d)), inner - d);
+    for (; d + 16 <= inner; d += 16) store(out + d, product<T>(kind, load(gate + d), load(up + d)));
+    if (d < inner) {
+        int64_t n = inner - d;
+        store_part(out + d, product<T>(kind, load_part(gate + d, n), load_part(up + d, n)), n);
+    }
 }
 
-CLONES static void swiglu(int type, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
+CLONES static void gate(int type, int kind, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
     for (int64_t i = first; i < last; i++) {
         if (type == FLOAT32)
-            one_row((const float*)x + 2 * i * inner, (float*)out + i * inner, inner);
+            one_row(kind, (const float*)x + 2 * i * inner, (float*)out + i * inner, inner);
         else
-            one_row((const bf16*)x + 2 * i * inner, (bf16*)out + i * inner, inner);
+            one_row(kind, (const bf16*)x + 2 * i * inner, (bf16*)out + i * inner, inner);
     }
 }
 
@@ -74,6 +78,6 @@ extern "C" void sensorium_activation(int type, int kind, const char* x, char* ou
 }
 
 // x [rows, gate | up, inner] -> out [rows, inner].
-extern "C" void sensorium_silu_mul(int type, const char* x, char* out, int64_t rows, int64_t inner, int threads) {
-    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { swiglu(type, x, out, first, last, inner); });
+extern "C" void sensorium_gated(int type, int kind, const char* x, char* out, int64_t rows, int64_t inner, int threads) {
+    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { gate(type, kind, x, out, first, last, inner); });
 }

@@ -3,8 +3,14 @@
 
 #include "common.h"
 
+// An offset is added to the weight, and the product is then rounded once, as the published models do that have one.
 template <class T>
-INLINE void one_row(T* x, const T* add, const T* weight, T* out, int64_t dim, float eps) {
+INLINE v16 scaled(v16 x, float factor, v16 weight, float offset) {
+    return offset ? x * factor * (weight + offset) : rounded<T>(x * factor) * weight;
+}
+
+template <class T>
+INLINE void one_row(T* x, const T* add, const T* weight, T* out, int64_t dim, float eps, float offset) {
     v16 squares = {};
     int64_t whole = dim / 16 * 16, rest = dim - whole;
     for (int64_t d = 0; d < whole; d += 16) {
@@ -24,23 +30,51 @@ INLINE void one_row(T* x, const T* add, const T* weight, T* out, int64_t dim, fl
         squares += wide * wide;
     }
     float factor = 1.f / sqrtf(sum(squares) / (float)dim + eps);
-    for (int64_t d = 0; d < whole; d += 16) store(out + d, rounded<T>(load(x + d) * factor) * load(weight + d));
-    if (rest) store_part(out + whole, rounded<T>(load_part(x + whole, rest) * factor) * load_part(weight + whole, rest), rest);
+    for (int64_t d = 0; d < whole; d += 16) store(out + d, scaled<T>(load(x + d), factor, load(weight + d), offset));
+    if (rest) {
+        v16 wide = scaled<T>(load_part(x + whole, rest), factor, load_part(weight + whole, rest), offset);
+        store_part(out + whole, wide, rest);
+    }
 }
 
 CLONES static void norm(int type, char* x, const char* add, const char* weight, char* out, int64_t first, int64_t last,
-                        int64_t dim, float eps) {
+                        int64_t dim, float eps, float offset) {
     for (int64_t i = first; i < last; i++) {
         int64_t at = i * dim;
-        if (type == FLOAT32)
-            one_row((float*)x + at, add ? (const float*)add + at : nullptr, (const float*)weight, (float*)out + at, dim, eps);
-        else
-            one_row((bf16*)x + at, add ? (const bf16*)add + at : nullptr, (const bf16*)weight, (bf16*)out + at, dim, eps);
+        if (type == FLOAT32) {
+            const float* more = add ? (const float*)add + at : nullptr;
+            one_row((float*)x + at, more, (const float*)weight, (float*)out + at, dim, eps, offset);
+        } else {
+            const bf16* more = add ? (const bf16*)add + at : nullptr;
+            one_row((bf16*)x + at, more, (const bf16*)weight, (bf16*)out + at, dim, eps, offset);
+        }
+    }
+}
+
+CLONES static void heads_of_rows(int type, char* x, int64_t stride, const char* weight, int64_t first, int64_t last,
+                                 int64_t heads, int64_t dim, float eps, float offset) {
+    for (int64_t i = first; i < last; i++) {
+        for (int64_t at = i * stride; at < i * stride + heads * dim; at += dim) {
+            if (type == FLOAT32)
+                one_row((float*)x + at, (const float*)nullptr, (const float*)weight, (float*)x + at, dim, eps, offset);
+            else
+                one_row((bf16*)x + at, (const bf16*)nullptr, (const bf16*)weight, (bf16*)x + at, dim, eps, offset);
+        }
     }
 }
 
 // x, add, out [rows, dim], weight [dim]: x += add unless add is null, out = x / rms(x), rounded, times weight.
-extern "C" void sensorium_rms_norm(int type, char* x, const char* add, const char* weight, char* out, int64_t rows, int64_t dim,
-                                   float eps, int threads) {
-    parallel_rows(threads, rows, dim, [&](int64_t first, int64_t last) { norm(type, x, add, weight, out, first, last, dim, eps); });
+extern "C" void sensorium_norm(int type, char* x, const char* add, const char* weight, char* out, int64_t rows, int64_t dim,
+                               float eps, float offset, int threads) {
+    parallel_rows(threads, rows, dim, [&](int64_t first, int64_t last) {
+        norm(type, x, add, weight, out, first, last, dim, eps, offset);
+    });
+}
+
+// x [rows, heads, dim], `stride` elements from row to row, weight [dim]: every head by itself, in place.
+extern "C" void sensorium_norm_heads(int type, char* x, int64_t stride, const char* weight, int64_t rows, int64_t heads,
+                                     int64_t dim, float eps, float offset, int threads) {
+    parallel_rows(threads, rows, heads * dim, [&](int64_t first, int64_t last) {
+        heads_of_rows(type, x, stride, weight, first, last, heads, dim, eps, offset);
+    });
 }

@@ -52,7 +52,7 @@ def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -
 def kernels(request, monkeypatch):
     """With the C++ kernels, where there are any, and without."""
     if request.param:
-        ops = ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul")
+        ops = ("attention", "varlen_attention", "rms_norm", "rotary", "gated")
         monkeypatch.setenv("SENSORIUM_KERNELS", ",".join(f"{op}={request.param}" for op in ops))
 
 

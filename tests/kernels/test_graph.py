@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from sensorium.kernels import native
-from sensorium.kernels.activation import silu_mul
+from sensorium.kernels.activation import gated
 from sensorium.kernels.graph import Watched, capture
 from sensorium.kernels.linear import Weights, linear, pack
 from sensorium.kernels.norm import rms_norm
@@ -36,7 +36,7 @@ def stack(ids: Tensor, table: Tensor, layers: list[tuple[Tensor, Weights, Weight
     x = F.embedding(ids, table) * 2
     add = None
     for norm, up, down in layers:
-        add = linear(silu_mul(linear(rms_norm(x, norm, 1e-5, add), up)), down).view(-1, 4, 8).flatten(1)
+        add = linear(gated("silu", linear(rms_norm(x, norm, 1e-5, add), up)), down).view(-1, 4, 8).flatten(1)
     return rms_norm(x, layers[0][0], 1e-5, add)
 
 
@@ -117,6 +117,6 @@ def test_an_error_ends_the_recording() -> None:
         capture(lambda: X / (1 // 0))
     seen = []
     with native.recording(lambda call, tensors: seen.append(call)):
-        silu_mul(torch.ones(2, 4))
-    silu_mul(torch.ones(2, 4))
+        gated("silu", torch.ones(2, 4))
+    gated("silu", torch.ones(2, 4))
     assert len(seen) == (native.library() is not None)

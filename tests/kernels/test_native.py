@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.activation import REFERENCES, activation, silu_mul, silu_mul_reference
+from sensorium.kernels.activation import REFERENCES, activation, gated, gated_reference
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.kernels.norm import rms_norm, rms_norm_reference
+from sensorium.kernels.norm import norm_heads_, rms_norm, rms_norm_reference
 from sensorium.kernels.rope import rotate_, rotate_reference
 from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16]
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "silu_mul", "activation"))
+PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "gated", "activation"))
 OPS = PLAIN.replace("torch", "native")
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
@@ -192,14 +192,29 @@ def test_rms_norm_adds_the_residual_first(dtype: torch.dtype, width: int, genera
 
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("dim", [8, 64, 80])
-def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, generator: torch.Generator) -> None:
-    x = noise(generator, dtype, 7, 5, dim)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm_of_heads_in_place(dtype: torch.dtype, offset: float, generator: torch.Generator) -> None:
+    x, weight = noise(generator, dtype, 9, 5, 40), noise(generator, dtype, 40)
+    before = x.clone()
+    norm_heads_(x[:, 1:4], weight, 1e-5, offset)
+    torch.testing.assert_close(x[:, 1:4], rms_norm_reference(before[:, 1:4], weight, 1e-5, offset))
+    torch.testing.assert_close(rms_norm(before, weight, 1e-5, None, offset), rms_norm_reference(before, weight, 1e-5, offset))
+    assert torch.equal(x[:, [0, 4]], before[:, [0, 4]])
+
+
+@pytest.mark.usefixtures("chosen")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("dim", [8, 20, 48, 64, 80])
+def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, neighbours: bool, generator: torch.Generator) -> None:
+    """Of some heads, and of their leading numbers."""
+    x = noise(generator, dtype, 7, 5, 80)
     angles = torch.rand(7, dim // 2, generator=generator) * 9
-    before, expected = x.clone(), rotate_reference(x[:, :3], angles.cos(), angles.sin())
-    rotate_(x[:, :3], angles.cos(), angles.sin())
-    torch.testing.assert_close(x[:, :3], expected)
+    before, expected = x.clone(), rotate_reference(x[:, :3, :dim], angles.cos(), angles.sin(), neighbours)
+    rotate_(x[:, :3, :dim], angles.cos(), angles.sin(), neighbours)
+    torch.testing.assert_close(x[:, :3, :dim], expected)
     assert torch.equal(x[:, 3:], before[:, 3:])
+    assert torch.equal(x[..., dim:], before[..., dim:])
 
 
 @pytest.mark.usefixtures("chosen")
@@ -214,10 +229,11 @@ def test_activation(dtype: torch.dtype, name: str) -> None:
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("inner", [16, 37, 512])
-def test_gated_activation(dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+def test_gated_activation(name: str, dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
     x = noise(generator, dtype, 6, 2 * inner) * 5
     x[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 0.0])
-    torch.testing.assert_close(silu_mul(x), silu_mul_reference(x))
+    torch.testing.assert_close(gated(name, x), gated_reference(name, x))
 
 
 @needs_library
@@ -233,7 +249,7 @@ def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, generator: torch
 
     for rows in (slice(0, 1), slice(17, 18), slice(3, 20)):
         assert torch.equal(rms_norm(x[rows], weight, 1e-6), rms_norm(x, weight, 1e-6)[rows])
-        assert torch.equal(silu_mul(wide[rows]), silu_mul(wide)[rows])
+        assert torch.equal(gated("silu", wide[rows]), gated("silu", wide)[rows])
         assert torch.equal(activation("gelu", wide[rows, :37].contiguous()), activation("gelu", wide)[rows, :37])
         assert torch.equal(turned(rows), turned(slice(None))[rows])
 
