@@ -9,7 +9,8 @@ import torch
 from ..mm.errors import ConfigError
 from ..mm.fields import merge
 from ..mm.registry import Architecture, find
-from ..models.fallback import Fallback, class_of
+from ..models.borrowed import class_of
+from ..models.fallback import Fallback
 from ..models.interface import Model
 from ..processors.fallback import FallbackProcessingInfo
 from ..processors.interface import ProcessingInfo

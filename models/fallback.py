@@ -1,190 +1,27 @@
 """A class of transformers that we have no model of: its own towers and layers, our paged attention. Knows no family.
 
-Its decoder calls attention by name through transformers' attention interface, and hands the arguments of a call on to it, so a
-step arrives there without a global. Everything before its decoder makes the embeddings of an item's tokens, and is run as it is.
+Everything before its decoder makes the embeddings of an item's tokens, and is run as it is.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from ..kernels.attention import paged_attention
 from ..kernels.dispatch import backend
 from ..kernels.metadata import AttentionMetadata
-from ..mm.errors import CheckpointError, ConfigError, InputError
+from ..mm.errors import CheckpointError, ConfigError
+from .borrowed import ATTENTION, BROKEN, STEP, Step, attention_of, build, bytes_of_row, line, make_encoders
 from .interface import CacheSpec, ForwardBatch, Work
+from .peak import Peak
 
-ATTENTION = "sensorium_paged"  # name in transformers' attention interface
-RUN = "input_ids"
-_STEP = "sensorium_step"  # argument that goes down to the attention
-_PLAIN = {
-    "inputs_embeds",
-    "position_ids",
-    "attention_mask",
-    "past_key_values",
-    "use_cache",
-    "cache_position",
-    "input_ids",
-    "return_dict",
-}
-_PROBE_ROWS, _MEASURED_ROWS = 4, 64
-_BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError, ImportError)
+RUN = "input_ids"  # among an item's tensors, its tokens as the processor writes them
+_HANDED = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position")  # looked at, or of no weight
 _TOLERANCE, _HALF = {torch.float32: 1e-3}, 6e-2  # of the length of a row; the second in half precision
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one attention layer asks for, learnt from a call."""
-
-    index: int
-    kv_heads: int
-    head_dim: int
-    window: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Of one forward pass, by layer; without caches, layers are only looked at."""
-
-    attn: tuple[AttentionMetadata, ...] = ()
-    caches: tuple[Tensor, ...] = ()
-    seen: list[Layer] = field(default_factory=list)
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: object = None,
-    scaling: float | None = None,
-    sensorium_step: Step | None = None,
-    sliding_window: int | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """`query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
-
-    Raises:
-        ConfigError: a step that does not arrive, or an argument that our attention does not honour.
-    """
-    if sensorium_step is None:
-        raise ConfigError("its layers do not hand the arguments of a step on to their attention")
-    odd = next((name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None), None)
-    if odd is not None or attention_mask is not None or not more.get("is_causal", True):
-        raise ConfigError(f"its attention wants {odd or 'a mask of its own'}, which paged attention does not have")
-    index, dim, wide = int(module.layer_idx), query.shape[-1], value.shape[-1]  # type: ignore[arg-type]
-    if wide < dim:
-        value = F.pad(value, (0, dim - wide))
-    if not sensorium_step.caches:
-        sensorium_step.seen.append(Layer(index, key.shape[1], dim, sliding_window))
-        return query.new_zeros(1, query.shape[2], query.shape[1], wide), None
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    scale = dim**-0.5 if scaling is None else scaling
-    out = paged_attention(q, k, v, sensorium_step.caches[index], sensorium_step.attn[index], scale)
-    return out[None, ..., :wide], None
-
-
-def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a checkpoint cannot run on this path; None where it can, as far as its config.json tells."""
-    try:
-        build(config, torch.float32)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def class_of(config: Mapping[str, Any]) -> Any:
-    """The class that config.json names; ConfigError where transformers, or this path, does not have it."""
-    name = str((config.get("architectures") or ["none"])[0])
-    try:
-        import transformers
-    except ImportError:
-        reason = "transformers, which may have it, is not installed: pip install 'sensorium[fallback]'"
-        raise ConfigError(f"{name} is not in the registry, and {reason}") from None
-    found = getattr(transformers, name, None)
-    if found is None or not hasattr(found, "generate"):
-        raise ConfigError(
-            f"{name} is not in the registry, and transformers {transformers.__version__} has no such model either"
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Built:
-    """A class on the meta device, and what was learnt of its decoder there."""
-
-    outer: Any
-    decoder: Any
-    text: Any  # config of the decoder
-    layers: tuple[Layer, ...]
-
-
-def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
-    """The class without weights; ConfigError says why it cannot be fed."""
-    kind = class_of(config)
-    name = kind.__name__
-    try:
-        parsed = kind.config_class.from_dict(dict(config))
-        with torch.device("meta"):
-            outer = kind._from_config(parsed, dtype=dtype, attn_implementation=_attention_of(parsed))
-    except _BROKEN as error:
-        raise ConfigError(f"{name} of transformers cannot be made from config.json: {_line(error)}") from None
-    if parsed.is_encoder_decoder:
-        raise ConfigError(f"{name} is an encoder with a decoder that reads across; only decoders run by way of transformers")
-    decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
-    if decoder is None or decoder is outer.base_model or outer.base_model is outer:
-        raise ConfigError(f"{name} keeps no decoder apart from what makes its embeddings")
-    try:
-        layers = _layers(outer.eval(), decoder, text)
-    except (ConfigError, *_BROKEN) as error:
-        raise ConfigError(f"{name} cannot run with paged attention: {_line(error)}") from None
-    return Built(outer, decoder, text, layers)
-
-
-def _attention_of(parsed: Any) -> dict[str, str]:
-    """Ours for the decoder, the class's own choice for towers."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
-    text = parsed.get_text_config(decoder=True)
-    return {next((name for name in parsed.sub_configs if getattr(parsed, name) is text), ""): ATTENTION}
-
-
-def _layers(outer: Any, decoder: Any, text: Any) -> tuple[Layer, ...]:
-    """What each layer asks of attention, from a run without numbers; ConfigError for a layer that keeps another state."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    if "mrope_section" in rope:
-        raise ConfigError("its positions have several axes (mrope_section)")
-    odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if odd:
-        where = text.layer_types.index(odd[0])
-        raise ConfigError(f"layer {where} is {odd[0]}, which keeps a state that is no key and value")
-    step = Step()
-    rows = torch.zeros(1, _PROBE_ROWS, text.hidden_size, dtype=outer.dtype, device="meta")
-    places = torch.arange(_PROBE_ROWS, device="meta")[None]
-    with torch.inference_mode():
-        decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{_STEP: step})
-    found = {layer.index: layer for layer in step.seen}
-    for index in range(text.num_hidden_layers):
-        calls = sum(layer.index == index for layer in step.seen)
-        if calls != 1:
-            raise ConfigError(f"layer {index}{_kind_of(decoder, index)} attends {calls} times in a pass, not once")
-    return tuple(found[index] for index in range(text.num_hidden_layers))
-
-
-def _kind_of(decoder: Any, index: int) -> str:
-    layers = getattr(decoder, "layers", ())
-    return f" ({type(layers[index]).__name__})" if index < len(layers) else ""
 
 
 class Fallback(nn.Module):
@@ -201,7 +38,7 @@ class Fallback(nn.Module):
         windows = [layer.window for layer in built.layers if layer.window is not None]
         self.max_positions = min([built.text.max_position_embeddings, *windows])  # within a window, all is seen
         self.cache_specs = tuple(CacheSpec("full", layer.kv_heads, layer.head_dim, dtype) for layer in built.layers)
-        self._row_bytes = _bytes_of_row(built)
+        self._row_bytes = bytes_of_row(built)
         self._measured: dict[str, tuple[int, int, int]] = {}  # rows of an item, bytes of its tensors, bytes of its run
 
     @property
@@ -220,7 +57,7 @@ class Fallback(nn.Module):
             assert batch.embed_rows is not None
             x = x.index_copy(0, batch.embed_index, batch.embed_rows.to(x.dtype))
         step = Step(tuple(batch.attn), tuple(batch.kv_caches))
-        return self._decoded(inputs_embeds=x[None], position_ids=batch.positions, use_cache=False, **{_STEP: step})
+        return self._decoded(inputs_embeds=x[None], position_ids=batch.positions, use_cache=False, **{STEP: step})
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the class's own head and whatever it does to logits: its inner model answers with `hidden`."""
@@ -254,7 +91,7 @@ class Fallback(nn.Module):
             config=config,
             state_dict=dict(weights),
             dtype=self.dtype,
-            attn_implementation=_attention_of(config),
+            attn_implementation=attention_of(config),
             output_loading_info=True,
         )
         for verb, names in (("lacks", told["missing_keys"]), ("holds unknown", told["unexpected_keys"])):
@@ -277,16 +114,22 @@ class Fallback(nn.Module):
         """
         real = not self.outer.get_output_embeddings().weight.is_meta
         if not real:
-            _make_encoders(self.outer)
-        with torch.inference_mode():
-            with Peak() as peak:
-                (rows,) = self.embed_multimodal(modality, tensors)
-            inputs = sum(value.nbytes for value in tensors.values())
-            self._measured[modality] = (len(rows), inputs, peak.most + inputs)
-            sent = self._entered({name: value for name, value in whole.items() if name != "attention_mask"})
-            _check_sent(self.name, sent)
-            if real:
-                self._prove(rows, whole[RUN][0], tensors[RUN][0][0], sent)
+            make_encoders(self.outer)
+        try:
+            with torch.inference_mode():
+                self._run(modality, tensors, whole, real)
+        except BROKEN as error:
+            raise ConfigError(f"{self.name} cannot be fed with {modality}s this way: {line(error)}") from None
+
+    def _run(self, modality: str, tensors: Mapping[str, Any], whole: Mapping[str, Tensor], real: bool) -> None:
+        with Peak() as peak:
+            (rows,) = self.embed_multimodal(modality, tensors)
+        inputs = sum(value.nbytes for value in tensors.values())
+        self._measured[modality] = (len(rows), inputs, peak.most + inputs)
+        sent = self._entered({name: value for name, value in whole.items() if name != "attention_mask"})
+        _check_handed(sent)
+        if real:
+            self._prove(rows, whole[RUN][0], tensors[RUN][0][0], sent)
 
     def _prove(self, rows: Tensor, ids: Tensor, run: Tensor, sent: Mapping[str, Any]) -> None:
         """Ours, cut in two, against the class's decoder with its own attention and masks on what the class hands it."""
@@ -298,13 +141,12 @@ class Fallback(nn.Module):
             text._attn_implementation = ATTENTION
         places = [at for at in range(len(ids) - len(run) + 1) if torch.equal(ids[at : at + len(run)], run)]
         if not places:
-            raise ConfigError(f"the processor of {self.name} writes an item otherwise when text is around it")
+            raise ConfigError("its processor writes an item otherwise when text is around it")
         batches = _two_batches(ids, places[0], rows, self.cache_specs)
         found = torch.cat([self.forward(batch) for batch in batches])
         off = float(((found - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)).max())
         if not off < _TOLERANCE.get(self.dtype, _HALF):
-            reason = f"rows of a short prompt differ from the class's own by {off:.1%}"
-            raise ConfigError(f"{self.name} does more than attend causally to placed rows: {reason}; it cannot run this way")
+            raise ConfigError(f"it does more than attend to what is before: hidden states differ from its own by {off:.1%}")
 
     def _decoded(self, **arguments: Any) -> Tensor:
         hidden: Tensor = self.outer.get_decoder()(**arguments).last_hidden_state
@@ -325,7 +167,7 @@ class Fallback(nn.Module):
             return entered.arguments
         finally:
             hook.remove()
-        raise InputError(f"{self.name} did not call its decoder")
+        raise ConfigError("its decoder is not called with embeddings")
 
 
 class _Entered(Exception):
@@ -349,74 +191,16 @@ class _Answer:
         return None
 
 
-class Peak(TorchDispatchMode):
-    """Bytes of the tensors that live at once at the most while it is active, beside those that were there before."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.most = self._live = 0
-        self._users: dict[int, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        there = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and ((key := _memory(leaf)) in self._users or key not in there):
-                self._hold(leaf, key)
-        return result
-
-    def _hold(self, tensor: Tensor, key: int) -> None:
-        size = tensor.untyped_storage().nbytes()
-        self._users[key] = self._users.get(key, 0) + 1
-        if self._users[key] == 1:
-            self._live += size
-            self.most = max(self.most, self._live)
-        weakref.finalize(tensor, self._drop, key, size)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._users[key] -= 1
-        if not self._users[key]:
-            del self._users[key]
-            self._live -= size
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _bytes_of_row(built: Built) -> int:
-    """What a row of a step takes in the decoder, from a run without numbers."""
-    rows = torch.zeros(1, _MEASURED_ROWS, built.text.hidden_size, dtype=built.outer.dtype, device="meta")
-    places = torch.arange(_MEASURED_ROWS, device="meta")[None]
-    with torch.inference_mode(), Peak() as peak:
-        built.decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{_STEP: Step()})
-    return -(-(peak.most + 2 * rows.nbytes) // _MEASURED_ROWS)  # inputs and encoder rows beside it
-
-
-def _make_encoders(outer: Any) -> None:
-    """Give all but the layers of the decoder memory, so that an item can be run; what it holds does not matter."""
-    decoder = outer.get_decoder()
-    inside = set(decoder.modules()) - set(decoder.get_input_embeddings().modules())
-    for module in (module for module in outer.modules() if module not in inside):
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
-
-
-def _check_sent(name: str, sent: Mapping[str, Any]) -> None:
-    """ConfigError for what a class hands its decoder beside embeddings and the places of a plain text."""
-    length = sent["inputs_embeds"].shape[1]
-    extra = [key for key, value in sent.items() if key not in _PLAIN and value is not None and not isinstance(value, bool)]
-    if extra:
-        raise ConfigError(f"{name} hands its decoder {extra[0]} beside embeddings, which this path does not carry")
+def _check_handed(sent: Mapping[str, Any]) -> None:
+    """ConfigError for what a class hands its decoder beside embeddings and the positions of plain text."""
+    odd = [key for key, value in sent.items() if key not in _HANDED and value is not None and not isinstance(value, bool)]
+    if odd:
+        raise ConfigError(f"its decoder is given {odd[0]} beside embeddings, which this path does not carry")
     if sent.get("attention_mask") is not None:
-        raise ConfigError(f"{name} hands its decoder a mask of its own, which paged attention does not have")
-    places = sent.get("position_ids")
+        raise ConfigError("its decoder is given a mask, which paged attention does not have")
+    places, length = sent.get("position_ids"), sent["inputs_embeds"].shape[1]
     if places is not None and not (places.shape == (1, length) and torch.equal(places[0].cpu(), torch.arange(length))):
-        raise ConfigError(f"{name} counts positions of items in a way of its own, which this path does not know")
+        raise ConfigError("its decoder is given positions that are no plain count, which this path does not know")
 
 
 def _two_batches(ids: Tensor, offset: int, rows: Tensor, specs: tuple[CacheSpec, ...]) -> list[ForwardBatch]:
@@ -441,7 +225,3 @@ def _two_batches(ids: Tensor, offset: int, rows: Tensor, specs: tuple[CacheSpec,
             )
         )
     return batches
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

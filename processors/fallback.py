@@ -1,15 +1,18 @@
 """What a class of transformers wants to be fed: its own processor, one item at a time. Knows no family and no model.
 
-Such a processor has no function from an item's size to its tokens. So a blank item of that size is processed once, and what the
-processor writes for it is remembered by size; each real item is held to it.
+Such a processor has no function from an item's size to its tokens. So a blank item of that size is processed, once, and each
+real item is held to what is written for it. How many tokens they are is asked of thousands of sizes when memory is planned: it
+is read off a straight line over what the processor tells of a size, where a few unlike sizes lie on one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from fractions import Fraction
+from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,7 +33,7 @@ RUN = "input_ids"  # the tokens of the item, which the class writes its rows ove
 _TEXT_ONLY = ("attention_mask", "token_type_ids", "mm_token_type_ids")
 _ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
-_PROBES = ((64, 64), (512, 512), (2048, 2048), (256, 1536), (1536, 256))  # pixels: sizes unlike each other
+_PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes unlike each other
 _SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
 _REFUSES = (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError)  # of a processor that takes no such item
 
@@ -63,8 +66,6 @@ class FallbackProcessingInfo(FamilyInfo):
         self.slots = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
         self.known = {name: self._options(name) for name in self.modalities}
         self._run = lru_cache(maxsize=4096)(self._written)
-        self._rows = lru_cache(maxsize=1 << 16)(self._counted)
-        self._of_kind: dict[Hashable, int] = {}
         super().__init__(files, *options)
 
     def read(self, modality: str) -> ReadSpec:
@@ -90,7 +91,8 @@ class FallbackProcessingInfo(FamilyInfo):
             raise TypeError(f"a {type(item).__name__} is neither picture nor sound")
         grid, modality = self.geometry(item.header), item.header.modality
         made = self._call(modality, item.pixels.numpy() if isinstance(item, ImageItem) else item.samples.numpy())
-        if tuple(made[RUN][0].tolist()) != self.span(modality, grid).token_ids:
+        written = tuple(made[RUN][0].tolist())
+        if written != self.span(modality, grid).token_ids or len(written) != grid.num_embeds:
             raise InputError("the processor of this model writes other tokens for it than for a blank one of its size")
         return self._elements(made, dtype), grid
 
@@ -100,8 +102,8 @@ class FallbackProcessingInfo(FamilyInfo):
     def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], dict[str, Any]]:
         """A small item of noise, as `process` gives it, and all that the processor makes of a prompt with it in between."""
         size = _SAMPLE[modality]
-        noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-        data = noise if modality == "image" else noise[: size[0], 0, 0].astype(np.float32) / 256 - 0.5
+        noise = np.random.default_rng(0).random((*size, 3) if modality == "image" else size[0], dtype=np.float32)
+        data = (noise * 255).astype(np.uint8) if modality == "image" else noise - 0.5
         whole = self._call(modality, data, f"This is {self._token(modality)} and that is all")
         whole = {name: value.to(dtype) if value.is_floating_point() else value for name, value in whole.items()}
         return dict(self._elements(self._call(modality, data), dtype)), whole
@@ -138,29 +140,38 @@ class FallbackProcessingInfo(FamilyInfo):
         """The tokens of an item of this size."""
         return tuple(self._call(modality, _blank(modality, size))[RUN][0].tolist())
 
-    def _counted(self, modality: str, size: tuple[int, int]) -> int:
-        """How many they are, which the first size of its kind tells of all."""
-        kind = self._kind(modality, size)
-        if kind not in self._of_kind:
-            self._of_kind[kind] = len(self._run(modality, size))
-        return self._of_kind[kind]
+    def _rows(self, modality: str, size: tuple[int, int]) -> int:
+        """How many they are."""
+        if modality == "audio" or self._law is None:
+            return len(self._run(modality, size))
+        slope, start = self._law
+        return int(slope * self._told(size) + start)
 
-    def _kind(self, modality: str, size: tuple[int, int]) -> Hashable:
-        """What sizes have in common that give equally many tokens, without processing one of each."""
-        if modality == "audio":
-            return (modality, size)
-        options = json.loads(self.specs["image"].options)
-        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+    @cached_property
+    def _law(self) -> tuple[Fraction, Fraction] | None:
+        """Slope and start of a picture's tokens over `_told`; None where they lie on no line."""
+        points = sorted((self._told(size), len(self._run("image", size))) for size in _PROBES)
+        (x, y), (far_x, far_y) = points[0], points[-1]
+        slope = Fraction(far_y - y, far_x - x) if far_x > x else Fraction(0)
+        start = y - slope * x
+        return (slope, start) if all(slope * told + start == rows for told, rows in points) else None
+
+    def _told(self, size: tuple[int, int]) -> int:
+        """What the processor says of a size without processing it: its patches or tokens; 0 where it says nothing."""
         patches = getattr(self._part("image"), "get_number_of_image_patches", None)
+        tokens = getattr(self._processor, "_get_num_multimodal_tokens", None)
         try:
-            if count is not None:
-                told = count(image_sizes=[list(size)], **options)
-                return (*told.num_image_tokens, *(told.num_image_patches or ()))
             if patches is not None:
-                return patches(*size, options)
+                return int(patches(*size, self._merged))
+            return int(tokens(image_sizes=[list(size)], **self._merged).num_image_tokens[0]) if tokens else 0
         except _REFUSES as error:
-            raise InputError(f"the processor of this model refuses it: {error}") from None
-        return "any" if len({self._run(modality, probe) for probe in _PROBES}) == 1 else size
+            raise InputError(f"the processor of this model refuses it: {line(error)}") from None
+
+    @cached_property
+    def _merged(self) -> dict[str, Any]:
+        """Options of pictures over the processor's own defaults."""
+        merged = self._processor._merge_kwargs(images_kwargs=json.loads(self.specs["image"].options))
+        return dict(merged["images_kwargs"])
 
     def _call(self, modality: str, data: np.ndarray[Any, Any], text: str = "") -> dict[str, Tensor]:
         """Tensors by name of one prompt that is `text`, or else nothing but the item."""
@@ -176,7 +187,7 @@ class FallbackProcessingInfo(FamilyInfo):
             with self._lock:  # its tokenizer is not to be used by two at once
                 made = self._processor(**inputs, **settings, return_tensors="pt")
         except _REFUSES as error:
-            raise InputError(f"the processor of this model refuses it: {error}") from None
+            raise InputError(f"the processor of this model refuses it: {line(error)}") from None
         return {name: _tensor(name, value) for name, value in made.items()}
 
 
@@ -186,9 +197,11 @@ def _load(folder: Path) -> tuple[Any, Lock]:
     from transformers import AutoProcessor
 
     try:
-        return AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False), Lock()
+        processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
-        raise ConfigError(f"transformers makes no processor of {folder}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"transformers makes no processor of {folder}: {line(error)}") from None
+    logging.getLogger(type(processor).__module__).setLevel(logging.ERROR)  # it would warn of blank items that nobody gave
+    return processor, Lock()
 
 
 def _blank(modality: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
@@ -202,3 +215,8 @@ def _tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise InputError(f"the processor of this model gives {name} as a {type(value).__name__}, not as a tensor")
     return value
+
+
+def line(error: Exception) -> str:
+    """What it says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -23,10 +23,10 @@ EXTRA = {
         "TILE",
         "TILE_GLOBAL",
     ),
-    "video_llama_3": ("<image>", "<video>"),
+    "video_llama_3": (),
     "audioflamingo3": ("<sound>",),
 }
-SLOT = {"aya_vision": "<image>", "video_llama_3": "<image>", "audioflamingo3": "<sound>"}
+SLOT = {"aya_vision": "<image>", "video_llama_3": "<|image_pad|>", "audioflamingo3": "<sound>"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
 
@@ -68,12 +68,11 @@ def video_llama_3(tok):
     config = tf.VideoLlama3Config(
         text_config=tf.Qwen2Config(**text_config(tok)),
         vision_config=tf.VideoLlama3VisionConfig(**VISION),
-        image_token_id=tok.convert_tokens_to_ids("<image>"),
-        video_token_id=tok.convert_tokens_to_ids("<video>"),
+        image_token_id=tok.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
     )
     sizes = {"patch_size": 14, "size": {"shortest_edge": 28 * 28, "longest_edge": 140 * 140}}
     parts = (tf.VideoLlama3ImageProcessor(merge_size=1, **sizes), tok, tf.VideoLlama3VideoProcessor(merge_size=2, **sizes))
-    tok.image_token, tok.video_token = "<image>", "<video>"
     return tf.VideoLlama3ForConditionalGeneration(config), tf.VideoLlama3Processor(*parts)
 
 

@@ -1,0 +1,189 @@
+"""Classes of transformers: found by name, made without weights, told to call our paged attention. Knows no family.
+
+Their decoders call attention by name through transformers' attention interface, and hand the arguments of a call on to it, so a
+step arrives there without a global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..kernels.attention import paged_attention
+from ..kernels.metadata import AttentionMetadata
+from ..mm.errors import ConfigError
+from .peak import Peak
+
+ATTENTION = "sensorium_paged"  # name in transformers' attention interface
+STEP = "sensorium_step"  # argument that goes down to the attention
+BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError, ImportError)
+"""What a class may raise that is asked for what it does not do."""
+_PROBE_ROWS, _MEASURED_ROWS = 4, 64
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one attention layer asks for, learnt from a call."""
+
+    index: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Of one forward pass, by layer; without caches, layers are only looked at."""
+
+    attn: tuple[AttentionMetadata, ...] = ()
+    caches: tuple[Tensor, ...] = ()
+    seen: list[Layer] = field(default_factory=list)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object = None,
+    scaling: float | None = None,
+    sensorium_step: Step | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """`query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
+
+    Raises:
+        ConfigError: a step that does not arrive, or an argument that our attention does not honour.
+    """
+    if sensorium_step is None:
+        raise ConfigError("its layers do not hand the arguments of a step on to their attention")
+    odd = next((name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None), None)
+    if odd is not None or attention_mask is not None or not more.get("is_causal", True):
+        raise ConfigError(f"its attention wants {odd or 'a mask of its own'}, which paged attention does not have")
+    index, dim, wide = int(module.layer_idx), query.shape[-1], value.shape[-1]  # type: ignore[arg-type]
+    if wide < dim:
+        value = F.pad(value, (0, dim - wide))
+    if not sensorium_step.caches:
+        sensorium_step.seen.append(Layer(index, key.shape[1], dim, sliding_window))
+        return query.new_zeros(1, query.shape[2], query.shape[1], wide), None
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    scale = dim**-0.5 if scaling is None else scaling
+    out = paged_attention(q, k, v, sensorium_step.caches[index], sensorium_step.attn[index], scale)
+    return out[None, ..., :wide], None
+
+
+def class_of(config: Mapping[str, Any]) -> Any:
+    """The class that config.json names; ConfigError where transformers, or this path, does not have it."""
+    name = str((config.get("architectures") or ["none"])[0])
+    try:
+        import transformers
+    except ImportError:
+        reason = "transformers, which may have it, is not installed: pip install 'sensorium[fallback]'"
+        raise ConfigError(f"{name} is not in the registry, and {reason}") from None
+    found = getattr(transformers, name, None)
+    if found is None or not hasattr(found, "generate"):
+        raise ConfigError(
+            f"{name} is not in the registry, and transformers {transformers.__version__} has no such model either"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Built:
+    """A class on the meta device, and what was learnt of its decoder there."""
+
+    outer: Any
+    decoder: Any
+    text: Any  # config of the decoder
+    layers: tuple[Layer, ...]
+
+
+def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
+    """The class without weights; ConfigError says why it cannot be fed."""
+    kind = class_of(config)
+    name = kind.__name__
+    try:
+        parsed = kind.config_class.from_dict(dict(config))
+        with torch.device("meta"):
+            outer = kind._from_config(parsed, dtype=dtype, attn_implementation=attention_of(parsed))
+    except BROKEN as error:
+        raise ConfigError(f"{name} of transformers cannot be made from config.json: {line(error)}") from None
+    if parsed.is_encoder_decoder:
+        raise ConfigError(f"{name} is an encoder with a decoder that reads across; only decoders run by way of transformers")
+    decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
+    if decoder is None or decoder is outer.base_model or outer.base_model is outer:
+        raise ConfigError(f"{name} keeps no decoder apart from what makes its embeddings")
+    try:
+        layers = _layers(outer.eval(), decoder, text)
+    except BROKEN as error:
+        raise ConfigError(f"{name} cannot run with paged attention: {line(error)}") from None
+    return Built(outer, decoder, text, layers)
+
+
+def attention_of(parsed: Any) -> dict[str, str]:
+    """Ours for the decoder, the class's own choice for towers."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+    text = parsed.get_text_config(decoder=True)
+    return {next((name for name in parsed.sub_configs if getattr(parsed, name) is text), ""): ATTENTION}
+
+
+def _layers(outer: Any, decoder: Any, text: Any) -> tuple[Layer, ...]:
+    """What each layer asks of attention, from a run without numbers; ConfigError for a layer that keeps another state."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    if "mrope_section" in rope:
+        raise ConfigError("its positions have several axes (mrope_section)")
+    odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if odd:
+        where = text.layer_types.index(odd[0])
+        raise ConfigError(f"layer {where} is {odd[0]}, which keeps a state that is no key and value")
+    step = Step()
+    rows = torch.zeros(1, _PROBE_ROWS, text.hidden_size, dtype=outer.dtype, device="meta")
+    places = torch.arange(_PROBE_ROWS, device="meta")[None]
+    with torch.inference_mode():
+        decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{STEP: step})
+    found = {layer.index: layer for layer in step.seen}
+    for index in range(text.num_hidden_layers):
+        calls = sum(layer.index == index for layer in step.seen)
+        if calls != 1:
+            raise ConfigError(f"layer {index}{_kind_of(decoder, index)} attends {calls} times in a pass, not once")
+    return tuple(found[index] for index in range(text.num_hidden_layers))
+
+
+def _kind_of(decoder: Any, index: int) -> str:
+    layers = getattr(decoder, "layers", ())
+    return f" ({type(layers[index]).__name__})" if index < len(layers) else ""
+
+
+def bytes_of_row(built: Built) -> int:
+    """What a row of a step takes in the decoder, from a run without numbers."""
+    rows = torch.zeros(1, _MEASURED_ROWS, built.text.hidden_size, dtype=built.outer.dtype, device="meta")
+    places = torch.arange(_MEASURED_ROWS, device="meta")[None]
+    with torch.inference_mode(), Peak() as peak:
+        built.decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{STEP: Step()})
+    return -(-(peak.most + 2 * rows.nbytes) // _MEASURED_ROWS)  # inputs and encoder rows beside it
+
+
+def make_encoders(outer: Any) -> None:
+    """Give all but the layers of the decoder memory, so that an item can be run; what it holds does not matter."""
+    decoder = outer.get_decoder()
+    inside = set(decoder.modules()) - set(decoder.get_input_embeddings().modules())
+    for module in (module for module in outer.modules() if module not in inside):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+
+
+def line(error: Exception) -> str:
+    """What it says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
