@@ -13,6 +13,7 @@ from torch import Tensor
 from ..mm import fields as mm_fields
 from ..mm import types as mm_types
 from . import types as engine_types
+from .pooling import Pooling
 from .repetition import RepetitionDetection
 from .sampling_params import SamplingParams
 from .structured import StructuredOutputs
@@ -21,6 +22,7 @@ _MESSAGES: tuple[type, ...] = (
     SamplingParams,
     StructuredOutputs,
     RepetitionDetection,
+    Pooling,
     engine_types.EngineRequest,
     engine_types.RequestUpdate,
     engine_types.ScheduledRequest,

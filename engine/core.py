@@ -115,7 +115,7 @@ class EngineCore:
         if result.error is not None:
             self.scheduler.abort(task.request_id, unclean=True)
             return _ended(request, replace(result, finish_reason="error"))
-        done = self.scheduler.advance(task, result.token_ids)
+        done = self.scheduler.advance(task, result.token_ids, whole=result.pooled is not None)
         if done.num_removed:  # the newest of them was never shown
             return replace(result, token_ids=(), logprobs=None, num_removed=done.num_removed - 1)
         if done.finish_reason is None:

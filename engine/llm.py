@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .memory import MemoryPlan
 from .paths import choose
+from .pooling import Pooling
 from .sampling_params import SamplingParams, from_generation_config
 from .threads import in_passing
 from .ticket import Job
@@ -31,6 +33,7 @@ from .types import EngineStats, RequestOutput
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
+_ONE = SamplingParams(max_tokens=1)  # of a prompt that is not to be answered
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt, given beside messages
 
 
@@ -182,6 +185,13 @@ class LLM:
         ]
         return self._answers(jobs, use_tqdm)
 
+    def pool(self, prompts: Sequence[object], pooling: Pooling, use_tqdm: bool = True, **chat: Any) -> list[RequestOutput]:
+        """What the last rows of prompts (as lists of messages: conversations) give instead of answers, see `pipelines.rank`.
+
+        `chat` is as `LLM.chat` takes it beside messages. A prompt that cannot be served has an output with `error` set.
+        """
+        return self._answers([replace(self.job(prompt, _ONE, **chat), pooling=pooling) for prompt in prompts], use_tqdm)
+
     def stream(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> Iterator[RequestOutput]:
         """The answer to one prompt (or, as a list of messages, one conversation) as it grows.
 
@@ -251,6 +261,11 @@ class LLM:
     def explain(self) -> MemoryPlan:
         """The memory this engine takes at most, and the largest items it takes; `print` shows a table."""
         return explain(self.config)
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in a vector that `pool` gives."""
+        return self._driver.core.runner.model.hidden_size
 
     @property
     def stats(self) -> EngineStats:

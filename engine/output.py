@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..mm.errors import InputError
 from ..processors.text import StreamDecoder, Tokenizer
 from .input import Prepared
@@ -139,6 +141,7 @@ class Assembly:
         self.error: str | None = None
         self.timings: dict[str, float] = {}
         self.stats: dict[str, SequenceStats] = {}
+        self.pooled: Tensor | None = None
         self.changed = False
 
     @property
@@ -164,6 +167,7 @@ class Assembly:
             self.prompt_logprobs = tuple(texts)
         stopped = answer.add(output)
         self.error = self.error or output.error
+        self.pooled = output.pooled
         if output.stats is not None:
             self.stats[output.request_id] = output.stats
         for stage, seconds in output.timings.items():
@@ -199,6 +203,7 @@ class Assembly:
             tuple(replace(item, encoder=self._encoder(i)) for i, item in enumerate(self.prepared.trace)),
             first.cached_tokens,
             sum(stats.preemptions for stats in self.stats.values()),
+            self.pooled,
         )
 
     def trace(self, clock: Clock) -> RequestTrace:

@@ -21,6 +21,7 @@ from .batch import Caches, Row, Track, build_batch
 from .decode_graphs import DecodeGraphs
 from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
+from .pooling import Pooling, pool
 from .quarantine import bisect, is_out_of_memory
 from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample
 from .structured import GrammarFactory, StructuredOutputs
@@ -143,8 +144,9 @@ class ModelRunner:
         ]
 
     def _sample(self, lasts: Sequence[tuple[Track, int]], hidden: Tensor) -> dict[str, TokenOutput]:
-        """One token for each sequence from its last row; one that cannot be sampled fails alone."""
-        results = {}
+        """One token for each sequence from its last row, or what it is pooled to; one that cannot be sampled fails alone."""
+        results = self._pool([(track, end) for track, end in lasts if track.message.pooling is not None], hidden)
+        lasts = [(track, end) for track, end in lasts if track.message.pooling is None]
         for (track, _), found in zip(lasts, bisect(lasts, partial(self._choose, hidden)), strict=True):
             name = track.message.request_id
             if isinstance(found, Exception):
@@ -157,6 +159,14 @@ class ModelRunner:
             entry = None if found.logprobs is None else (found.logprobs,)
             results[name] = TokenOutput(name, (found.token,), entry)
         return results
+
+    def _pool(self, lasts: Sequence[tuple[Track, int]], hidden: Tensor) -> dict[str, TokenOutput]:
+        """What the sequences are wanted for instead of an answer."""
+        wanted = {track.message.request_id: track.message.pooling or Pooling() for track, _ in lasts}
+        if not lasts:
+            return {}
+        rows = pool(hidden[[end for _, end in lasts]], list(wanted.values()), self.model.compute_logits)
+        return {name: TokenOutput(name, (), pooled=made) for name, made in zip(wanted, rows, strict=True)}
 
     def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:
         ends = [end for _, end in lasts]

@@ -199,14 +199,17 @@ class Scheduler:
             blocks += again
         self.encoder.drop_again(output.free_encoder)
 
-    def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int]) -> Advance:
-        """Book what a step did for one sequence."""
+    def advance(self, scheduled: ScheduledRequest, token_ids: Sequence[int], whole: bool = False) -> Advance:
+        """Book what a step did for one sequence; `whole`: it is all that was wanted."""
         request = self.requests[scheduled.request_id]
         request.num_computed += scheduled.num_tokens
         if scheduled.write_cross:
             self.tables.name_cross(request)
         self.tables.name(request)
         self.items.computed(request)
+        if whole:
+            self._end(request)
+            return Advance("length", None)
         if not token_ids:
             return Advance()
         request.times.setdefault("first_token", time.perf_counter())

@@ -10,6 +10,7 @@ from ..processors.text import Tokenizer
 from .feeder import Entry
 from .input import Prepared, Unfinished
 from .output import Assembly
+from .pooling import Pooling
 from .runner import describe
 from .sampler import mix
 from .sampling_params import SamplingParams
@@ -21,7 +22,8 @@ from .types import EngineRequest, RequestOutput
 class Job:
     """One prompt: how to prepare it, and what to ask of the answer.
 
-    `keep`: the sequence stays after its answer, see EngineRequest.hold_open. `request_id`: None for one of ours.
+    `keep`: the sequence stays after its answer, see EngineRequest.hold_open. `request_id`: None for one of ours. `pooling`:
+    what is wanted instead of an answer.
     """
 
     prepare: Callable[[], Prepared | Unfinished]
@@ -29,6 +31,7 @@ class Job:
     priority: int = 0
     request_id: str | None = None
     keep: bool = False
+    pooling: Pooling | None = None
 
 
 class Ticket:
@@ -64,6 +67,7 @@ class Ticket:
                 hold_open=self.job.keep,
                 salt=prepared.salt,
                 cross=prepared.cross,
+                pooling=self.job.pooling,
             )
 
     def take(self, delta: bool = False) -> RequestOutput | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ..mm.types import ItemPlan, MultiModalFeature
+from .pooling import Pooling
 from .sampling_params import SamplingParams
 
 
@@ -24,6 +27,7 @@ class EngineRequest:
         adapter: name of the adapter that computes the sequence; "" for none. Caches are kept apart by it.
         cross: what the sequence reads through cross-attention (the encoder's side of an encoder-decoder model); its
             range is `[0, rows)` of the encoder's own sequence.
+        pooling: what is wanted of the prompt's last row; then there is no answer.
     """
 
     request_id: str
@@ -38,6 +42,7 @@ class EngineRequest:
     salt: str = ""
     adapter: str = ""
     cross: MultiModalFeature | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class TokenOutput:
         num_removed: tokens at the end of the answer that are taken back (loop repair); then there are no new ones.
         timings: seconds of queue, encode, prefill and decode_steps, with the last output of an answer.
         stats: what the caches saved, with the last output of an answer.
+        pooled: float32 `[n]`, what `EngineRequest.pooling` asked for.
     """
 
     request_id: str
@@ -141,6 +147,7 @@ class TokenOutput:
     num_removed: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     stats: SequenceStats | None = None
+    pooled: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -253,6 +260,7 @@ class RequestOutput:
         trace: how each item came to its rows, in the order of `items`.
         num_cached_tokens: tokens of the prompt that the prefix cache had.
         num_preemptions: times its blocks were taken and computed again.
+        pooled: float32 `[n]`, of a prompt that was asked for no answer, see `engine.pooling`.
     """
 
     request_id: str
@@ -267,3 +275,4 @@ class RequestOutput:
     trace: tuple[ItemTrace, ...] = ()
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    pooled: Tensor | None = field(default=None, compare=False)

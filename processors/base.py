@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 
@@ -40,10 +40,10 @@ class FamilyInfo:
 
     modalities: tuple[str, ...] = ()
     prefill: str = "causal"
-    slots: ClassVar[Mapping[str, tuple[str | int, ...]]] = {}
-    known: ClassVar[Known] = {}
-    published: ClassVar[Mapping[str, Any]] = {}
-    rows: ClassVar[str | None] = "count"
+    slots: Mapping[str, tuple[str | int, ...]] = {}
+    known: Known = {}
+    published: Mapping[str, Any] = {}
+    rows: str | None = "count"
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         self.files, self._given = files, options

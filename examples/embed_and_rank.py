@@ -1,0 +1,29 @@
+"""Pictures found by a text, then put in order: `python examples/embed_and_rank.py [--model DIR] [--query TEXT] [PICTURE ...]`.
+
+The shipped model only shows how it is done: use a model that was trained for it, such as Qwen3-VL-Embedding and -Reranker.
+"""
+
+import argparse
+from pathlib import Path
+
+from sensorium import LLM
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--query", default="a receipt")
+    parser.add_argument("pictures", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("*.png")))
+    args = parser.parse_args()
+
+    llm = LLM(args.model)
+    query, *vectors = (found.vector for found in llm.embed([args.query, *args.pictures]))
+    scores = llm.score(args.query, [{"image": path} for path in args.pictures])
+    for path, vector, ranked in zip(args.pictures, vectors, scores, strict=True):
+        print(f"{path.name}: similarity {float(query @ vector):.3f}, score {ranked.score:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Texts, pictures and clips to vectors, and how well documents answer a query. Knows no family.
+
+Sources: the published usage of Qwen3-VL-Embedding (a conversation whose last token's hidden state is the vector) and
+Qwen3-VL-Reranker (the probability of "yes" against "no" as the next token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..engine.pooling import Pooling
+from ..engine.types import RequestOutput
+from ..mm.errors import ConfigError, InputError
+from ..mm.parse import is_several
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+REPRESENT = "Represent the user's input."
+RETRIEVE = "Given a search query, retrieve relevant candidates that answer the query."
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+_MEDIA = ("image", "video", "audio")
+_READY = ("prompt", "prompt_token_ids")  # a prompt that is rendered already
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """`vector`: float32 `[n]` of length 1; None where `error` says why there is none."""
+
+    vector: Tensor | None
+    error: str | None
+    output: RequestOutput
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a document answers a query: `score` in 0..1; None where `error` says why there is none."""
+
+    score: float | None
+    error: str | None
+    output: RequestOutput
+
+
+def embed(
+    llm: LLM, inputs: object, instruction: str = REPRESENT, dimensions: int | None = None, use_tqdm: bool = True
+) -> list[Embedding]:
+    """One vector for one input or for each of a list, in one batch, in the order given. An input that fails has an error.
+
+    Args:
+        inputs: each a text, a picture (path, PIL image or pixels), a mapping such as `{"text": ..., "image": ..., "video":
+            ...}` of one or several each, or a prompt as `generate` takes it, which is used as it stands.
+        instruction: what the vectors are for, as the model is told.
+        dimensions: the first so many numbers only, scaled to length 1 again (models trained for it, arXiv 2205.13147).
+
+    Raises:
+        InputError: a checkpoint without a chat template, an input of another form, or wrong dimensions.
+    """
+    if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
+        raise InputError(f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors")
+    prompts = [
+        one if _is_ready(one) else [_message("system", instruction), _message("user", _parts(one) or "NULL")]
+        for one in _listed(inputs)
+    ]
+    outputs = llm.pool(prompts, Pooling(), use_tqdm)
+    return [Embedding(_shortened(output.pooled, dimensions), output.error, output) for output in outputs]
+
+
+def score(llm: LLM, query: object, documents: object, instruction: str = RETRIEVE, use_tqdm: bool = True) -> list[Score]:
+    """How well one document or each of a list answers a query, in one batch, in the order given.
+
+    Args:
+        query, documents: texts, pictures or mappings, as for `embed`.
+        instruction: what a good document is.
+
+    The score is the probability of "yes" where only "yes" and "no" can follow.
+
+    Raises:
+        ConfigError: a vocabulary in which "yes" and "no" begin with the same token.
+        InputError: a checkpoint without a chat template, or a query or document of another form.
+    """
+    asked = [
+        _text(f"<Instruct>: {instruction}"),
+        _text("<Query>:"),
+        *(_parts(query) or [_text("NULL")]),
+        _text("\n<Document>:"),
+    ]
+    chats = [
+        [_message("system", JUDGE), _message("user", [*asked, *(_parts(document) or [_text("NULL")])])]
+        for document in _listed(documents)
+    ]
+    outputs = llm.pool(chats, Pooling(_verdicts(llm)), use_tqdm)
+    return [Score(_probability(output.pooled), output.error, output) for output in outputs]
+
+
+def _listed(inputs: object) -> Sequence[object]:
+    several = isinstance(inputs, list | tuple) or (not isinstance(inputs, str | Mapping) and is_several("image", inputs))
+    return list(inputs) if several else [inputs]  # type: ignore[call-overload]
+
+
+def _is_ready(given: object) -> bool:
+    return isinstance(given, Mapping) and any(key in given for key in _READY)
+
+
+def _parts(given: object) -> list[dict[str, Any]]:
+    """Content parts of one input: media first, as the published models are trained; none for an empty one."""
+    if not isinstance(given, Mapping):
+        given = {"text": given} if isinstance(given, str) else {"image": given}
+    for key in given:
+        if key not in ("text", *_MEDIA):
+            raise InputError(f"an input has no {str(key)[:40]!r}; known are text, {', '.join(_MEDIA)}")
+    media = [(name, one) for name in _MEDIA if given.get(name) is not None for one in _each(name, given[name])]
+    return [{"type": name, name: _own(one)} for name, one in media] + [_text(one) for one in _each("text", given.get("text"))]
+
+
+def _each(modality: str, value: object) -> Sequence[Any]:
+    if value is None or value == "":
+        return []
+    return list(value) if not isinstance(value, str) and is_several(modality, value) else [value]  # type: ignore[call-overload]
+
+
+def _own(media: object) -> object:
+    """A path that the caller's code hands over may lie anywhere, unlike one that is written in a message."""
+    named = isinstance(media, str) and "://" not in media[:16] and not media.startswith("data:")
+    return Path(str(media)) if named else media
+
+
+def _text(text: object) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _message(role: str, content: object) -> dict[str, Any]:
+    return {"role": role, "content": content if isinstance(content, list) else [_text(content)]}
+
+
+def _verdicts(llm: LLM) -> tuple[int, ...]:
+    """The tokens that "yes" and "no" begin with: in the published vocabularies each is one."""
+    yes, no = (llm.get_tokenizer().encode(word, add_special_tokens=False)[:1] for word in ("yes", "no"))
+    if not yes or not no or yes == no:
+        raise ConfigError('"yes" and "no" begin alike in this vocabulary; scores are the probability of one against the other')
+    return (*yes, *no)
+
+
+def _shortened(vector: Tensor | None, dimensions: int | None) -> Tensor | None:
+    if vector is None or dimensions is None:
+        return vector
+    return torch.nn.functional.normalize(vector[:dimensions], dim=-1)
+
+
+def _probability(logits: Tensor | None) -> float | None:
+    return None if logits is None else float(torch.sigmoid(logits[0] - logits[1]))

@@ -1,0 +1,115 @@
+"""Vectors and scores against transformers: Qwen3-VL's last hidden state, and its head's "yes" against "no"."""
+
+from __future__ import annotations
+
+import family
+import numpy as np
+import pytest
+import torch
+from oracle import CHAT_TEMPLATE
+from PIL import Image
+from sensorium import LLM
+from sensorium.mm.errors import InputError
+from sensorium.pipelines.rank import JUDGE, REPRESENT, RETRIEVE
+
+SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = family.save(family.load_rows()["qwen3_vl"], tmp_path_factory.mktemp("rank") / "model")
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(folder, max_model_len=1024, max_num_seqs=4)
+
+
+def picture(seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8))
+
+
+def chat(system, user):
+    turns = (("system", system), ("user", user))
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+
+
+def hidden(oracle, text, images=()):
+    model, processor = oracle
+    made = processor(text=[text], images=list(images) or None, return_tensors="pt")
+    with torch.no_grad():
+        return model.model(**made).last_hidden_state[0, -1].clone()
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    return family.load(folder)
+
+
+def test_vectors_are_the_oracles(llm, oracle):
+    image = picture()
+    found = llm.embed(["a house", image, {"text": "a house", "image": [image, picture(1)]}, ""], use_tqdm=False)
+    users = [("a house", []), (SLOT, [image]), (f"{SLOT}{SLOT}a house", [image, picture(1)]), ("NULL", [])]
+    for one, (user, images) in zip(found, users, strict=True):
+        assert one.error is None
+        theirs = torch.nn.functional.normalize(hidden(oracle, chat(REPRESENT, user), images), dim=-1)
+        torch.testing.assert_close(one.vector, theirs, atol=2e-5, rtol=0)
+        assert one.output.outputs[0].token_ids == ()
+    assert (found[0].vector @ found[1].vector) < 0.99
+
+
+def test_scores_are_the_oracles(llm, oracle):
+    yes, no = (llm.get_tokenizer().encode(word)[0] for word in ("yes", "no"))
+    image = picture()
+    found = llm.score({"text": "what is it", "image": image}, ["a house", {"image": picture(2)}], use_tqdm=False)
+    begin = f"<Instruct>: {RETRIEVE}<Query>:{SLOT}what is it\n<Document>:"
+    for one, user, images in zip(found, ("a house", SLOT), ([image], [image, picture(2)]), strict=True):
+        state = hidden(oracle, chat(JUDGE, begin + user), images)
+        head = oracle[0].lm_head.weight
+        assert one.error is None
+        assert one.score == pytest.approx(float(torch.sigmoid((head[yes] - head[no]) @ state)), abs=2e-5)
+
+
+def test_a_query_is_computed_once(llm):
+    """Documents behind the same query find its blocks and its picture's rows."""
+    image, before = picture(9), llm.stats
+    one, two = (llm.embed({"image": image}, use_tqdm=False)[0] for _ in range(2))
+    assert torch.equal(one.vector, two.vector)
+    assert two.output.num_cached_tokens > 0
+    assert llm.stats.encoder_calls == before.encoder_calls + 1
+
+
+def test_forms_of_inputs(llm, tmp_path):
+    picture().save(tmp_path / "a.png")
+    forms = [picture(), {"image": str(tmp_path / "a.png")}, tmp_path / "a.png", {"image": [np.asarray(picture())]}]
+    vectors = [one.vector for one in llm.embed(forms, use_tqdm=False)]
+    assert all(torch.equal(vectors[0], other) for other in vectors[1:])
+    ready = llm.embed({"prompt": chat(REPRESENT, "a house")}, use_tqdm=False)[0]
+    assert torch.equal(ready.vector, llm.embed("a house", use_tqdm=False)[0].vector)
+
+
+def test_vectors_may_be_shortened(llm):
+    (whole,), (short,) = (llm.embed("a house", dimensions=n, use_tqdm=False) for n in (None, 8))
+    torch.testing.assert_close(short.vector, whole.vector[:8] / whole.vector[:8].norm())
+    with pytest.raises(InputError, match="dimensions=65 must be between 1 and 64"):
+        llm.embed("a house", dimensions=65)
+
+
+def test_what_fails_fails_alone(llm):
+    good, bad = llm.embed(["a house", {"image": b"no picture"}], use_tqdm=False)
+    assert good.error is None
+    assert bad.vector is None
+    assert bad.error.startswith("image 0: ")
+    with pytest.raises(InputError, match="an input has no 'picture'"):
+        llm.embed({"picture": picture()})
+
+
+def test_vectors_are_the_same_beside_answers(llm):
+    """Pooling and answering share steps."""
+    alone = llm.embed("def f(x): return", use_tqdm=False)[0].vector
+    jobs = [llm.job({"prompt": "import os"}), llm.job({"prompt": "def"})]
+    tickets = llm._driver.tickets(jobs, lambda _: None)
+    llm._driver.submit(tuple(tickets))
+    torch.testing.assert_close(llm.embed("def f(x): return", use_tqdm=False)[0].vector, alone, atol=1e-5, rtol=0)
