@@ -67,7 +67,7 @@ def test_scores_are_the_oracles(llm, oracle):
     begin = f"<Instruct>: {RETRIEVE}<Query>:{SLOT}what is it\n<Document>:"
     for one, user, images in zip(found, ("a house", SLOT), ([image], [image, picture(2)]), strict=True):
         state = hidden(oracle, chat(JUDGE, begin + user), images)
-        head = oracle[0].lm_head.weight
+        head = oracle[0].lm_head.weight.detach()
         assert one.error is None
         assert one.score == pytest.approx(float(torch.sigmoid((head[yes] - head[no]) @ state)), abs=2e-5)
 
