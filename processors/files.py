@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mm.errors import CheckpointError
+from .tekken import tekken_template
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -63,7 +64,10 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
 
 
 def find_template(path: str | Path) -> str | None:
-    """The chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json."""
+    """The chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json.
+
+    A folder without one but with a tekken.json has that of its vocabulary.
+    """
     folder = Path(path)
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text("utf-8")
@@ -73,4 +77,4 @@ def find_template(path: str | Path) -> str | None:
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if isinstance(template, str):
             return template
-    return None
+    return tekken_template(read_json(folder / "tekken.json"))

@@ -1,0 +1,62 @@
+"""Chat templates of checkpoints that come with a tekken.json and no template, as mistral-common writes prompts. Opens nothing.
+
+Source: mistral-common's instruct tokenizers; tools are not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CONTENT = """
+{%- macro content(parts) -%}
+  {%- if parts is string -%}{{ parts }}
+  {%- else -%}
+    {%- set first = parts[-1].type == 'image' and parts[:-1] | rejectattr('type', 'equalto', 'text') | list | length == 0 -%}
+    {%- if first -%}[IMG]{%- endif -%}
+    {%- for part in (parts[:-1] if first else parts) -%}
+      {%- if part.type == 'image' -%}[IMG]{%- elif part.type == 'text' -%}{{ part.text }}
+      {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}{{ raise_exception('tools are not written by this template; give one with chat_template') }}{%- endif -%}
+<s>"""
+"""A picture behind nothing but texts goes before them."""
+_TURNS = """
+  {%- elif m.role == 'assistant' -%}{{ content(m.content) }}
+    {%- if not loop.last or add_generation_prompt -%}</s>{%- endif -%}
+  {%- else -%}{{ raise_exception('a message of role ' ~ m.role ~ ' is not written by this template') }}
+  {%- endif -%}
+{%- endfor -%}"""
+_OLD = (
+    _CONTENT
+    + """
+{%- set seen = namespace(system='', last=-1) -%}
+{%- for m in messages -%}
+  {%- if m.role == 'system' -%}{%- set seen.system = seen.system ~ content(m.content) ~ '\\n\\n' -%}
+  {%- elif m.role == 'user' -%}{%- set seen.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+  {%- if m.role == 'system' -%}
+  {%- elif m.role == 'user' -%}
+    [INST]{%- if loop.index0 == seen.last -%}{{ seen.system }}{%- endif -%}{{ content(m.content) }}[/INST]"""
+    + _TURNS
+)
+"""Up to v3: the system prompt stands in the last user message."""
+_NEW = (
+    _CONTENT
+    + """
+{%- for m in messages -%}
+  {%- if m.role == 'system' -%}[SYSTEM_PROMPT]{{ content(m.content) }}[/SYSTEM_PROMPT]
+  {%- elif m.role == 'user' -%}[INST]{{ content(m.content) }}[/INST]"""
+    + _TURNS
+)
+
+
+def tekken_template(tekken: Mapping[str, Any]) -> str | None:
+    """The template for a tekken.json, by the version that it tells; None for an empty one."""
+    if not tekken:
+        return None
+    version = str((tekken.get("config") or {}).get("version", "v3")).removeprefix("v").partition("m")[0]
+    return _OLD if version.isdecimal() and int(version) <= 3 else _NEW

@@ -1,0 +1,92 @@
+"""Prompts of checkpoints with a tekken.json: token by token those of mistral-common."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import mistral_common
+import pytest
+from mistral_common.tokens.tokenizers.base import SpecialTokens
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from PIL import Image
+from sensorium.mm.errors import InputError
+from sensorium.processors.chat import encode_segments, render_chat
+from sensorium.processors.files import find_template
+from sensorium.processors.text import Tokenizer
+
+SOURCE = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+IMAGE = {"type": "image", "image": Image.new("RGB", (32, 16))}
+TEXT = {"type": "text", "text": "What is\nhere? "}
+TALKS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "Hello, you"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " spaces "}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": [IMAGE, TEXT]},
+    ],
+    [{"role": "user", "content": [TEXT, IMAGE]}],
+    [{"role": "user", "content": [IMAGE, TEXT, IMAGE]}],
+]
+
+
+@functools.cache
+def small() -> dict[str, Any]:
+    """mistral-common's vocabulary cut to 2000 tokens, with the special tokens of later versions named."""
+    tekken = json.loads(SOURCE.read_text("utf-8"))
+    named = [str(token["token_str"]) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
+    named += [token.value for token in SpecialTokens if token.value not in named]
+    return tekken | {
+        "special_tokens": [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(named)],
+        "vocab": tekken["vocab"][:1000],
+        "config": tekken["config"] | {"num_vocab_tokens": 1000, "default_vocab_size": 2000},
+    }
+
+
+def folder_of(tmp_path: Path, version: str) -> Path:
+    (tmp_path / "tekken.json").write_text(json.dumps(small() | {"config": small()["config"] | {"version": version}}))
+    return tmp_path
+
+
+def published(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
+    """Runs of a picture's tokens as the one slot that they stand for."""
+    from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    talk = [
+        message | {"content": [{"type": "image", "image": part["image"]} if "image" in part else part for part in content]}
+        if isinstance(content := message["content"], list)
+        else message
+        for message in messages
+    ]
+    oracle = MistralTokenizer.from_file(folder / "tekken.json")
+    tokens = oracle.encode_chat_completion(ChatCompletionRequest(messages=talk)).tokens
+    img, end = 10, 13
+    return [img if token == end else token for token in tokens if token != img]
+
+
+@pytest.mark.parametrize("version", ["v3", "v7", "v11", "v13"])
+@pytest.mark.parametrize("talk", range(len(TALKS)))
+def test_a_prompt_is_that_of_mistral_common(tmp_path, version, talk):
+    folder, messages = folder_of(tmp_path, version), TALKS[talk]
+    tokenizer, template = Tokenizer(folder), find_template(folder)
+    assert template is not None
+    rendered = render_chat(messages, template, tokenizer)
+    assert encode_segments(rendered.segments, tokenizer) == published(folder, messages)
+
+
+def test_what_is_not_written_is_refused(tmp_path):
+    folder = folder_of(tmp_path, "v7")
+    tokenizer, template = Tokenizer(folder), find_template(folder)
+    with pytest.raises(InputError, match="tools"):
+        render_chat(TALKS[0], template, tokenizer, tools=[{"type": "function"}])
+    with pytest.raises(InputError, match="role tool"):
+        render_chat([*TALKS[0], {"role": "tool", "content": "x"}], template, tokenizer)
+
+
+def test_other_folders_have_none(tmp_path):
+    assert find_template(tmp_path) is None
