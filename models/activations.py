@@ -9,6 +9,7 @@ import torch
 
 from ..kernels.dispatch import backend
 from ..kernels.panels import WIDTH
+from .audio.aut import AT_ONCE, AutSpec
 from .audio.whisper_encoder import EncoderConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
@@ -169,6 +170,19 @@ def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dt
     mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
     layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
     return frames * (call + max(first, second, layer // 2))
+
+
+def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.audio.aut.Encoder` for so many frames in one call."""
+    s, layer, w = dtype.itemsize, c.layer, c.layer.width
+    call = 3 * layer.mels * s  # of each frame: the items, all in one tensor, an item in chunks
+    taps = c.channels * layer.mels // 4 * s  # numbers of a frame after the first convolution
+    step = min(frames, AT_ONCE * c.chunk) * (2 * taps + max(9 * layer.mels * s, 9 * taps // 4) + 3 * taps)
+    normed, laid_out = w * s, _laid_out(w, dtype, work.device)
+    attention = normed + 3 * w * s + 3 * w * s + max(laid_out, _linear(w, 2 * w, dtype, work))
+    mlp = normed + max(3 * layer.inner * s, 2 * layer.inner * s + _linear(layer.inner, w, dtype, work))
+    rows = 3 * w * s + max(attention, mlp) + 2 * c.out * s
+    return frames * call + step + -(-frames // 7) * rows
 
 
 def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.speech import LANGUAGES, SpeechRequest, cleaned
@@ -19,7 +18,7 @@ class SpeechInfo(FamilyInfo):
     """
 
     modalities = ("audio",)
-    known: ClassVar[Mapping[str, tuple[str, ...]]] = {"audio": ()}
+    known = {"audio": ()}
     codes: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ("transcribe",)
     has_timestamps = False

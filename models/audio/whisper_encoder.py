@@ -27,7 +27,7 @@ _EPS = 1e-5
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames."""
+    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames; `key_bias`: keys have one."""
 
     mels: int
     width: int
@@ -36,6 +36,7 @@ class EncoderConfig:
     layers: int
     positions: int
     act: str = "gelu"
+    key_bias: bool = False
 
 
 def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
@@ -65,13 +66,11 @@ def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
 
 
 class Attention(nn.Module):
-    """Keys have no bias."""
-
     def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.heads, self.dim = c.heads, c.width // c.heads
         self.qv = Linear(c.width, {"q_proj": c.width, "v_proj": c.width}, True, dtype, device)
-        self.k = Linear(c.width, {"k_proj": c.width}, False, dtype, device)
+        self.k = Linear(c.width, {"k_proj": c.width}, c.key_bias, dtype, device)
         self.out = Linear(c.width, {"out_proj": c.width}, True, dtype, device)
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
