@@ -46,8 +46,9 @@ def feature():
 def messages():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias={4: 1.5}, bad_words=["x"], seed=2**63)
     request = types.EngineRequest(
-        "r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True, "salt", "lora", feature()
-    )
+        "r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True, "salt", "lora", feature(),
+        types.Pooling((3, 4)),
+    )  # fmt: skip
     scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False, True)
     update = types.RequestUpdate("r", 2, (4,), (feature(),), True, ((3, 4),))
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
@@ -57,9 +58,9 @@ def messages():
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
     stats = types.SequenceStats(16, 1, ("cache", "encoded"))
     encoded = types.EncodeResult("h", "disk", "e", True)
-    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats)
+    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats, torch.ones(3))
     return [
-        params, request, scheduled, update, feature(),
+        params, request, types.Pooling((3, 4)), scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
         types.SchedulerOutput(
             3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)
@@ -67,7 +68,8 @@ def messages():
         done, stats, encoded, types.StepOutput((done,), (encoded,), 0.5), types.EngineStats(1, 2),
         completion,
         types.RequestOutput(
-            "r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}, (item,), 3, 1
+            "r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}, (item,), 3, 1,
+            torch.ones(3),
         ),
         item,
         plan,
