@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..kernels.dispatch import backend
+from ..kernels.linear import padded_rows
 from ..kernels.panels import WIDTH
 from .audio.aut import AT_ONCE, AutSpec
 from .audio.whisper_encoder import EncoderConfig
@@ -60,13 +61,19 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
 
 def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
-    s, width = dtype.itemsize, c.hidden_size
-    step = 8 + 16 * c.rope_axes + 8 + 32  # ids, positions twice, slots, bounds of sequences
-    step += (2 + c.deepstack) * width * s  # x, encoder rows that are put in
-    step += 3 * max((rope.dim for rope in c.ropes), default=0) * _WIDE * len(c.ropes)  # cosines, sines, angles before them
-    parts = {_part_bytes(width, part, work, dtype) for layer in c.layers for part in (layer.attention, layer.mlp)}
-    added = width * s  # x and the sum that takes its place
-    return work.rows * (step + added + max(_rms_norm(width, s), width * s + max(parts)))  # parts beside the normed rows
+    row = c.hidden_size * dtype.itemsize
+    step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, places of encoder rows, bounds and blocks of sequences
+    step += (2 + c.deepstack) * row  # x, encoder rows that are put in
+    step += sum(rope.dim * _WIDE for rope in c.ropes)  # cosines and sines
+    attention = 2 * row + max(_part_bytes(c.hidden_size, layer.attention, work, dtype) for layer in c.layers)
+    mlp = 3 * row + max(_part_bytes(c.hidden_size, layer.mlp, work, dtype) for layer in c.layers)
+    # beside attention what the layer before adds and normed rows, beside the MLP what attention adds too
+    return work.rows * (step + max(2 * row + _rms_norm_bytes(c.hidden_size, work, dtype), attention, mlp))
+
+
+def _rms_norm_bytes(width: int, work: Work, dtype: torch.dtype) -> int:
+    native = backend("rms_norm", work.device, dtype) == "native"
+    return width * dtype.itemsize if native else _rms_norm(width, dtype.itemsize)
 
 
 def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, work: Work, dtype: torch.dtype) -> int:
@@ -83,45 +90,49 @@ def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec
 def _attention_bytes(width: int, a: AttentionSpec, work: Work, dtype: torch.dtype) -> int:
     s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = (q + 2 * kv) * s
-    return max(
-        _linear(width, q + 2 * kv, dtype, work),
-        qkv + _rotary(q + kv, s),
-        qkv + _rms_norm(q, s) if a.qk_norm else 0,
-        qkv + (q + kv) * s + 3 * q * s,  # rotated, and q and the result in the layout of torch's kernels
-        qkv + (q + kv) * s + q * s + _linear(q, width, dtype, work),
-    )
+    done = qkv + q * s + _linear(q, width, dtype, work)
+    if backend("rms_norm", work.device, dtype) != "native" and a.qk_norm:
+        done = max(done, qkv + _rms_norm(q, s))
+    if backend("rotary", work.device, dtype) != "native":
+        done = max(done, qkv + _rotary(q + kv, s))
+    if backend("attention", work.device, dtype) != "native":
+        done = max(done, qkv + 3 * q * s)  # q and the result in the layout of torch's kernels
+    return max(done, _linear(width, q + 2 * kv, dtype, work))
 
 
 def _latent_bytes(width: int, a: LatentSpec, work: Work, dtype: torch.dtype) -> int:
     s, cached = dtype.itemsize, a.latent + a.rope.dim
     q, absorbed = a.heads * (a.nope_dim + a.rope.dim), a.heads * cached
-    made = (cached + q) * s  # what is cached, queries
+    made = (2 * cached + (a.query_latent or 0) + q) * s  # squeezed, what is cached of it, queries
     return max(
-        2 * (a.query_latent or 0) * s + _linear(a.query_latent or width, q, dtype, work),
+        made + (a.query_latent or 0) * s,
         made + _rotary(a.heads * a.rope.dim, s),
-        made + 3 * absorbed * s + a.heads * a.latent * s,  # queries in the cache's space, laid out, what they attend to
-        made + a.heads * (a.latent + 2 * a.value_dim) * s + _linear(a.heads * a.value_dim, width, dtype, work),
+        made + 2 * a.heads * a.latent * s,  # queries in the cache's space, of each head, then together
+        made + 2 * absorbed * s + a.heads * a.latent * s,  # those with positions, what they attend to
+        made + absorbed * s + a.heads * (a.latent + 2 * a.value_dim) * s,
     )
 
 
 def _mlp_bytes(width: int, inner: int, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
+    gate = 0 if backend("gated", work.device, dtype) == "native" else inner * s  # what the activation makes of it
     return max(
         _linear(width, 2 * inner, dtype, work),
-        4 * inner * s,  # gate and up, what the activation makes of gate, product
-        3 * inner * s + _linear(inner, width, dtype, work),
+        gate + 3 * inner * s,  # gate and up, product
+        inner * s + _linear(inner, width, dtype, work),
     )
 
 
 def _mixture_bytes(width: int, m: MoeSpec, work: Work, dtype: torch.dtype) -> int:
     """At the worst, all rows have one expert in common."""
     s = dtype.itemsize
-    choice = 5 * m.experts * _WIDE + 4 * 8 * m.top_k  # scores, offered ones, those of groups; experts, their order
-    made = m.top_k * width * s  # of every expert of the row
-    one = width * s + _mlp_bytes(width, max(m.inner), work, dtype)
-    total = 3 * width * _WIDE + width * s  # the sum and what is added to it
+    scores = width * _as_float(s) + 4 * m.experts * _WIDE  # logits, scores, what is offered of them and by groups
+    chosen = m.top_k * (_WIDE + 3 * 8)  # weights, experts, their order, and back
+    made = m.top_k * width * s
+    one = 8 + width * s + _mlp_bytes(width, max(m.inner), work, dtype)
+    total = width * (2 * _WIDE + s + _as_float(s))  # the sum, and what is added to it
     shared = width * s + _mlp_bytes(width, m.shared_inner, work, dtype)
-    return max(width * _as_float(s) + choice, choice + made + max(one, total), shared)
+    return max(scores, chosen + made + max(one, total), chosen + shared)
 
 
 def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
@@ -135,28 +146,91 @@ def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
 
 
 def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.vision.vit.Tower` and a projector behind it for so many patches in one call."""
+    """Of `models.vision.vit.Tower` and a projector behind it for so many patches in one call, their pixels included."""
+    row, states = c.width * dtype.itemsize, len(c.states)
+    rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
+    kept = (states - 1) * row + (c.head_dim * _WIDE if c.rotary is not None else 0)  # copies of states, angles
+    attention, mlp = _tower_attention(c, rows, dtype, work), _tower_mlp(c, rows, dtype, work)
+    added = _made(c.width, rows, dtype, work)
+    layers = row + added + kept + max(attention, added + mlp)  # x and what is added next
+    ordered = 2 * states * row + 8 if c.class_token or c.window else 0  # as they went in, with an index
+    end = max(row + kept + (row + _norm_bytes(c.width, c.rms, dtype, work) if c.post_norm else row), ordered)
+    behind = projector_bytes(out, states, patches, dtype, work)
+    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8)  # pixels, places
+    return held + max(patches * _tower_start(c, patches, dtype, work), rows * layers, rows * end, patches * behind)
+
+
+def _tower_start(c: TowerSpec, patches: int, dtype: torch.dtype, work: Work) -> int:
+    """Of a patch, before the first layer."""
+    row, norm = c.width * dtype.itemsize, _norm_bytes(c.width, c.rms, dtype, work)
+    steps = [_product(c.patch_dim, c.width, patches, dtype, work), row + norm]
+    if c.table is not None:
+        resampled = c.table.fit in ("bilinear", "bicubic")
+        steps.append(3 * row + (c.width * _WIDE if resampled else 0))  # x, the table fitted, and that in squares
+    if c.class_token or c.window:
+        steps.append(2 * row + 8)
+    return max(steps)
+
+
+def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.layers.connectors.Projector` for each of so many rows in one call, made of so many states of a tower."""
+    s, row = dtype.itemsize, c.width * dtype.itemsize
+    inner, given = c.wide, row + (row if states > 1 else 0)  # side by side, where there are several
+    copies = row * (c.norm is not None) + row * (c.channels_first and c.group > 1)
+    peak = given + copies + _norm_bytes(c.width, c.rms, dtype, work) * (c.norm is not None)
+    made = 0
+    for number, outer in enumerate(c.widths):
+        peak = max(peak, given + copies + made + _product(inner, outer, patches, dtype, work) // c.group)
+        made = outer * s // c.group * (1 if number + 1 == len(c.widths) else 2)  # and what the activation makes of it
+        peak, inner = max(peak, given + copies + made), outer
+    return max(peak, given + 3 * c.out * s // c.group)  # in the order of items, and cut to items
+
+
+def _product(inner: int, outer: int, rows: int, dtype: torch.dtype, work: Work) -> int:
+    """As `_linear`, and the copy of its input where it is made for more rows than there are."""
+    made = _made(outer, rows, dtype, work)
+    return made + _made(inner, rows, dtype, work) if made > outer * dtype.itemsize else _linear(inner, outer, dtype, work)
+
+
+def _made(outer: int, rows: int, dtype: torch.dtype, work: Work) -> int:
+    """The result of a product alone: oneDNN makes some rows more than there are, which live as long."""
+    plain = work.int8 or work.device.type != "cpu" or backend("linear", work.device, dtype) == "native"
+    return outer * dtype.itemsize if plain else -(-padded_rows(rows) * outer * dtype.itemsize // rows)
+
+
+def _norm_bytes(width: int, rms: bool, dtype: torch.dtype, work: Work) -> int:
+    """Of an RMSNorm, in C++ the result alone; of torch's LayerNorm mean and deviation, too."""
+    if not rms:
+        return width * dtype.itemsize + 2 * _WIDE
+    native = backend("rms_norm", work.device, dtype) == "native"
+    return width * dtype.itemsize if native else _rms_norm(width, dtype.itemsize)
+
+
+def _tower_attention(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
     s, w = dtype.itemsize, c.width
-    call = 2 * c.patch_dim * s  # pixels of the items, and all in one tensor
-    call += w * s + 3 * c.head_dim * _WIDE + 6 * 8  # x, angles, places of each patch
-    embed = _linear(c.patch_dim, w, dtype, work)
-    norm = _rms_norm(w, s) if c.rms else w * s
-    qkv = w * s + 3 * w * s  # the normed input is still there
-    attention = max(
-        w * s + _linear(w, 3 * w, dtype, work),
-        qkv + _rotary(2 * w, s),
-        qkv + 2 * w * s + 2 * w * s + _laid_out(w, dtype, work.device),  # rotated, results of a run and of all
-        qkv + 3 * w * s + _linear(w, w, dtype, work),
+    row, qkv = w * s, _made(3 * w, rows, dtype, work)
+    steps = [_product(w, 3 * w, rows, dtype, work)]
+    if c.qk_norm is not None:
+        native = backend("rms_norm", work.device, dtype) == "native"
+        normed = _norm_bytes(w, True, dtype, work)
+        steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if native else normed))
+    if c.rotary is not None:
+        turned = 0 if backend("rotary", work.device, dtype) == "native" else _rotary(2 * w, s)
+        steps.append(qkv + max(turned, 2 * row * c.rotary.neighbours))
+    native = backend("varlen_attention", work.device, dtype) == "native"
+    steps.append(qkv + (row if native else 4 * row + _laid_out(w, dtype, work.device)))  # results of a run and of all, copies
+    steps.append(qkv + row + _product(w, w, rows, dtype, work))
+    return row + 2 * _WIDE + max(steps)  # beside the normed input
+
+
+def _tower_mlp(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
+    s, first = dtype.itemsize, (1 + c.gated) * c.inner
+    steps = (
+        _product(c.width, first, rows, dtype, work),
+        _made(first, rows, dtype, work) + c.inner * s,  # what the activation makes of it
+        c.inner * s + _product(c.inner, c.width, rows, dtype, work),
     )
-    gate = c.inner * s if c.gated else 0
-    mlp = w * s + max(
-        gate + 2 * c.inner * s + c.inner * s * c.gated,
-        gate + 2 * c.inner * s + _linear(c.inner, w, dtype, work),
-        _linear(w, (1 + c.gated) * c.inner, dtype, work),
-    )
-    merger = w * s + max(2 * w * s, w * s + _linear(w, w, dtype, work))  # normed groups, gelu
-    rows = 3 * out.out * s // out.group  # in the order of the tower, of the items, and cut to items
-    return patches * (call + w * s + max(embed, norm, attention, mlp, merger) + rows)
+    return c.width * s + 2 * _WIDE + max(steps)  # beside the normed input
 
 
 def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:

@@ -79,20 +79,19 @@ def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
     return each.repeat(2), torch.arange(2).repeat_interleave(len(each))
 
 
-def places(table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> Tensor:
-    """`table` `[side * side, width]` fitted to each item's grid: `[patches, width]` in its dtype, in squares.
+def add_places_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
+    """Add `table` `[side * side, width]`, fitted to each item's grid, to its patches `x` `[patches, width]`, in squares.
 
-    A grid's rows depend on nothing but that grid.
+    What is added to an item depends on nothing but its grid.
     """
-    parts = []
+    start = 0
     for t, h, w in grids:
         frame = in_squares(_fitted(table, spec, h, w), merge).flatten(0, 1)
         if t > 1 and spec.frames:
             times = _sinusoids(t, table.shape[1]).to(frame.device)
-            parts.append((frame.float() + times[:, None]).flatten(0, 1).to(table.dtype))
-        else:
-            parts += [frame] * t
-    return torch.cat(parts)
+            frame = (frame.float() + times[:, None]).to(x.dtype)
+        x[start : start + t * h * w].view(t, h * w, -1).add_(frame)
+        start += t * h * w
 
 
 def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:

@@ -16,7 +16,7 @@ from ...kernels.activation import activation, gated
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ..layers.tree import Maker
-from .places import Grid, Layout, frequencies, places, plan_layout
+from .places import Grid, Layout, add_places_, frequencies, plan_layout
 from .spec import TowerSpec
 
 
@@ -46,7 +46,7 @@ class Attention:
             if self.qk_norm == "head":
                 norm.heads_(part)
             else:
-                part.copy_(norm(part.flatten(1)).view(part.shape))
+                part.copy_(norm(part.flatten(1).contiguous()).view(part.shape))
         if run.turn is not None:
             turned = qkv[:, : 2 * self.heads]
             if self.neighbours:  # scores are the same in any order of a head's numbers that queries and keys share
@@ -144,7 +144,7 @@ class Tower(nn.Module):
         if parts.patch_norm is not None:
             x = parts.patch_norm(x)
         if parts.table is not None and s.table is not None:
-            x += places(parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
+            add_places_(x, parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
         return x
 
     def _with_class(self, x: Tensor, of_patches: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 import pytest
 import torch
 from oracle import ensure_torchvision, randomise
+from sensorium.kernels.dispatch import backend
+from sensorium.models.activations import tower_bytes
+from sensorium.models.interface import Work
+from sensorium.models.layers.connectors import Projector, ProjectorSpec
+from sensorium.models.layers.linear import Linear
 from sensorium.models.vision.places import Grid, in_squares
 from sensorium.models.vision.spec import BLOCKS, ENCODER, GATED_BLOCKS, RotarySpec, TableSpec, TowerNames, TowerSpec
 from sensorium.models.vision.vit import Tower
@@ -372,3 +378,48 @@ def test_class_rows_may_be_kept() -> None:
     ours = load(kept, oracle)(make_patches(case, items), case.grids)
     theirs = hidden(oracle, items, items[0], case.grids)
     assert torch.allclose(ours[1], theirs[2].flatten(0, 1), atol=1e-4)
+
+
+def filled(module: torch.nn.Module) -> torch.nn.Module:
+    for layer in module.modules():
+        if isinstance(layer, Linear):
+            assert layer.weight is not None
+            layer.weight.normal_(0, 0.02)
+            layer.pack()
+        elif hasattr(layer, "tensors"):
+            for _, tensor in layer.tensors(""):
+                tensor.fill_(0.5)
+    return module
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """The most that tensors made during a call take together, as the profiler sees them."""
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(size for _, size in sorted(events)))
+
+
+@pytest.mark.parametrize("side", [24, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_memory_is_planned(name: str, dtype: torch.dtype, side: int) -> None:
+    """Within a tenth of what lives at the peak, never below it."""
+    spec = CASES[name].spec
+    table = spec.table and replace(spec.table, side=side if spec.table.fit == "exact" else 16)
+    spec = replace(spec, width=96, inner=256, patch_dim=588 * (spec.patch_dim // PIXELS), table=table)
+    grids, patches, group = [(3, side, side), (1, side, side)], 4 * side**2, spec.merge**2
+    behind = ProjectorSpec(spec.width, 80, ("0", "2"), group, norm="norm")
+    cpu = torch.device("cpu")
+    tower, projector = filled(Tower(spec, dtype, cpu)), filled(Projector(behind, dtype, cpu))
+
+    def encode() -> list[Tensor]:
+        pixels = torch.zeros(patches, spec.patch_dim, dtype=dtype)
+        return list(projector(tower(pixels, grids)[-1]).split([3 * side**2 // group, side**2 // group]))
+
+    measured, planned = peak_bytes(encode), tower_bytes(spec, patches, behind, dtype, Work(1, 1, 1, cpu))
+    native = backend("varlen_attention", cpu, dtype) == "native"
+    assert measured <= planned
+    assert not native or planned <= 1.1 * measured
