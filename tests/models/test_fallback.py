@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 from oracle import ensure_torchvision, randomise, tokenizer
 from PIL import Image
 from sensorium import LLM, SamplingParams
+from sensorium.mm.fields import group, merge
 from tokenizers import AddedToken, Tokenizer
 
 ensure_torchvision()
@@ -27,7 +30,7 @@ EXTRA = {
     "audioflamingo3": ("<sound>",),
 }
 SLOT = {"aya_vision": "<image>", "video_llama_3": "<|image_pad|>", "audioflamingo3": "<sound>"}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
 
 
 def words(family):
@@ -107,3 +110,129 @@ def build(folder, family, seed=0):
     model.eval().save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Family -> folder, each built once."""
+    root = tmp_path_factory.mktemp("fallback")
+    return cache(lambda family: build(root / family, family))
+
+
+@pytest.fixture(scope="module")
+def oracle(built):
+    """Family -> (model, processor) of transformers, with its own attention."""
+    import transformers as tf
+
+    def load(family):
+        processor = tf.AutoProcessor.from_pretrained(built(family))
+        kind = type(BUILD[family](words(family))[0])
+        return kind.from_pretrained(built(family), attn_implementation="eager").eval(), processor
+
+    return cache(load)
+
+
+def item(family, seed, size):
+    """Noise: a picture of (height, width), or a sound of so many samples."""
+    rng = np.random.default_rng(seed)
+    if family == "audioflamingo3":
+        return (rng.standard_normal(size) * 0.1).astype(np.float32)
+    return Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+SIZES = {"audioflamingo3": (20000, 9000, 61000)}
+PICTURES = ((90, 130), (300, 60), (56, 56))
+TEXTS = ("def f(x): {} return x", "import os\n{} and then the rest of it, as it stands", "{}class A: pass")
+
+
+def prompts(family, seed=0):
+    """A prompt for each size, one of text only and, of pictures, one with three."""
+    sizes, slot = SIZES.get(family, PICTURES), SLOT[family]
+    name = "audio" if family == "audioflamingo3" else "image"
+    items = [item(family, seed + i, size) for i, size in enumerate(sizes)]
+    given = [(text.format(slot), [one]) for text, one in zip(TEXTS, items, strict=True)]
+    several = [] if name == "audio" else [(f"a {slot} b {slot}{slot} c", items)]
+    return [{"prompt": text, "multi_modal_data": {name: several}} for text, several in (*given, *several, ("no item", []))]
+
+
+def inputs_of(family, processor, prompt):
+    """What the oracle's own processor makes of a prompt."""
+    ((name, items),) = prompt["multi_modal_data"].items()
+    given = {"images" if name == "image" else "audio": items} if items else {}
+    return dict(processor(text=[prompt["prompt"]], return_tensors="pt", **given))
+
+
+def expected(oracle, family, prompt):
+    """(tokens of the prompt, greedy tokens and their log probabilities) of transformers' own generate."""
+    model, processor = oracle(family)
+    made = inputs_of(family, processor, prompt)
+    settings = {"do_sample": False, "max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "eos_token_id": None}
+    done = model.generate(**made, **settings, return_dict_in_generate=True, output_logits=True)
+    start = made["input_ids"].shape[1]
+    table = torch.stack(done.logits, 1)[0].float().log_softmax(-1)
+    tokens = done.sequences[0, start:].tolist()
+    return made["input_ids"][0].tolist(), tokens, table.amax(-1)
+
+
+def check(outputs, wanted):
+    for output, (ids, tokens, sure) in zip(outputs, wanted, strict=True):
+        assert output.error is None
+        assert list(output.prompt_token_ids) == ids
+        answer = output.outputs[0]
+        assert list(answer.token_ids) == tokens
+        found = torch.tensor([entry[token].logprob for entry, token in zip(answer.logprobs, tokens, strict=True)])
+        assert (found - sure).abs().max() < 2e-4
+
+
+HOW = {
+    "whole": {},
+    "chunked": {"max_num_batched_tokens": 7},
+    "preempted": {"kv_cache_memory_bytes": 213_000, "max_num_batched_tokens": 40},
+}
+
+
+@pytest.mark.parametrize("family", BUILD)
+def test_tokens_are_those_of_the_class_itself(built, oracle, family):
+    asked = prompts(family)
+    wanted = [expected(oracle, family, prompt) for prompt in asked]
+    for how, options in HOW.items():
+        llm = LLM(built(family), max_model_len=208, max_num_seqs=8, **options)
+        check(llm.generate(asked, GREEDY, use_tqdm=False), wanted)  # together
+        assert llm.stats.encoder_calls == len(PICTURES), "each item is encoded once, in however many prompts it is"
+        assert (llm.stats.cut_items > 0) == (how != "whole")
+        assert (llm.stats.preemptions > 0) == (how == "preempted")
+        alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in asked]  # with what caches hold
+        check(alone, wanted)
+        assert llm.stats.prefix_hits > 0
+        assert llm.stats.encoder_hits > 0
+
+
+@pytest.mark.parametrize("family", BUILD)
+def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
+    llm = LLM(built(family), max_model_len=256)
+    model, inputs = llm._driver.core.runner.model, llm._inputs
+    features = [inputs.prepare(prompt).features[0] for prompt in prompts(family)[:3]]
+    with torch.inference_mode():
+        alone = [model.embed_multimodal(f.modality, merge([f.kwargs]))[0] for f in features]
+        for ids in group([f.kwargs for f in features]):
+            together = model.embed_multimodal(features[0].modality, merge([features[i].kwargs for i in ids]))
+            assert all(torch.equal(alone[i], rows) for i, rows in zip(ids, together, strict=True))
+    assert [len(rows) for rows in alone] == [f.range.length for f in features]
+
+
+@pytest.mark.parametrize("family", ["aya_vision", "video_llama_3"])
+def test_planned_tokens_are_those_of_the_processor(built, oracle, family):
+    llm, slot = LLM(built(family), max_model_len=256), SLOT[family]
+    for i, size in enumerate([(20, 20), (57, 56), (60, 500), (500, 61), (333, 217), (1000, 900)]):
+        picture = item(family, i, size)
+        (plan,) = llm.plan({"prompt": slot, "multi_modal_data": {"image": [picture]}})
+        made = inputs_of(family, oracle(family)[1], {"prompt": slot, "multi_modal_data": {"image": [picture]}})
+        assert plan.num_tokens == made["input_ids"].shape[1], size
+
+
+def test_a_sound_that_would_be_cut_is_refused(built):
+    llm = LLM(built("audioflamingo3"), max_model_len=256)
+    (output,) = llm.generate(
+        {"prompt": "<sound>", "multi_modal_data": {"audio": [item("audioflamingo3", 0, 16000 * 11)]}}, GREEDY
+    )
+    assert "audio 0: it lasts 11.00 s" in output.error
