@@ -61,12 +61,12 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
 
 def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
-    row = c.hidden_size * dtype.itemsize
+    row, added = c.hidden_size * dtype.itemsize, _made(c.hidden_size, work.rows, dtype, work)
     step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, places of encoder rows, bounds and blocks of sequences
     step += (2 + c.deepstack) * row  # x, encoder rows that are put in
     step += sum(rope.dim * _WIDE for rope in c.ropes)  # cosines and sines
-    attention = 2 * row + max(_part_bytes(c.hidden_size, layer.attention, work, dtype) for layer in c.layers)
-    mlp = 3 * row + max(_part_bytes(c.hidden_size, layer.mlp, work, dtype) for layer in c.layers)
+    attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, work, dtype) for layer in c.layers)
+    mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, work, dtype) for layer in c.layers)
     # beside attention what the layer before adds and normed rows, beside the MLP what attention adds too
     return work.rows * (step + max(2 * row + _rms_norm_bytes(c.hidden_size, work, dtype), attention, mlp))
 
@@ -89,15 +89,15 @@ def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec
 
 def _attention_bytes(width: int, a: AttentionSpec, work: Work, dtype: torch.dtype) -> int:
     s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
-    qkv = (q + 2 * kv) * s
-    done = qkv + q * s + _linear(q, width, dtype, work)
+    qkv = _made(q + 2 * kv, work.rows, dtype, work)
+    done = qkv + q * s + _product(q, width, work.rows, dtype, work)
     if backend("rms_norm", work.device, dtype) != "native" and a.qk_norm:
         done = max(done, qkv + _rms_norm(q, s))
     if backend("rotary", work.device, dtype) != "native":
         done = max(done, qkv + _rotary(q + kv, s))
     if backend("attention", work.device, dtype) != "native":
         done = max(done, qkv + 3 * q * s)  # q and the result in the layout of torch's kernels
-    return max(done, _linear(width, q + 2 * kv, dtype, work))
+    return max(done, _product(width, q + 2 * kv, work.rows, dtype, work))
 
 
 def _latent_bytes(width: int, a: LatentSpec, work: Work, dtype: torch.dtype) -> int:
@@ -117,9 +117,9 @@ def _mlp_bytes(width: int, inner: int, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
     gate = 0 if backend("gated", work.device, dtype) == "native" else inner * s  # what the activation makes of it
     return max(
-        _linear(width, 2 * inner, dtype, work),
-        gate + 3 * inner * s,  # gate and up, product
-        inner * s + _linear(inner, width, dtype, work),
+        _product(width, 2 * inner, work.rows, dtype, work),
+        gate + _made(2 * inner, work.rows, dtype, work) + inner * s,  # gate and up, product
+        inner * s + _product(inner, width, work.rows, dtype, work),
     )
 
 

@@ -134,6 +134,7 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
+_deepseek3 = Stack(_DEEPSEEK3, neighbours=True, router=_SIGMOID)
 _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 
 STACKS: Mapping[str, Stack] = {
@@ -150,7 +151,8 @@ STACKS: Mapping[str, Stack] = {
     "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, neighbours=True),
     "ernie4_5_moe": Stack(_ERNIE_MOE, neighbours=True, router={"correction": True, "normalise": True}),
     "deepseek_v2": Stack(_DEEPSEEK2, neighbours=True, router={"group_score": "max"}),
-    "deepseek_v3": Stack(_DEEPSEEK3, neighbours=True, router=_SIGMOID),
+    "deepseek_v3": _deepseek3,
+    "kimi_k2": _deepseek3,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import randomise
+from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.config import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
@@ -80,6 +80,7 @@ class TextModel(DecoderModel):
 
 def build_oracle(name: str, seed: int = 0) -> Any:
     """A small random text model of transformers, in eval mode."""
+    ensure_torchvision()
     import transformers as tf
 
     kind, changes = CASES[name]
