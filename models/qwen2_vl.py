@@ -6,27 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .activations import tower_bytes
 from .config import Stack, count, decoder_spec, need
-from .decoder_model import TEXT_PREFIXES, DecoderModel
-from .interface import Work
+from .decoder_model import TEXT_PREFIXES
 from .layers.basic import ACTIVATIONS
-from .layers.connectors import Projector, ProjectorSpec
+from .layers.connectors import ProjectorSpec
+from .native_model import NativeModel, axial_theta, patch_numbers
 from .vision.spec import GATED_BLOCKS, RotarySpec, TowerSpec
-from .vision.vit import Tower
 
 STACK = Stack(
     {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "mrope_section": (16, 24, 24), "use_sliding_window": False},
     bias=True,
     out_bias=False,
 )
-FEATURES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 
 
-class _QwenVL(DecoderModel):
+class _QwenVL(NativeModel):
     """What both share."""
 
     prefixes = (  # new names first, since old ones are shorter
@@ -40,45 +36,18 @@ class _QwenVL(DecoderModel):
     def __init__(
         self, config: Mapping[str, Any], tower: TowerSpec, out_width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(decoder_spec(config, STACK), dtype, device)
-        if out_width != self.hidden_size:
-            raise ConfigError(f"the tower makes rows of {out_width}, the decoder takes {self.hidden_size}")
-        self.visual = Tower(tower, dtype, device)
-        merger = ProjectorSpec(
-            tower.width, out_width, ("mlp.0", "mlp.2"), tower.merge**2, norm="ln_q", eps=tower.eps, rms=tower.rms
-        )
-        self.merger = Projector(merger, dtype, device)
-
-    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        pixels, grid = (tensors[name] for name in FEATURES[modality])
-        grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
-        counts = [t * h * w // self.merger.spec.group for t, h, w in grids]
-        return list(self.merger(*self.visual(pixels, grids)).split(counts))
-
-    def input_bytes(self, modality: str, rows: int) -> int:
-        return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.dtype.itemsize
-
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        patches, dtype = rows * self.merger.spec.group, self.dtype
-        return tower_bytes(self.visual.spec, patches, self.merger.spec, dtype, work)
-
-
-def _rope_theta(vision: Mapping[str, Any]) -> float:
-    rope = vision.get("rope_parameters") or {}
-    if rope.get("rope_type", "axial") not in ("axial", "default"):
-        raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")
-    return float(rope.get("rope_theta", 10000.0))
+        layers, square = ("mlp.0", "mlp.2"), tower.merge**2
+        merger = ProjectorSpec(tower.width, out_width, layers, square, norm="ln_q", eps=tower.eps, rms=tower.rms)
+        super().__init__(decoder_spec(config, STACK), tower, (merger,), dtype, device)
 
 
 def _shared(vision: Mapping[str, Any]) -> dict[str, Any]:
-    patch, frames = count(vision, "patch_size"), vision.get("temporal_patch_size", 2)
-    channels = vision.get("in_channels", vision.get("in_chans", 3))
     return {
         "depth": count(vision, "depth"),
         "heads": count(vision, "num_heads"),
-        "patch_dim": channels * frames * patch * patch,
+        "patch_dim": patch_numbers(vision),
         "merge": vision.get("spatial_merge_size", 2),
-        "rotary": RotarySpec(_rope_theta(vision)),
+        "rotary": RotarySpec(axial_theta(vision)),
         "patch_bias": False,
     }
 
