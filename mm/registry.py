@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .errors import ConfigError, hint
 
@@ -30,8 +32,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
     "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
     "LlavaForConditionalGeneration": Architecture("llava", "Llava", "LlavaProcessingInfo"),
+    "LlavaForConditionalGeneration/pixtral": Architecture("pixtral", "Pixtral", "PixtralProcessingInfo"),
     "LlavaNextForConditionalGeneration": Architecture("llava", "LlavaNext", "LlavaNextProcessingInfo"),
     "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
+    "Mistral3Consolidated": Architecture("pixtral", "Mistral3Format", "MistralFormatProcessingInfo"),
+    "Mistral3ForConditionalGeneration": Architecture("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
+    "PixtralConsolidated": Architecture("pixtral", "PixtralFormat", "MistralFormatProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
     "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
     "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
@@ -41,6 +47,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
+
+LAYOUTS: dict[str, str] = {"params.json": "models.consolidated:hub_config"}
+"""Files that stand for config.json in a publisher's own layout -> what reads one as the Hub's."""
+
+
+def row_name(architecture: str, config: Mapping[str, Any]) -> str:
+    """The row of an architecture, or where there is one that of it with this kind of tower: "Architecture/model_type"."""
+    name = f"{architecture}/{(config.get('vision_config') or {}).get('model_type')}"
+    return name if name in ARCHITECTURES else architecture
 
 
 def find(name: str) -> Architecture:

@@ -16,7 +16,7 @@ from .layers.basic import Weighted
 from .layers.linear import Head, Linear
 
 _MAPPED_BYTES = 64 << 20
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_STEMS = ("model", "consolidated")  # of the Hub's layout, and of a publisher's own
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -43,18 +43,24 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
-    if not (folder / INDEX).exists():
-        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}; only safetensors checkpoints are read")
+    for stem in _STEMS:
+        single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+        if single.exists():
+            return [single]
+        if index.exists():
+            return _shards(index)
+    raise CheckpointError(f"{folder} holds neither model.safetensors nor an index of its shards; only safetensors are read")
+
+
+def _shards(index: Path) -> list[Path]:
     try:
-        shards = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()
+        shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
     except (ValueError, KeyError, AttributeError):
-        raise CheckpointError(f"{folder / INDEX} is no index of shards; download it again") from None
+        raise CheckpointError(f"{index} is no index of shards; download it again") from None
     outside = [name for name in shards if Path(str(name)).name != name]
     if outside:
-        raise CheckpointError(f"{folder / INDEX} names {outside[0]!r}; shards lie beside it, under plain names")
-    return [folder / name for name in sorted(set(shards))]
+        raise CheckpointError(f"{index} names {outside[0]!r}; shards lie beside it, under plain names")
+    return [index.parent / name for name in sorted(set(shards))]
 
 
 def load(folder: Path, model: Model, quantization: str | None = None) -> None:

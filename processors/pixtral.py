@@ -35,7 +35,7 @@ class PixtralProcessingInfo(TiledInfo):
         spec = read_pixels(json, TileSpec(patch=pair(vision.get("patch_size", self.patch))[0], merge=merge))
         for layer in self.layers[modality]:
             spec, json = with_resample(spec, layer), json | layer
-        most = pair(json.get("size") or self.edge)
+        most = pair(json.get("size") or self.edge or vision.get("image_size", 1024))
         if is_low(json):
             most = (min(most[0], LOW), min(most[1], LOW))
         if "max_pixels" in json:  # a square of that area holds every shape of at most that area
@@ -67,6 +67,6 @@ class Mistral3ProcessingInfo(PixtralProcessingInfo):
 
 
 class MistralFormatProcessingInfo(PixtralProcessingInfo):
-    """ProcessingInfo of either in Mistral's own layout, whose sizes are rounded as mistral-common does."""
+    """ProcessingInfo of either in their publisher's own layout: sizes are rounded, and bounded by the tower's."""
 
-    nearest = True
+    nearest, edge = True, 0

@@ -93,6 +93,25 @@ def text_config(words: Any, tie: bool = False, **changes: Any) -> dict[str, Any]
 
 
 @functools.cache
+def small_tekken(version: str = "v7") -> dict[str, Any]:
+    """mistral-common's tekken.json cut to 2000 tokens, half of them special, those of later versions among them."""
+    import mistral_common
+    from mistral_common.tokens.tokenizers.base import SpecialTokens
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    source = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+    tekken = json.loads(source.read_text("utf-8"))
+    named = [str(token["token_str"]) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
+    named += [token.value for token in SpecialTokens if token.value not in named]
+    sizes = {"num_vocab_tokens": 1000, "default_vocab_size": 2000, "version": version}
+    return tekken | {
+        "special_tokens": [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(named)],
+        "vocab": tekken["vocab"][:1000],
+        "config": tekken["config"] | sizes,
+    }
+
+
+@functools.cache
 def tokenizer() -> Tokenizer:
     """The small BPE with Qwen's special tokens."""
     return small_tokenizer(SPECIALS)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
 
-import mistral_common
 import pytest
-from mistral_common.tokens.tokenizers.base import SpecialTokens
-from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from oracle import small_tekken
 from PIL import Image
 from sensorium.mm.errors import InputError
 from sensorium.processors.chat import encode_segments, render_chat
 from sensorium.processors.files import find_template
 from sensorium.processors.text import Tokenizer
 
-SOURCE = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
 IMAGE = {"type": "image", "image": Image.new("RGB", (32, 16))}
 TEXT = {"type": "text", "text": "What is\nhere? "}
 TALKS: list[list[dict[str, Any]]] = [
@@ -34,21 +30,8 @@ TALKS: list[list[dict[str, Any]]] = [
 ]
 
 
-@functools.cache
-def small() -> dict[str, Any]:
-    """mistral-common's vocabulary cut to 2000 tokens, with the special tokens of later versions named."""
-    tekken = json.loads(SOURCE.read_text("utf-8"))
-    named = [str(token["token_str"]) for token in Tekkenizer.DEPRECATED_SPECIAL_TOKENS]
-    named += [token.value for token in SpecialTokens if token.value not in named]
-    return tekken | {
-        "special_tokens": [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(named)],
-        "vocab": tekken["vocab"][:1000],
-        "config": tekken["config"] | {"num_vocab_tokens": 1000, "default_vocab_size": 2000},
-    }
-
-
 def folder_of(tmp_path: Path, version: str) -> Path:
-    (tmp_path / "tekken.json").write_text(json.dumps(small() | {"config": small()["config"] | {"version": version}}))
+    (tmp_path / "tekken.json").write_text(json.dumps(small_tekken(version)))
     return tmp_path
 
 

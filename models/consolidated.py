@@ -1,0 +1,105 @@
+"""Checkpoints of params.json and consolidated weights: their config and their names as the Hub's layout has them.
+
+Knows that layout, and no tower and no decoder. Source: the published params.json files and weights of Mistral AI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..mm.errors import ConfigError
+
+_TEXT = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+    "max_position_embeddings": "max_position_embeddings",
+    "sliding_window": "sliding_window",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_NEEDED = ("dim", "hidden_dim", "n_layers", "n_heads", "vocab_size")
+_REFUSED = ("llama_4_scaling", "lora", "moe", "quantization", "softmax_scale", "use_biases", "yarn")
+_PARTS = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_WHOLE = {
+    "tok_embeddings": "model.language_model.embed_tokens",
+    "norm": "model.language_model.norm",
+    "output": "lm_head",
+    "vision_language_adapter.w_in": "model.multi_modal_projector.linear_1",
+    "vision_language_adapter.w_out": "model.multi_modal_projector.linear_2",
+    "pre_mm_projector_norm": "model.multi_modal_projector.norm",
+    "patch_merger.merging_layer": "model.multi_modal_projector.patch_merger.merging_layer",
+}
+_LAYER = re.compile(r"(vision_encoder\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def hub_config(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A params.json as the Hub's config.json.
+
+    Raises:
+        ConfigError: a feature that has no place there, by its key, a missing key, or a model without a vision encoder.
+    """
+    said = [key for key in _REFUSED if params.get(key)]
+    if said:
+        raise ConfigError(f"{said[0]} in params.json is not supported; use the checkpoint in the Hub's layout")
+    missing = [key for key in _NEEDED if params.get(key) is None]
+    if missing:
+        raise ConfigError(f"params.json lacks {missing[0]!r}; it is not complete")
+    vision = params.get("vision_encoder")
+    if not isinstance(vision, Mapping):
+        raise ConfigError("params.json has no vision_encoder; text-only models are not served")
+    merge = vision.get("spatial_merge_size", 1)
+    shapes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
+    return {
+        "architectures": ["Mistral3Consolidated" if vision.get("mm_projector_id") == "patch_merge" else "PixtralConsolidated"],
+        "dtype": "bfloat16",
+        "eos_token_id": 2,
+        "image_token_id": vision.get("image_token_id", 10),
+        "spatial_merge_size": merge,
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": bool(vision.get("adapter_bias", True)),
+        "text_config": {"model_type": "mistral", "tie_word_embeddings": False}
+        | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None},
+        "vision_config": {"hidden_act": "silu", "rope_theta": vision.get("rope_theta", 10000.0)}
+        | {name: vision[name] for name in shapes if name in vision}
+        | {"image_size": vision.get("max_image_size", vision.get("image_size", 1024))},
+    }
+
+
+def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors under the Hub's names; a name that has none stays."""
+    for name, tensor in weights:
+        yield _hub_name(name), tensor
+
+
+def _hub_name(name: str) -> str:
+    found = _LAYER.fullmatch(name)
+    if found is None:
+        stem, _, kind = name.rpartition(".")
+        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name.replace("vision_encoder.", "model.vision_tower.", 1)
+    tower, layer, part, kind = found.groups()
+    if tower is None:
+        return f"model.language_model.layers.{layer}.{_PARTS.get(part, part)}.{kind}"
+    inner = _PARTS.get(part, part).replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")
+    norm = part if part.endswith("_norm") else inner
+    return f"model.vision_tower.transformer.layers.{layer}.{norm}.{kind}"
