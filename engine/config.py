@@ -6,14 +6,16 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
+from ..mm.registry import LAYOUTS, row_name
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -191,7 +193,7 @@ class ModelFiles:
         names = self.config.get("architectures") or []
         if not names or not isinstance(names, list):
             raise ConfigError(f'{self.path / "config.json"} names no architecture; it needs an "architectures" list')
-        return str(names[0])
+        return row_name(str(names[0]), self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -224,14 +226,30 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     raw = {name: read_json(path / name) for name in _JSON_FILES}
     for name, content in raw.items():
         _refuse_remote_code(name, content)
-    config = raw["config.json"]
+    config = raw["config.json"] or _own_layout(path)
     if not config:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
     if config.get("quantization_config"):
         raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
-    processors = read_preprocessors(path)
+    processors = replace(read_preprocessors(path), config=config)
     weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
     return ModelFiles(path, config, raw["generation_config.json"], processors, digest("sensorium.model", config, weights))
+
+
+def _own_layout(path: Path) -> dict[str, Any]:
+    """The config of a checkpoint in its publisher's own layout as the Hub's config.json, empty where it is in none."""
+    for name, reader in LAYOUTS.items():
+        content = read_json(path / name)
+        if content:
+            return cast(dict[str, Any], resolve(reader)(content))
+    return {}
+
+
+def resolve(name: str) -> Any:
+    """`"module:attribute"` below the package."""
+    module, _, attribute = name.partition(":")
+    package = __name__.rsplit(".", 2)[0]
+    return getattr(import_module(f".{module}", package), attribute)
 
 
 def check_max_model_len(asked: int | None, most: int) -> int:

@@ -11,8 +11,8 @@ import torch
 from ..kernels import dispatch
 from ..mm.types import MediaHeader
 from ..models.interface import Model
-from .config import DTYPES, EngineConfig, load_model_files, make_config
-from .loader import load_processing, resolve, resolve_max_model_len
+from .config import DTYPES, EngineConfig, load_model_files, make_config, resolve
+from .loader import load_processing, resolve_max_model_len
 from .memory import MemoryPlan, plan_memory
 from .paths import choose, describe, rehearse
 

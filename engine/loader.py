@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -18,7 +17,7 @@ from ..models.interface import Model
 from ..models.weights import load as load_weights
 from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
-from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks
+from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks, resolve
 from .core import EngineCore
 from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
@@ -41,13 +40,6 @@ class Engine:
     max_model_len: int
     dtype: torch.dtype
     row_bytes: int  # of one encoder row
-
-
-def resolve(name: str) -> Any:
-    """`"module:Class"` below the package."""
-    module, _, attribute = name.partition(":")
-    package = __name__.rsplit(".", 2)[0]
-    return getattr(import_module(f".{module}", package), attribute)
 
 
 def load_processing(
