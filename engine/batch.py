@@ -127,8 +127,8 @@ def build_batch(
         ids += sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
-    build = {"full": build_attention, "cross": build_cross}
-    attn = [build[kind](rows, tuple(starts), caches, group, device) for group, kind in enumerate(caches.kinds)]
+    build = {True: build_cross, False: build_attention}
+    attn = [build[kind == "cross"](rows, tuple(starts), caches, group, device) for group, kind in enumerate(caches.kinds)]
     cross = [encoded[sequence.item(CROSS).hash] for sequence, task in rows if task.write_cross]
     return ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
@@ -188,7 +188,7 @@ def _tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
     tables = np.zeros((len(tasks), max(len(task.block_ids[group]) for task in tasks)), dtype=np.int32)
     for row, task in zip(tables, tasks, strict=True):
         row[: len(task.block_ids[group])] = task.block_ids[group]
-    return tables
+    return tables.clip(min=0)  # holes behind a window
 
 
 def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndarray | int:

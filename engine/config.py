@@ -268,20 +268,6 @@ def cache_budget(config: EngineConfig, device: torch.device) -> int:
     return min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
 
 
-def num_cache_blocks(config: EngineConfig, block_bytes: int, max_model_len: int, device: torch.device) -> int:
-    """Blocks of the key/value cache, in closed form; ConfigError when not even one full sequence fits."""
-    one = -(-max_model_len // config.block_size)
-    wanted = one * config.max_num_seqs
-    budget = cache_budget(config, device)
-    blocks = min(wanted, budget // block_bytes)
-    if blocks < one:
-        raise ConfigError(
-            f"a sequence of max_model_len={max_model_len} tokens needs {one * block_bytes:,} bytes of key/value cache, "
-            f"{budget:,} are allowed: lower max_model_len or raise kv_cache_memory_bytes"
-        )
-    return blocks
-
-
 def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

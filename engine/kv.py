@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from ..models.interface import CacheSpec
 
 Blocks = tuple[tuple[int, ...], ...]  # per group, physical block of each logical block
+HOLE = -1  # in place of a block that no later token reads, behind the window of its group
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,24 @@ class CacheGroup:
 
     spec: CacheSpec
     layers: tuple[int, ...]
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers."""
+        return len(self.layers) * block_size * self.spec.bytes_per_token
+
+    def blocks(self, length: int, rows: int, block_size: int) -> int:
+        """That a sequence of `length` tokens holds at most, when a step computes at most `rows` of them."""
+        whole = -(-length // block_size)
+        if self.spec.window is None:
+            return whole
+        return min(whole, (self.spec.window + rows + block_size - 3) // block_size + 1)  # wherever in a block the window begins
+
+    def most_blocks(self, seqs: int, length: int, rows: int, block_size: int) -> int:
+        """That so many sequences hold: few have more than a row to compute at the same time."""
+        one = self.blocks(length, rows, block_size)
+        if self.spec.window is None:
+            return seqs * one
+        return min(seqs * one, seqs * self.blocks(length, 1, block_size) + 2 * -(-rows // block_size))
 
 
 def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
@@ -36,9 +56,15 @@ def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
     return block_size * sum(spec.bytes_per_token for spec in specs)
 
 
-def allocate_caches(specs: Sequence[CacheSpec], num_blocks: int, block_size: int, device: torch.device) -> list[Tensor]:
-    """One zeroed `[2, num_blocks, block_size, kv_heads, head_dim]` per layer. On a CPU, pages cost memory once written."""
-    shapes = [(2, num_blocks, block_size, spec.kv_heads, spec.head_dim) for spec in specs]
+def allocate_caches(
+    specs: Sequence[CacheSpec], num_blocks: Sequence[int], block_size: int, device: torch.device
+) -> list[Tensor]:
+    """One zeroed `[planes, num_blocks, block_size, kv_heads, head_dim]` per layer. On a CPU, pages cost memory once written.
+
+    `num_blocks`: of each group.
+    """
+    counts = [num_blocks[group] for group in group_of_layer(group_layers(specs))]
+    shapes = [(spec.planes, count, block_size, spec.kv_heads, spec.head_dim) for spec, count in zip(specs, counts, strict=True)]
     if device.type != "cpu":
         return [torch.zeros(shape, dtype=spec.dtype, device=device) for shape, spec in zip(shapes, specs, strict=True)]
     return [_lazy_zeros(shape, spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
@@ -96,6 +122,8 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """One user less for each; the ends of sequences are forgotten before their beginnings."""
         for block in reversed(blocks):
+            if block == HOLE:
+                continue
             assert self._users[block], f"block {block} was freed twice"
             self._users[block] -= 1
             if not self._users[block]:
@@ -108,19 +136,18 @@ class BlockPool:
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest known beginning of a chain of keys."""
-        found = []
-        for key in keys:
-            block = self._by_key.get(key)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        return list(takewhile(HOLE.__ne__, self.find_each(keys)))
+
+    def find_each(self, keys: Sequence[bytes]) -> Iterator[int]:
+        """The block of each key, HOLE where it is not known."""
+        return (self._by_key.get(key, HOLE) for key in keys)
 
     def share(self, blocks: Sequence[int]) -> None:
         """One user more for each block of `find`."""
         for block in blocks:
-            self._users[block] += 1
-            self._kept.pop(block, None)
+            if block != HOLE:
+                self._users[block] += 1
+                self._kept.pop(block, None)
 
     def name(self, block: int, key: bytes) -> None:
         """The block is full and holds what `key` says; of two alike the first is the one to be found."""
@@ -144,15 +171,27 @@ class BlockPool:
         self.evictions += 1
 
 
+@dataclass(frozen=True)
+class PoolSpec:
+    """Blocks of one group, and what they hold: `kind` and `window` as in CacheSpec."""
+
+    num_blocks: int
+    kind: str = "full"
+    window: int | None = None
+
+
 class KVBlocks:
     """One pool per group; `lengths` are given per group."""
 
-    def __init__(self, num_groups: int, num_blocks: int, block_size: int, most_kept: int | None = None) -> None:
+    def __init__(self, specs: Sequence[PoolSpec], block_size: int, most_kept: int | None = None) -> None:
         """`most_kept`: blocks kept for nobody in particular; None: any number."""
-        self.block_size = block_size
-        self.capacity = num_blocks * block_size  # tokens one sequence could hold
-        self.pools = tuple(BlockPool(num_blocks, num_blocks if most_kept is None else most_kept) for _ in range(num_groups))
-        self.empty: Blocks = ((),) * num_groups
+        self.specs, self.block_size = tuple(specs), block_size
+        unbounded = [spec.num_blocks for spec in specs if spec.window is None]
+        self.capacity = min(unbounded, default=1 << 40) * block_size  # tokens one sequence could hold
+        self.pools = tuple(
+            BlockPool(spec.num_blocks, spec.num_blocks if most_kept is None else most_kept) for spec in self.specs
+        )
+        self.empty: Blocks = ((),) * len(self.specs)
 
     @property
     def num_free(self) -> int:

@@ -17,12 +17,12 @@ from ..models.interface import Model
 from ..models.weights import load as load_weights
 from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
-from .config import EngineConfig, ModelFiles, cache_budget, check_max_model_len, num_cache_blocks, resolve
+from .config import EngineConfig, ModelFiles, check_max_model_len, resolve
 from .core import EngineCore
 from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
-from .kv import KVBlocks, bytes_per_block, group_layers
-from .memory import encoder_cache_budget, most_keys
+from .kv import KVBlocks, PoolSpec, bytes_per_block, group_layers
+from .memory import Sizes, cache_blocks, encoder_cache_budget, longest_sequence, plan_sizes
 from .paths import check, choose, rehearse
 from .quarantine import Quarantine
 from .runner import ModelRunner
@@ -72,8 +72,8 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     store = EncoderStore(folder, most, fingerprint, model.row_size, dtype, device)
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
-    keys = most_keys(config, info, max_model_len)
-    core = build_core(model, config, max_model_len, keys, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
+    sizes = plan_sizes(config, info, max_model_len)
+    core = build_core(model, config, sizes, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
     load_weights(files.path, model, config.quantization)
     rehearse(model, info, dtype)
     return Engine(core, max_model_len, dtype, store.row_bytes)
@@ -84,7 +84,7 @@ def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.devi
     most = check_max_model_len(config.max_model_len, model.max_positions)
     if config.max_model_len is not None:
         return most
-    room = cache_budget(config, device) // bytes_per_block(model.cache_specs, config.block_size) * config.block_size
+    room = longest_sequence(config, model.cache_specs, device)
     if room < most:
         _log.warning("max_model_len is %d, what the key/value cache holds; the model has %d positions", room, most)
     return min(most, room)
@@ -93,8 +93,7 @@ def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.devi
 def build_core(
     model: Model,
     config: EngineConfig,
-    max_model_len: int,
-    keys: int,
+    sizes: Sizes,
     prefill: str,
     encoder_bytes: int,
     store: EncoderStore,
@@ -103,27 +102,21 @@ def build_core(
     """Scheduler, caches and runner around a model that is ready to run.
 
     Args:
-        keys: of one sequence at most, see `most_keys`.
         prefill: how its prompts may be cut, see `SchedulerLimits`.
         encoder_bytes: of resident encoder rows.
         grammars: for structured outputs; None refuses them.
     """
-    if max_model_len < 2:
-        raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer")
+    if sizes.length < 2:
+        raise ConfigError(f"max_model_len={sizes.length} leaves no room for a prompt and an answer")
+    blocks = cache_blocks(config, model.cache_specs, sizes, config.torch_device)
     block_bytes = bytes_per_block(model.cache_specs, config.block_size)
-    blocks = num_cache_blocks(config, block_bytes, keys, config.torch_device)
     kept = None if config.prefix_cache_bytes is None else config.prefix_cache_bytes // block_bytes
-    groups = group_layers(model.cache_specs)
-    atom = 1 if prefill == "causal" else max_model_len
+    specs = [group.spec for group in group_layers(model.cache_specs)]
+    pools = [PoolSpec(count, spec.kind, spec.window) for count, spec in zip(blocks, specs, strict=True)]
     limits = SchedulerLimits(
-        config.max_num_seqs,
-        max(config.max_num_batched_tokens, atom + config.max_num_seqs - 1),  # an atom beside a row of every other sequence
-        max_model_len,
-        config.max_encoder_tokens,
-        prefill,
-        config.enable_prefix_caching,
+        config.max_num_seqs, sizes.rows, sizes.length, config.max_encoder_tokens, prefill, config.enable_prefix_caching
     )
-    kv = KVBlocks(len(groups), blocks, config.block_size, kept)
-    scheduler = Scheduler(kv, EncoderCache(encoder_bytes, store.row_bytes), limits, [group.spec.kind for group in groups])
+    encoder = EncoderCache(encoder_bytes, store.row_bytes)
+    scheduler = Scheduler(KVBlocks(pools, config.block_size, kept), encoder, limits)
     runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, grammars, config.batch_invariant)
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

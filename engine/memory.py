@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 from torch import nn
@@ -11,17 +14,18 @@ from ..kernels.dispatch import backend
 from ..mm.errors import ConfigError
 from ..mm.media.policy import MediaPolicy
 from ..models.activations import linear_weight_bytes
-from ..models.interface import Model, Work
+from ..models.interface import CacheSpec, Model, Work
 from ..models.layers.basic import Weighted
 from ..models.layers.linear import Head, Linear
 from ..processors.interface import ProcessingInfo
-from .config import EngineConfig, num_cache_blocks
-from .kv import bytes_per_block
+from .config import EngineConfig, cache_budget
+from .kv import group_layers
 from .largest import Largest, Room, largest_item, most_rows
 
 _LEAST_ENCODER_CACHE = 128 << 20
 _LARGEST_ITEMS = 4  # held at once by default
 _ANY_ROWS = 1 << 40
+_MOST_BLOCKS = 1 << 30
 _MIB = 1 << 20
 _MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
 _QUEUE_BYTES = 256 << 20  # of rows that wait to be written (engine/encoder_store.py)
@@ -43,10 +47,55 @@ def largest_items(config: EngineConfig, info: ProcessingInfo, max_model_len: int
     return {name: most_rows(info, name, config.media, cap) for name, cap in caps.items()}
 
 
-def most_keys(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> int:
-    """That one sequence has at most in a cache: of its tokens, or of an item that is no part of them and is read across."""
+@dataclass(frozen=True)
+class Sizes:
+    """What one sequence and one step hold at most.
+
+    Args:
+        length: tokens of a sequence.
+        keys: of a sequence in a cache: of its tokens, or of an item that is no part of them and is read across.
+        rows: of a step; whatever has to be computed together fits beside a row of every other sequence.
+    """
+
+    length: int
+    keys: int
+    rows: int
+
+
+def plan_sizes(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> Sizes:
     items = largest_items(config, info, max_model_len)
-    return max([max_model_len, *(rows for name, rows in items.items() if name not in info.slot_ids)])
+    keys = max([max_model_len, *(rows for name, rows in items.items() if name not in info.slot_ids)])
+    atom = {"causal": 1, "item_atomic": max(items.values(), default=1), "prompt_atomic": max_model_len}[info.prefill]
+    return Sizes(max_model_len, keys, max(config.max_num_batched_tokens, atom + config.max_num_seqs - 1))
+
+
+def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes, device: torch.device) -> tuple[int, ...]:
+    """Blocks of the key/value cache, per group of layers, in closed form.
+
+    As many as all sequences take, or what the budget holds between that and one sequence. ConfigError when that does not fit.
+    """
+    budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+    least = [group.blocks(sizes.keys, sizes.rows, size) for group in groups]
+    most = [group.most_blocks(config.max_num_seqs, sizes.keys, sizes.rows, size) for group in groups]
+    one, all_ = (sum(n * g.block_bytes(size) for n, g in zip(counts, groups, strict=True)) for counts in (least, most))
+    if one > budget:
+        raise ConfigError(
+            f"a sequence of max_model_len={sizes.keys} tokens needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
+            "lower max_model_len or raise kv_cache_memory_bytes"
+        )
+    if all_ <= budget:
+        return tuple(most)
+    return tuple(few + (many - few) * (budget - one) // (all_ - one) for few, many in zip(least, most, strict=True))
+
+
+def longest_sequence(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
+    """Tokens, in whole blocks, that a cache of one sequence would have room for."""
+    budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+
+    def taken(blocks: int) -> int:
+        return sum(g.blocks(blocks * size, config.max_num_batched_tokens, size) * g.block_bytes(size) for g in groups)
+
+    return (bisect_right(range(1, _MOST_BLOCKS), budget, key=taken)) * size
 
 
 def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> int:
@@ -144,15 +193,14 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     """
     device, dtype = config.torch_device, model.cache_specs[0].dtype
     row_bytes = model.row_size * dtype.itemsize
-    block = bytes_per_block(model.cache_specs, config.block_size)
-    longest = most_keys(config, info, max_model_len)
-    blocks = num_cache_blocks(config, block, longest, device)
+    sizes = plan_sizes(config, info, max_model_len)
+    blocks = cache_blocks(config, model.cache_specs, sizes, device)
+    block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
     encoder_cache = encoder_cache_budget(config, info, row_bytes, max_model_len)
     items = largest_items(config, info, max_model_len)
-    keys = min(blocks * config.block_size, config.max_num_seqs * longest)
-    atom = 0 if info.prefill == "causal" else max_model_len + config.max_num_seqs - 1
-    rows = min(max(config.max_num_batched_tokens, atom), keys)
-    work = Work(rows, keys, longest, device, config.quantization == "int8")
+    keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
+    rows = min(sizes.rows, keys)
+    work = Work(rows, keys, sizes.keys, device, config.quantization == "int8")
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0
@@ -163,7 +211,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     room = Room(max_model_len - 1, setting, encoder_cache, row_bytes, config.media)  # a token is left for the answer
     return MemoryPlan(
         weights=weight_bytes(model, device, dtype, config.quantization),
-        kv_cache=blocks * block,
+        kv_cache=sum(map(mul, blocks, block_bytes)),
         encoder_cache=encoder_cache + waiting,
         decoder_step=model.forward_bytes(work),
         logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, _LOGITS_ROWS), dtype, device),

@@ -37,14 +37,14 @@ class ModelRunner:
     def __init__(
         self,
         model: Model,
-        num_blocks: int,
+        num_blocks: Sequence[int],
         block_size: int,
         device: torch.device,
         store: EncoderStore,
         grammars: GrammarFactory | None = None,
         invariant: bool = False,
     ) -> None:
-        """`grammars`: of the checkpoint's tokenizer; without it no request can ask for structured outputs."""
+        """`num_blocks`: of each cache group. `grammars`: of the checkpoint's tokenizer; without it none are asked for."""
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)

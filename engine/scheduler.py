@@ -74,10 +74,10 @@ class Scheduler:
     the start of an item keeps none. So there is always one that can go on, and one item always fits.
     """
 
-    def __init__(self, kv: KVBlocks, encoder: EncoderCache, limits: SchedulerLimits, kinds: Sequence[str] = ("full",)) -> None:
-        """`kinds`: of each group of `kv`, "full" or "cross"."""
+    def __init__(self, kv: KVBlocks, encoder: EncoderCache, limits: SchedulerLimits) -> None:
         self.kv, self.encoder, self.limits = kv, encoder, limits
-        self.tables = BlockTables(kv, kinds, limits.prefix_caching and limits.prefill != "prompt_atomic")
+        caching = limits.prefix_caching and limits.prefill != "prompt_atomic"
+        self.tables = BlockTables(kv, caching, limits.max_num_batched_tokens)
         self.items = ItemRows(encoder, limits.prefill == "prompt_atomic")
         self.limit = min(limits.max_model_len, kv.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
@@ -95,7 +95,7 @@ class Scheduler:
             raise InputError(f"request {message.request_id!r} is already being served")
         check_features(message.features, 0, len(message.prompt_token_ids))
         request = Request.new(message, self._arrivals, self.kv.empty)
-        check_cross(request.cross_rows, self.kv.capacity, "cross" in self.tables.kinds)
+        check_cross(request.cross_rows, self.kv.capacity, any(spec.kind == "cross" for spec in self.kv.specs))
         self._check(request)
         self.items.hold(request, request.items())
         self._arrivals += 1
@@ -141,7 +141,7 @@ class Scheduler:
             request.rewind(0)  # what stays was computed with what goes in sight
         for key, user in dropped:
             self.encoder.release(key, user)
-        self.tables.roll_back(request)
+        self.tables.roll_back(request, self._atoms(request))
         self._updates.append(RequestUpdate(request_id, num_tokens, forbid=forbid))
 
     def abort(self, request_id: str, unclean: bool = False) -> bool:
@@ -206,6 +206,7 @@ class Scheduler:
         if scheduled.write_cross:
             self.tables.name_cross(request)
         self.tables.name(request)
+        self.tables.trim(request)
         self.items.computed(request)
         if whole:
             self._end(request)

@@ -11,7 +11,7 @@ import torch
 from sensorium.engine.core import EngineCore
 from sensorium.engine.encoder_cache import EncoderCache
 from sensorium.engine.encoder_store import EncoderStore
-from sensorium.engine.kv import KVBlocks, group_layers
+from sensorium.engine.kv import KVBlocks, PoolSpec, group_layers
 from sensorium.engine.quarantine import Quarantine
 from sensorium.engine.runner import ModelRunner
 from sensorium.engine.sampling_params import SamplingParams
@@ -32,11 +32,13 @@ class ToyModel:
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
     routes_by_modality = MappingProxyType({})
 
-    def __init__(self, reads_encoder_side: bool = False, levels: int = 1) -> None:
-        """`levels`: of its encoder rows; those after the first are added after a layer each."""
+    def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
+        """`levels`: of its encoder rows; those after the first are added after a layer each. `window`: of its last layer."""
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
         self.row_size = 8 * levels
-        self.cache_specs = tuple(CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2)
+        self.cache_specs = [CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2]
+        if window is not None:
+            self.cache_specs.append(CacheSpec("window", 1, 8, torch.float64, window))
         generator = torch.Generator().manual_seed(0)
         self.table = torch.randn(self.vocab_size, 8, generator=generator, dtype=torch.float64)
         self.head = torch.randn(8, self.vocab_size, generator=generator, dtype=torch.float64)
@@ -60,6 +62,7 @@ class ToyModel:
             x[batch.embed_index] = levels[0]
         x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
         for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
+            window = self.cache_specs[layer].window or 1 << 20
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
             source = x if meta.causal else batch.cross_rows
             if source is not None:
@@ -71,7 +74,8 @@ class ToyModel:
                 slot = meta.block_tables[i, token // meta.block_size].long() * meta.block_size + token % meta.block_size
                 scores = x[first:last] @ keys[slot].T
                 seen = torch.arange(length - (last - first), length) if meta.causal else torch.full((last - first,), length)
-                out[first:last] = scores.masked_fill(token[None] > seen[:, None], -torch.inf).softmax(-1) @ values[slot]
+                hidden = (token[None] > seen[:, None]) | (token[None] <= seen[:, None] - window)
+                out[first:last] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[slot]
             x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
             if layer + 1 < len(levels):
                 x[batch.embed_index] += levels[layer + 1]
@@ -102,15 +106,14 @@ def make_core(
 ) -> EngineCore:
     """An engine around the toy; `encoder_rows` fit into its encoder cache."""
     model = model or ToyModel()
-    kinds = [group.spec.kind for group in group_layers(model.cache_specs)]
+    pools = [PoolSpec(blocks, group.spec.kind, group.spec.window) for group in group_layers(model.cache_specs)]
     device = torch.device("cpu")
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
-    scheduler = Scheduler(KVBlocks(len(kinds), blocks, block_size, kept), encoder, limits, kinds)
-    return EngineCore(
-        scheduler, ModelRunner(model, blocks, block_size, device, store, invariant=invariant), Quarantine(quarantine)
-    )
+    scheduler = Scheduler(KVBlocks(pools, block_size, kept), encoder, limits)
+    runner = ModelRunner(model, [blocks] * len(pools), block_size, device, store, invariant=invariant)
+    return EngineCore(scheduler, runner, Quarantine(quarantine))
 
 
 def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:

@@ -10,7 +10,6 @@ from sensorium.engine.config import (
     check_max_model_len,
     load_model_files,
     make_config,
-    num_cache_blocks,
 )
 from sensorium.mm.errors import CheckpointError, ConfigError
 
@@ -128,14 +127,3 @@ def test_context_length():
     assert check_max_model_len(50, 100) == 50
     with pytest.raises(ConfigError, match="max_model_len=101 is above the model's max_position_embeddings=100"):
         check_max_model_len(101, 100)
-
-
-def test_cache_blocks():
-    config = EngineConfig("m", max_num_seqs=3, block_size=16)
-    assert num_cache_blocks(config, 1000, 100, CPU) == 3 * 7
-    small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=9500)
-    assert num_cache_blocks(small, 1000, 100, CPU) == 9
-    with pytest.raises(
-        ConfigError, match=r"needs 10,000 bytes .* 9,500 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
-    ):
-        num_cache_blocks(small, 1000, 160, CPU)

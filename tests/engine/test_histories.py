@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from sensorium.engine.kv import HOLE
 from sensorium.engine.types import EngineStats
 
 COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions")
@@ -28,14 +29,15 @@ class History(RuleBasedStateMachine):
         prefill=st.sampled_from(["causal", "causal", "item_atomic", "prompt_atomic"]),
         reads=st.booleans(),
         kept=st.sampled_from([None, None, 0, 4]),
+        window=st.sampled_from([None, 1, 6, 13]),
     )
-    def start(self, seed, budget, seqs, prefill, reads, **options):
+    def start(self, seed, budget, seqs, prefill, reads, window, **options):
         self.rng, self.prefill = random.Random(seed), prefill
         budget += {"causal": 0, "item_atomic": 10 + seqs, "prompt_atomic": 42 + seqs}[prefill]
         options["encoder_rows"] += {"prompt_atomic": 14}.get(prefill, 6 * reads)  # what has to be there at once
-        self.model = self.toy.ToyModel(reads)
+        self.model = lambda: self.toy.ToyModel(reads, window=window)
         self.core = self.toy.make_core(
-            budget=budget, seqs=seqs, prefill=prefill, model=self.model, block_size=4, max_len=48, **options
+            budget=budget, seqs=seqs, prefill=prefill, model=self.model(), block_size=4, max_len=48, **options
         )
         self.reads = reads
         self.count = 0
@@ -94,7 +96,7 @@ class History(RuleBasedStateMachine):
     def compare(self, output):
         name = output.request_id
         request = replace(self.asked[name], hold_open=False)
-        core = self.toy.make_core(blocks=64, budget=500, caching=False, model=self.toy.ToyModel(self.reads))
+        core = self.toy.make_core(blocks=64, budget=500, caching=False, model=self.model())
         core.add(request)
         alone = self.toy.drain(core)[name]
         assert self.answers[name] == self.toy.tokens_of(alone), f"{name} read otherwise in company"
@@ -148,7 +150,7 @@ class History(RuleBasedStateMachine):
         held = [set() for _ in scheduler.kv.pools]
         for request in scheduler.requests.values():
             for blocks, own in zip(held, request.block_ids, strict=True):
-                blocks.update(own)
+                blocks.update(block for block in own if block != HOLE)
         for blocks, pool in zip(held, scheduler.kv.pools, strict=True):
             assert len(blocks) == pool.num_blocks - pool.num_free
         assert stats.encoder_bytes <= stats.encoder_capacity

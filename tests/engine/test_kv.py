@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from sensorium.engine.kv import BlockPool, KVBlocks, allocate_caches, bytes_per_block, group_layers
+from sensorium.engine.kv import HOLE, BlockPool, CacheGroup, KVBlocks, PoolSpec, allocate_caches, bytes_per_block, group_layers
 from sensorium.models.interface import CacheSpec
 
 SMALL, LARGE = CacheSpec("full", 1, 8, torch.float32), CacheSpec("full", 2, 16, torch.bfloat16)
+LATENT = CacheSpec("latent", 1, 24, torch.float32)
 
 
 def test_layers_of_equal_spec_share_a_group():
@@ -14,7 +15,7 @@ def test_layers_of_equal_spec_share_a_group():
 
 
 def test_grow_and_shrink_in_all_groups_together():
-    kv = KVBlocks(2, num_blocks=5, block_size=4)
+    kv = KVBlocks([PoolSpec(5)] * 2, block_size=4)
     blocks = kv.grow(kv.empty, [9, 9])
     assert [len(held) for held in blocks] == [3, 3]
     assert kv.grow(blocks, [12, 12]) is blocks
@@ -96,7 +97,33 @@ def test_of_two_blocks_alike_the_first_is_found():
 
 
 def test_caches_have_the_planned_size_and_start_at_zero():
-    caches = allocate_caches([SMALL, LARGE], 7, 4, torch.device("cpu"))
-    assert [tuple(cache.shape) for cache in caches] == [(2, 7, 4, 1, 8), (2, 7, 4, 2, 16)]
-    assert sum(cache.nbytes for cache in caches) == 7 * bytes_per_block([SMALL, LARGE], 4)
+    caches = allocate_caches([SMALL, LARGE, SMALL, LATENT], (7, 3, 2), 4, torch.device("cpu"))
+    assert [tuple(cache.shape) for cache in caches] == [(2, 7, 4, 1, 8), (2, 3, 4, 2, 16), (2, 7, 4, 1, 8), (1, 2, 4, 1, 24)]
+    assert sum(cache.nbytes for cache in caches) == 7 * 2 * 256 + 3 * 512 + 2 * 384
+    assert bytes_per_block([SMALL, LARGE, LATENT], 4) == 256 + 512 + 384
     assert all(not cache.any() and cache.data_ptr() % 64 == 0 for cache in caches)
+
+
+def test_holes_are_nobodys():
+    pool = BlockPool(3, 3)
+    taken = pool.allocate(2)
+    pool.name(taken[1], b"b")
+    pool.free((HOLE, taken[0]))
+    assert list(pool.find_each([b"a", b"b"])) == [HOLE, taken[1]]
+    pool.share((HOLE, taken[1]))
+    assert pool.is_shared(taken[1])
+    assert pool.num_free == 2
+
+
+@pytest.mark.parametrize(("window", "rows", "block"), [(1, 1, 4), (4, 1, 4), (5, 1, 4), (7, 3, 4), (16, 10, 4), (3, 9, 5)])
+def test_blocks_that_a_window_touches(window, rows, block):
+    group = CacheGroup(CacheSpec("window", 1, 8, torch.float32, window), (0, 1))
+    touched = [(at + rows - 1) // block - max(0, at - window + 1) // block + 1 for at in range(100)]
+    assert group.blocks(10_000, rows, block) == max(touched)
+    assert group.blocks(3, rows, block) == 1
+    assert group.block_bytes(block) == block * 128
+
+
+def test_sequences_without_an_end_of_room_where_all_is_windows():
+    assert KVBlocks([PoolSpec(5, "window", 3)], 4).capacity > 1 << 40
+    assert KVBlocks([PoolSpec(5, "window", 3), PoolSpec(9)], 4).capacity == 36

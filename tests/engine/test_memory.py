@@ -15,17 +15,18 @@ import pytest
 import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine import driver, memory, runner
-from sensorium.engine.config import load_model_files, make_config
+from sensorium.engine.config import EngineConfig, load_model_files, make_config
 from sensorium.engine.doctor import explain
 from sensorium.engine.encoder_store import EncoderStore
 from sensorium.engine.loader import load_engine, load_processing, resolve
-from sensorium.engine.memory import sampling_bytes, weight_bytes
+from sensorium.engine.memory import Sizes, cache_blocks, longest_sequence, sampling_bytes, weight_bytes
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample
 from sensorium.kernels.int8 import supported
 from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import find
-from sensorium.models.interface import ForwardBatch, Work
+from sensorium.models.interface import CacheSpec, ForwardBatch, Work
 from sensorium.models.weights import load
 from sensorium.processors.text import Tokenizer
 
@@ -103,6 +104,33 @@ def test_an_engine_explains_itself() -> None:
     llm = LLM(TINY_VL, max_model_len=512, **SMALL)
     assert llm.explain() == explain(llm.config)
     assert str(llm.explain()).splitlines()[0].startswith("weights")
+
+
+def test_cache_blocks() -> None:
+    specs, sizes = [CacheSpec("full", 1, 8, torch.bfloat16)], Sizes(100, 100, 64)  # 512 bytes a block
+    config = EngineConfig("m", max_num_seqs=3, block_size=16)
+    assert cache_blocks(config, specs, sizes, CPU) == (3 * 7,)
+    small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=4700)
+    assert cache_blocks(small, specs, sizes, CPU) == (9,)
+    assert longest_sequence(small, specs, CPU) == 9 * 16
+    message = r"needs 5,120 bytes .* 4,700 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
+    with pytest.raises(ConfigError, match=message):
+        cache_blocks(small, specs, Sizes(160, 160, 64), CPU)
+
+
+def test_windows_take_what_they_see_and_no_more() -> None:
+    full, window = CacheSpec("full", 1, 8, torch.bfloat16), CacheSpec("window", 1, 8, torch.bfloat16, 32)
+    specs, sizes = [full, window, window], Sizes(16000, 16000, 64)
+    config = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64)
+    assert cache_blocks(config, specs, sizes, CPU) == (10_000, 10 * 3 + 8)
+    one = (1000 + 7 * 2) * 512
+    tight = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64, kv_cache_memory_bytes=one)
+    assert cache_blocks(tight, specs, sizes, CPU) == (1000, 7)
+    assert longest_sequence(tight, specs, CPU) == 16000
+    half = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64, kv_cache_memory_bytes=5 * one)
+    blocks, near = cache_blocks(half, specs, sizes, CPU)
+    assert (blocks // 1000, near) == (5, 20)
+    assert (blocks + 2 * near) * 512 <= 5 * one
 
 
 def peak_bytes(call: Any) -> int:
