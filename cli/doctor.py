@@ -17,7 +17,7 @@ EXAMPLE = "sensorium doctor --model Qwen2.5-VL-3B-Instruct --option max_model_le
 OPTIONAL = {
     "triton": "pip install 'sensorium[gpu]'",
     "mistral-common": "pip install 'sensorium[mistral]'",
-    "transformers": "pip install 'sensorium[test]'",
+    "transformers": "pip install 'sensorium[fallback]'",
     "librosa": "pip install 'sensorium[test]'",
     "prometheus-client": "pip install 'sensorium[observe]'",
     "opentelemetry-sdk": "pip install 'sensorium[observe]'",
