@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -238,10 +238,11 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
 
 def _own_layout(path: Path) -> dict[str, Any]:
     """The config of a checkpoint in its publisher's own layout as the Hub's config.json, empty where it is in none."""
-    for name, reader in LAYOUTS.items():
+    for name, layout in LAYOUTS.items():
         content = read_json(path / name)
         if content:
-            return cast(dict[str, Any], resolve(reader)(content))
+            kind, config = resolve(layout.reader)(content)
+            return {**config, "architectures": [layout.rows[kind]]}
     return {}
 
 

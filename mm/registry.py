@@ -28,6 +28,14 @@ class Architecture:
         return f"processors.{self.family}:{self.info_class}"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """`reader`: "module:function" that makes of its file's content a kind and the Hub's config; `rows`: kind -> row."""
+
+    reader: str
+    rows: Mapping[str, str]
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
     "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
@@ -48,8 +56,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 
-LAYOUTS: dict[str, str] = {"params.json": "models.consolidated:hub_config"}
-"""Files that stand for config.json in a publisher's own layout -> what reads one as the Hub's."""
+LAYOUTS: dict[str, Layout] = {
+    "params.json": Layout(
+        "models.consolidated:hub_config", {"pictures": "PixtralConsolidated", "merged pictures": "Mistral3Consolidated"}
+    )
+}
+"""Files that stand for config.json in a publisher's own layout."""
 
 
 def row_name(architecture: str, config: Mapping[str, Any]) -> str:

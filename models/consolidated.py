@@ -53,8 +53,8 @@ _WHOLE = {
 _LAYER = re.compile(r"(vision_encoder\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
-def hub_config(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A params.json as the Hub's config.json.
+def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A params.json as the Hub's config.json, with its kind before it: "pictures" or, with a patch merger, "merged pictures".
 
     Raises:
         ConfigError: a feature that has no place there, by its key, a missing key, or a model without a vision encoder.
@@ -70,8 +70,7 @@ def hub_config(params: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("params.json has no vision_encoder; text-only models are not served")
     merge = vision.get("spatial_merge_size", 1)
     shapes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
-    return {
-        "architectures": ["Mistral3Consolidated" if vision.get("mm_projector_id") == "patch_merge" else "PixtralConsolidated"],
+    config = {
         "dtype": "bfloat16",
         "eos_token_id": 2,
         "image_token_id": vision.get("image_token_id", 10),
@@ -84,6 +83,7 @@ def hub_config(params: Mapping[str, Any]) -> dict[str, Any]:
         | {name: vision[name] for name in shapes if name in vision}
         | {"image_size": vision.get("max_image_size", vision.get("image_size", 1024))},
     }
+    return "merged pictures" if vision.get("mm_projector_id") == "patch_merge" else "pictures", config
 
 
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

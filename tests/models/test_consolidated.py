@@ -157,6 +157,7 @@ def test_what_does_not_fit_is_named(tmp_path):
 
 def test_kinds_are_told_apart():
     params = {"dim": 8, "hidden_dim": 9, "n_layers": 1, "n_heads": 2, "vocab_size": 99, "vision_encoder": {"hidden_size": 8}}
-    assert hub_config(params)["architectures"] == ["PixtralConsolidated"]
-    merged = hub_config(params | {"vision_encoder": {"mm_projector_id": "patch_merge", "spatial_merge_size": 2}})
-    assert (merged["architectures"], merged["spatial_merge_size"]) == (["Mistral3Consolidated"], 2)
+    kind, config = hub_config(params)
+    assert (kind, config["spatial_merge_size"]) == ("pictures", 1)
+    kind, config = hub_config(params | {"vision_encoder": {"mm_projector_id": "patch_merge", "spatial_merge_size": 2}})
+    assert (kind, config["spatial_merge_size"]) == ("merged pictures", 2)
