@@ -1,7 +1,7 @@
 """Where a prompt must not be cut: prefill atoms, by family. Knows no scheduler.
 
-A family whose items see themselves whole (bidirectional pictures) is "item_atomic", one whose prompt does (prefix-LM) is
-"prompt_atomic"; of a "causal" one every token can be the last of a step.
+A family whose items see themselves whole (bidirectional pictures) is "item_atomic": each run of embeddings that lie side by
+side is an atom. One whose prompt does (prefix-LM) is "prompt_atomic"; of a "causal" one every token can be the last of a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Atom = tuple[int, int]  # tokens [start, stop) that are computed in one step
 def atoms(prefill: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[Atom]:
     """In order. `prompt_length`: tokens the sequence began with."""
     if prefill == "item_atomic":
-        return [(feature.range.offset, feature.range.end) for feature in features]
+        return [run for feature in features for run in feature.range.runs]
     return [(0, prompt_length)] if prefill == "prompt_atomic" else []
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..kernels.metadata import AttentionMetadata
 from ..mm.positions import mrope_positions
 from ..mm.types import MultiModalFeature, PlaceholderRange
-from ..models.interface import ForwardBatch
+from ..models.interface import CacheSpec, ForwardBatch
+from .atoms import Atom, atoms
 from .request import CROSS
 from .sample_row import SampleRow
 from .structured import GrammarFactory
@@ -22,16 +23,22 @@ from .types import EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 
 @dataclass(eq=False)
 class Track:
-    """The worker's copy of one sequence: tokens, items, and the positions of all tokens it was given."""
+    """The worker's copy of one sequence: tokens, items, and the positions of all tokens it was given.
+
+    `prefill` as in SchedulerLimits: the tokens of an atom see each other.
+    """
 
     message: EngineRequest
     axes: int
+    prefill: str = "causal"
     token_ids: list[int] = field(init=False)
     features: list[MultiModalFeature] = field(init=False)
     turn_start: int = field(init=False)
     positions: np.ndarray = field(init=False)  # int64 [axes, tokens given]
     delta: int = field(init=False)  # position minus index of every later token
     media_end: int = field(init=False)
+    prompt_length: int = field(init=False)  # tokens it began with, less what was taken back of them
+    atoms: list[Atom] = field(init=False)
     forbidden: tuple[tuple[int, ...], ...] = ()  # sequences that the rest of the answer must not contain
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     grammars: GrammarFactory | None = None
@@ -40,7 +47,7 @@ class Track:
     def __post_init__(self) -> None:
         self.token_ids = list(self.message.prompt_token_ids)
         self.features = list(self.message.features)
-        self.turn_start = len(self.token_ids)
+        self.turn_start = self.prompt_length = len(self.token_ids)
         message = self.message
         ends = tuple(dict.fromkeys((*message.params.stop_ids, *message.eos_token_ids)))
         self.row = SampleRow(
@@ -71,6 +78,7 @@ class Track:
     def update(self, change: RequestUpdate) -> None:
         """Roll back, then continue; positions are those of a prompt that reads the same."""
         del self.token_ids[change.num_tokens :]
+        self.prompt_length = min(self.prompt_length, change.num_tokens)
         self.features = [f for f in self.features if f.range.offset < change.num_tokens] + list(change.features)
         self.token_ids += change.token_ids
         self.turn_start = len(self.token_ids) if change.restart else min(self.turn_start, change.num_tokens)
@@ -83,6 +91,7 @@ class Track:
         positions, self.delta = mrope_positions(len(self.token_ids), placed, self.axes)
         self.positions = positions.numpy()
         self.media_end = max((feature.range.end for feature in self.features), default=0)
+        self.atoms = atoms(self.prefill, self.prompt_length, self.features)
 
     def fill_positions(self, out: np.ndarray, start: int) -> None:
         """Write the positions of the tokens from `start` into `[axes, n]`."""
@@ -100,14 +109,14 @@ Row = tuple[Track, ScheduledRequest]
 
 @dataclass(frozen=True, eq=False)
 class Caches:
-    """Keys and values of all layers: `tensors[i]` is in the group `group_of[i]`, whose kind is `kinds[group]`.
+    """Keys and values of all layers: `tensors[i]` is in the group `group_of[i]`, of `specs[group]`.
 
     `invariant`: reading them gives a row the same bits in any company.
     """
 
     tensors: Sequence[Tensor]
     group_of: Sequence[int]
-    kinds: Sequence[str]
+    specs: Sequence[CacheSpec]
     block_size: int
     invariant: bool = False
 
@@ -117,8 +126,9 @@ def build_batch(
     encoded: Mapping[str, Tensor],
     caches: Caches,
     device: torch.device,
+    routes: Mapping[str, int] | None = None,
 ) -> ForwardBatch:
-    """Pack the rows of all sequences, in order; encoder rows are looked up by hash."""
+    """Pack the rows of all sequences, in order; encoder rows are looked up by hash. `routes`: see Model.routes_by_modality."""
     counts = [task.num_tokens for _, task in rows]
     starts = [0, *accumulate(counts)]
     ids: list[int] = []
@@ -128,7 +138,7 @@ def build_batch(
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
     build = {True: build_cross, False: build_attention}
-    attn = [build[kind == "cross"](rows, tuple(starts), caches, group, device) for group, kind in enumerate(caches.kinds)]
+    attn = [build[spec.kind == "cross"](rows, tuple(starts), caches, group, device) for group, spec in enumerate(caches.specs)]
     cross = [encoded[sequence.item(CROSS).hash] for sequence, task in rows if task.write_cross]
     return ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
@@ -138,6 +148,7 @@ def build_batch(
         embed_index=torch.cat(index).to(device) if index else None,
         embed_rows=torch.cat(embeds) if embeds else None,
         cross_rows=torch.cat(cross) if cross else None,
+        modality_ids=_modalities(rows, starts, routes).to(device) if routes else None,
     )
 
 
@@ -151,6 +162,7 @@ def build_attention(
     for i, task in enumerate(tasks):
         first = task.num_computed
         slots[starts[i] : starts[i + 1]] = _slots(tables[i], first, first + task.num_tokens, caches.block_size)
+    seen = _seen(rows, starts, caches.specs[group].window)
     return AttentionMetadata(
         query_start=starts,
         seq_lens=tuple(task.num_computed + task.num_tokens for task in tasks),
@@ -158,6 +170,8 @@ def build_attention(
         slot_mapping=torch.from_numpy(slots).to(device),
         block_size=caches.block_size,
         invariant=caches.invariant,
+        window=caches.specs[group].window,
+        seen=None if seen is None else seen.to(device),
     )
 
 
@@ -197,6 +211,40 @@ def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndar
         return int(table[start // block_size]) * block_size + start % block_size
     token = np.arange(start, stop)
     return table[token // block_size] * np.int64(block_size) + token % block_size  # type: ignore[no-any-return]
+
+
+def _seen(rows: Sequence[Row], starts: Sequence[int], window: int | None) -> Tensor | None:
+    """As in AttentionMetadata: rows of an atom see it to its end, and a prompt that sees itself from its beginning."""
+    wide = [(track, task, start) for (track, task), start in zip(rows, starts, strict=False) if _in_atoms(track, task)]
+    if not wide:
+        return None
+    own = np.concatenate([np.arange(task.num_computed, task.num_computed + task.num_tokens) for _, task in rows])
+    seen = np.stack((np.zeros_like(own) if window is None else (own + 1 - window).clip(min=0), own + 1))
+    for track, task, start in wide:
+        for first, last in _in_atoms(track, task):
+            inside = slice(start + first - task.num_computed, start + last - task.num_computed)
+            seen[1, inside] = last
+            if track.prefill == "prompt_atomic":  # an item sees no more of itself than a window holds, a prompt does
+                seen[0, inside] = first
+    return torch.from_numpy(seen)
+
+
+def _in_atoms(track: Track, task: ScheduledRequest) -> list[Atom]:
+    """Atoms that are computed in this step."""
+    if not track.atoms or task.num_computed >= track.atoms[-1][1]:
+        return []
+    return [(first, last) for first, last in track.atoms if task.num_computed <= first < task.num_computed + task.num_tokens]
+
+
+def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str, int]) -> Tensor:
+    """int64 `[rows]`, of each the number of its item's modality."""
+    ids = torch.zeros(starts[-1], dtype=torch.int64)
+    for (track, task), start in zip(rows, starts, strict=False):
+        for feature in track.features if task.num_computed < track.media_end else ():
+            ends = (feature.range.offset - task.num_computed, feature.range.end - task.num_computed)
+            first, last = (start + min(max(end, 0), task.num_tokens) for end in ends)
+            ids[first:last] = routes.get(feature.modality, 0)
+    return ids
 
 
 def _embeds(rows: Sequence[Row], starts: Sequence[int], encoded: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

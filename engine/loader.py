@@ -118,5 +118,6 @@ def build_core(
     )
     encoder = EncoderCache(encoder_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, config.block_size, kept), encoder, limits)
-    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, grammars, config.batch_invariant)
+    invariant, device = config.batch_invariant, config.torch_device
+    runner = ModelRunner(model, blocks, config.block_size, device, store, grammars, invariant, prefill)
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

@@ -43,13 +43,14 @@ class ModelRunner:
         store: EncoderStore,
         grammars: GrammarFactory | None = None,
         invariant: bool = False,
+        prefill: str = "causal",
     ) -> None:
-        """`num_blocks`: of each cache group. `grammars`: of the checkpoint's tokenizer; without it none are asked for."""
+        """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits. `grammars`: of the checkpoint's tokenizer; without it none are asked for."""
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
-        kinds = [group.spec.kind for group in groups]
-        self.caches = Caches(tensors, group_of_layer(groups), kinds, block_size, invariant)
+        self.caches = Caches(tensors, group_of_layer(groups), [group.spec for group in groups], block_size, invariant)
+        self.prefill = prefill
         self.tracks: dict[str, Track] = {}
         self.graphs = DecodeGraphs()
 
@@ -91,7 +92,7 @@ class ModelRunner:
             if output.zero_blocks and output.zero_blocks[number]:
                 tensor[:, list(output.zero_blocks[number])] = 0
         for message in output.new_requests:
-            self.tracks[message.request_id] = Track(message, self.model.rope_axes, grammars=self.grammars)
+            self.tracks[message.request_id] = Track(message, self.model.rope_axes, self.prefill, grammars=self.grammars)
         for change in output.updates:
             self.tracks[change.request_id].update(change)
 
@@ -128,7 +129,7 @@ class ModelRunner:
         return [rows.clone() for rows in found] if len(items) > 1 else found  # a view would keep all of them alive
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
-        batch = build_batch(rows, self.store.rows, self.caches, self.device)
+        batch = build_batch(rows, self.store.rows, self.caches, self.device, self.model.routes_by_modality)
         hidden = self.graphs(self.model.forward, batch)
         starts = batch.attn[0].query_start
         whole = _whole(_finite(hidden), starts)

@@ -11,14 +11,17 @@ from .metadata import AttentionMetadata, DecodeRows
 from .native import call, rows
 
 
-def write_cache(k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata) -> None:
-    """Put `k, v [rows, kv_heads, dim]` into `kv_cache [2, blocks, block_size, kv_heads, dim]` at their slots."""
-    slots = kv_cache.flatten(1, 2)  # [2, blocks * block_size, kv_heads, dim]
-    slots[0].index_copy_(0, meta.slot_mapping, k)
-    slots[1].index_copy_(0, meta.slot_mapping, v)
+def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
+    """Put `k, v [rows, kv_heads, dim]` into `kv_cache [planes, blocks, block_size, kv_heads, dim]` at their slots."""
+    slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim]
+    for plane, rows_ in zip(slots, (k, v), strict=False):
+        assert rows_ is not None, "a cache of two planes takes keys and values"
+        plane.index_copy_(0, meta.slot_mapping, rows_)
 
 
-def paged_attention_reference(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
+def paged_attention_reference(
+    q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, soft_cap: float | None = None
+) -> Tensor:
     """Row by row over the cache, softmax in float32: what `paged_attention` computes once keys are written."""
     slots, group = kv_cache.flatten(1, 2), q.shape[1] // kv_cache.shape[3]
     out = torch.empty_like(q)
@@ -26,76 +29,100 @@ def paged_attention_reference(q: Tensor, kv_cache: Tensor, meta: AttentionMetada
         first, last = meta.query_start[i], meta.query_start[i + 1]
         token = torch.arange(length, device=q.device)
         where = meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size
-        keys, values = slots[:, where].float().repeat_interleave(group, 2)  # [length, heads, dim]
-        for row in range(first, last):
-            seen = length - (last - 1 - row) if meta.causal else length
-            weights = (torch.einsum("hd,khd->hk", q[row].float(), keys[:seen]) * scale).softmax(-1)
-            out[row] = torch.einsum("hk,khd->hd", weights, values[:seen]).to(q.dtype)
+        sides = slots[:, where].float().repeat_interleave(group, 2)  # [planes, length, heads, dim]
+        for row, start, stop in zip(range(first, last), *meta.ranges(i).tolist(), strict=True):
+            keys, values = sides[0, start:stop], sides[-1, start:stop]
+            scores = _capped(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)
+            out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values).to(q.dtype)
     return out
 
 
-def paged_attention_native(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
+def paged_attention_native(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    kv_cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    soft_cap: float | None = None,
+) -> Tensor:
     """The C++ kernel. The bits of a row depend on its query, its position and the keys it sees, on nothing else."""
     assert kv_cache.is_contiguous(), "the kernel takes the address of a slot from its number"
-    q, k, v = (rows(t) for t in (q, k, v))
+    q, k, v = rows(q), rows(k), None if v is None else rows(v)
     n, heads, dim = q.shape
     slots = kv_cache.shape[1] * kv_cache.shape[2]
     out = torch.empty((n, heads, dim), dtype=q.dtype)
     numbers = (meta.block_tables.shape[0], meta.block_tables, meta.block_tables.shape[1], meta.block_size)
-    where = (q, q.stride(0), k, k.stride(0), v, v.stride(0), kv_cache, slots, out)
-    sizes = (heads, kv_cache.shape[3], dim, scale)
-    call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], int(meta.causal))
+    where = (q, q.stride(0), k, k.stride(0), v, 0 if v is None else v.stride(0), kv_cache, slots, out)
+    sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
+    sees = (int(meta.causal), meta.window or 0, meta.seen, n)
+    call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], *sees)
     return out
 
 
-def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float) -> Tensor:
-    """Write this step's keys and values, then attend; each row sees the keys up to its own, or all (`meta.causal`).
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    kv_cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Write this step's keys and values, then attend; each row sees a range of keys, usually those up to its own (`meta`).
 
     Args:
         q: `[rows, heads, dim]`; heads a multiple of the key/value heads (grouped-query attention).
-        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots.
-        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, written in place.
+        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots; v None where keys are values.
+        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, `[1, ...]` where keys are values; written in place.
         scale: factor of the scores, usually `dim ** -0.5`.
+        soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`; None: they stay.
 
     Returns:
         `[rows, heads, dim]`.
     """
     chosen = backend("attention", q.device, q.dtype)
     if chosen == "native" and q.shape[2] % 2 == 0:
-        return paged_attention_native(q, k, v, kv_cache, meta, scale)
+        return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap)
     write_cache(k, v, kv_cache, meta)
     if chosen == "reference" or meta.invariant:
-        return paged_attention_reference(q, kv_cache, meta, scale)
+        return paged_attention_reference(q, kv_cache, meta, scale, soft_cap)
     out = torch.empty_like(q)
     for group in meta.decodes:
         if group.rows is None:
-            return _decode(q, kv_cache, group, scale)
-        out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale))
+            return _decode(q, kv_cache, group, scale, soft_cap)
+        out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap))
     for request in meta.chunks:
         rows = slice(meta.query_start[request], meta.query_start[request + 1])
         if meta.causal and rows.stop - rows.start == meta.seq_lens[request]:  # its keys are those of this step
-            out[rows] = _several(q[rows], k[rows], v[rows], scale, meta.causal)
+            keys, values = k[rows], k[rows] if v is None else v[rows]
         else:
-            keys, values = _context(kv_cache, meta, request)
+            keys, values = _context(kv_cache, meta, request, meta.first_block(request))
+        if meta.plain and soft_cap is None:
             out[rows] = _several(q[rows], keys, values, scale, meta.causal)
+        else:
+            first, stop = meta.ranges(request)
+            key = torch.arange(meta.seq_lens[request] - keys.shape[0], meta.seq_lens[request], device=q.device)
+            mask = (key >= first[:, None]) & (key < stop[:, None])
+            out[rows] = _masked(q[rows], keys, values, mask, scale, soft_cap)
     return out
 
 
-def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float) -> Tensor:
+def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float, soft_cap: float | None) -> Tensor:
     """One row a request: the query heads that share a key head stand in for query rows, so keys are not repeated."""
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
-    keys, values = (side.index_select(0, plan.blocks).view(n, -1, kv_heads, dim).transpose(1, 2) for side in kv_cache)
-    done = F.scaled_dot_product_attention(q.view(n, kv_heads, -1, dim), keys, values, plan.mask, scale=scale)
+    sides = [side.index_select(0, plan.blocks).view(n, -1, kv_heads, dim).transpose(1, 2) for side in kv_cache]
+    done = _attend(q.view(n, kv_heads, -1, dim), sides[0], sides[-1], plan.mask, scale, soft_cap)
     return done.reshape(n, heads, dim)
 
 
-def _context(kv_cache: Tensor, meta: AttentionMetadata, request: int) -> tuple[Tensor, Tensor]:
-    """All keys and values of one request, `[seq_len, kv_heads, dim]` each."""
+def _context(kv_cache: Tensor, meta: AttentionMetadata, request: int, start: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one request from block `start` on, `[keys, kv_heads, dim]` each."""
     length = meta.seq_lens[request]
-    blocks = meta.block_tables[request, : -(-length // meta.block_size)].long()
-    keys, values = (side.index_select(0, blocks).flatten(0, 1)[:length] for side in kv_cache)
-    return keys, values
+    blocks = meta.block_tables[request, start : -(-length // meta.block_size)].long()
+    sides = [side.index_select(0, blocks).flatten(0, 1)[: length - start * meta.block_size] for side in kv_cache]
+    return sides[0], sides[-1]
 
 
 def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
@@ -106,3 +133,25 @@ def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Ten
     alone = causal and mask is None
     done = F.scaled_dot_product_attention(q, k, v, mask, is_causal=alone, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return done[0].transpose(0, 1)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None) -> Tensor:
+    """`mask` bool `[rows, keys]`; the query heads that share a key head stand in for more query rows."""
+    n, kv_heads, dim = q.shape[0], k.shape[1], q.shape[2]
+    grouped = q.view(n, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * group, dim]
+    mask = mask.repeat_interleave(q.shape[1] // kv_heads, 0)
+    done = _attend(grouped, k.transpose(0, 1), v.transpose(0, 1), mask, scale, soft_cap)
+    return done.view(kv_heads, n, -1, dim).transpose(0, 1).reshape(q.shape)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None) -> Tensor:
+    """`q [..., rows, dim]`, `k, v [..., keys, dim]`; a bool mask that is true where a row sees a key."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+    scores = _capped((q @ k.transpose(-1, -2)).float() * scale, soft_cap)
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def _capped(scores: Tensor, soft_cap: float | None) -> Tensor:
+    return scores if soft_cap is None else (scores / soft_cap).tanh() * soft_cap

@@ -15,8 +15,8 @@ class DecodeRows:
 
     Args:
         rows: int64 `[n]`, their query rows in the batch; None when they are all of it, in order.
-        blocks: int64 `[n * width]`, their block tables cut to `width` blocks, end to end.
-        mask: bool `[n, 1, 1, width * block_size]`, True where there is a key of the request; None when nothing is padded.
+        blocks: int64 `[n * width]`, of each block table the last blocks with keys, `width` of them, end to end.
+        mask: bool `[n, 1, 1, width * block_size]`, True where there is a key that the row sees; None where it sees them all.
     """
 
     rows: Tensor | None
@@ -40,6 +40,9 @@ class AttentionMetadata:
         causal: False where every row sees all keys of its request (cross-attention): then keys are no rows of the batch,
             and `slot_mapping` belongs to the keys written this step, however many.
         invariant: a row's bits must not depend on its company or on where its prompt is cut, whatever that costs.
+        window: a row sees only so many keys up to its own; None: all. What lies before them is not read.
+        seen: int64 `[2, rows]`, the first key that each row sees and the end of them, where some see keys behind their own
+            (items and prompts that see themselves whole); None: all rows see what `causal` and `window` say.
     """
 
     query_start: tuple[int, ...]
@@ -49,6 +52,8 @@ class AttentionMetadata:
     block_size: int
     causal: bool = True
     invariant: bool = False
+    window: int | None = None
+    seen: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -58,6 +63,20 @@ class AttentionMetadata:
     def bounds(self) -> tuple[Tensor, Tensor]:
         """`query_start` and `seq_lens` as int64 tensors, for kernels in C++."""
         return torch.tensor(self.query_start), torch.tensor(self.seq_lens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all rows see all keys up to their own, or all."""
+        return self.window is None and self.seen is None
+
+    def ranges(self, request: int) -> Tensor:
+        """int64 `[2, n]`: of each row of a request, the first key that it sees and the end of them."""
+        first, last, length = self.query_start[request], self.query_start[request + 1], self.seq_lens[request]
+        if self.seen is not None:
+            return self.seen[:, first:last]
+        stop = torch.arange(length - (last - first), length, device=self.block_tables.device) + 1
+        stop = stop if self.causal else torch.full_like(stop, length)
+        return torch.stack((torch.zeros_like(stop) if self.window is None else (stop - self.window).clamp(min=0), stop))
 
     @cached_property
     def chunks(self) -> tuple[int, ...]:
@@ -74,7 +93,7 @@ class AttentionMetadata:
         """
         starts = self.query_start
         single = [i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] == 1]
-        widths = [-(-self.seq_lens[i] // self.block_size) for i in single]
+        widths = [self._width(i) for i in single]
         if not single:
             return ()
         if len(single) * max(widths) <= 2 * sum(widths):
@@ -82,19 +101,33 @@ class AttentionMetadata:
         classes: dict[int, list[int]] = {}
         for i, width in zip(single, widths, strict=True):
             classes.setdefault(width.bit_length(), []).append(i)
-        return tuple(
-            self._decode_rows(group, max(-(-self.seq_lens[i] // self.block_size) for i in group)) for group in classes.values()
-        )
+        return tuple(self._decode_rows(group, max(map(self._width, group))) for group in classes.values())
+
+    def first_block(self, request: int) -> int:
+        """The first block that a row of a request sees."""
+        before = self.seq_lens[request] - (self.query_start[request + 1] - self.query_start[request])  # of its first row
+        return 0 if self.window is None else max(0, before + 1 - self.window) // self.block_size
+
+    def _width(self, request: int) -> int:
+        """Blocks from that one on."""
+        return -(-self.seq_lens[request] // self.block_size) - self.first_block(request)
 
     def _decode_rows(self, requests: list[int], width: int) -> DecodeRows:
-        device = self.block_tables.device
-        lengths = [self.seq_lens[i] for i in requests]
+        device, size = self.block_tables.device, self.block_size
+        first = torch.tensor([self.first_block(i) for i in requests], device=device)
+        stop = torch.tensor([self.seq_lens[i] for i in requests], device=device)
         everything = len(requests) == self.num_rows
         tables = self.block_tables if everything else self.block_tables[torch.tensor(requests, device=device)]
-        keys, ends = torch.arange(width * self.block_size, device=device), torch.tensor(lengths, device=device)
-        padded = any(length != width * self.block_size for length in lengths)
+        if self.window is None:
+            blocks, start = tables[:, :width], None
+        else:  # entries behind the end are those of block 0
+            there = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
+            blocks, start = tables.gather(1, there), stop - self.window
+        key = first[:, None] * size + torch.arange(width * size, device=device)
+        whole = self.window is None and all(self.seq_lens[i] == width * size for i in requests)
+        mask = key < stop[:, None] if start is None else (key < stop[:, None]) & (key >= start[:, None])
         return DecodeRows(
             rows=None if everything else torch.tensor([self.query_start[i] for i in requests], device=device),
-            blocks=tables[:, :width].long().flatten(),
-            mask=(keys < ends[:, None])[:, None, None] if padded else None,
+            blocks=blocks.long().flatten(),
+            mask=None if whole else mask[:, None, None],
         )

@@ -80,7 +80,7 @@ def _runs(placed: Sequence[Placed]) -> list[tuple[int, int, list[Placed]]]:
         items = list(group)
         for where, geometry in items:
             assert where.num_embeds == geometry.num_embeds, f"{where.num_embeds} tokens for {geometry.num_embeds} embeddings"
-        held = items[0][0].runs() if len(items) == 1 else true_runs(items[0][0].mask() | items[1][0].mask(), offset)
+        held = items[0][0].runs if len(items) == 1 else true_runs(items[0][0].mask() | items[1][0].mask(), offset)
         runs += [(first, last, items) for first, last in held]
     return runs
 

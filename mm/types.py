@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import torch
@@ -257,10 +258,11 @@ class PlaceholderRange:
         """Bool `[length]`."""
         return torch.ones(self.length, dtype=torch.bool) if self.is_embed is None else self.is_embed
 
-    def runs(self) -> list[tuple[int, int]]:
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int], ...]:
         """Tokens `[first, last)` of the sequence of each run of embeddings that lie side by side, in order."""
         if self.is_embed is None:
-            return [(self.offset, self.end)] if self.length else []
+            return ((self.offset, self.end),) if self.length else ()
         return true_runs(self.is_embed, self.offset)
 
     def shares(self, other: PlaceholderRange) -> bool:
@@ -283,11 +285,11 @@ class MultiModalFeature:
     hash: str
 
 
-def true_runs(mask: Tensor, offset: int = 0) -> list[tuple[int, int]]:
+def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:
     """`[first, last)` of each run of true values of a bool `[n]`: with F T T F T at 10, (11, 13) and (14, 15)."""
     closed = torch.nn.functional.pad(mask.to(torch.int8), (1, 1))
     first, last = ((closed.diff() == edge).nonzero().flatten() + offset for edge in (1, -1))
-    return list(zip(first.tolist(), last.tolist(), strict=True))
+    return tuple(zip(first.tolist(), last.tolist(), strict=True))
 
 
 def name_item(features: Sequence[MultiModalFeature], key: str) -> str:

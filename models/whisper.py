@@ -42,6 +42,7 @@ class Whisper(nn.Module):
     """See `models.interface.Model`."""
 
     rope_axes = 1
+    routes_by_modality: Mapping[str, int] = {}
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

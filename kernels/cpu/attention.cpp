@@ -10,6 +10,7 @@
 
 static const int TILE = 64;         // keys taken at once
 static const int ROWS = 6;          // query rows in registers
+static const float LOWEST = -3e38f; // maximum of no scores: its difference from another is a number
 static const int64_t BLOCK = 192;   // query rows that share a tile once it is laid out
 
 struct Problem {
@@ -22,6 +23,17 @@ struct Problem {
     const int32_t* tables;        // null: the keys of a request are the rows of its queries
     int64_t width, block_size;    // of the tables, of a block
     bool causal;
+    int64_t window;       // keys that a row sees up to its own, 0: all
+    const int64_t* seen;  // first key of every row, then the ends; null: as causal and window say
+    int64_t rows;         // of seen
+    float cap;            // of the scores, times log2(e), 0: none; scale is then that of 2 log2(e) score / cap
+
+    int64_t first(int64_t row, int64_t position) const {
+        return seen ? seen[row] : window && position >= window ? position + 1 - window : 0;
+    }
+    int64_t end(int64_t row, int64_t position, int64_t length) const {
+        return seen ? seen[rows + row] : causal ? position + 1 : length;
+    }
 };
 
 struct Work {
@@ -95,7 +107,8 @@ extern "C" int sensorium_level = best();  // instruction set in use, 0 the plain
 static thread_local Scratch scratch;  // not in a function: a thread that does not pass its declaration would never free it
 
 static void run(int type, Problem problem, int64_t requests, int threads) {
-    problem.scale *= 1.44269504f;
+    problem.scale *= problem.cap ? 2 * 1.44269504f / problem.cap : 1.44269504f;
+    problem.cap *= 1.44269504f;
     int64_t group = problem.heads / problem.kv_heads, step = BLOCK / group > 0 ? BLOCK / group : 1;
     std::vector<Work> work;
     for (int64_t i = 0; i < requests; i++)
@@ -115,18 +128,20 @@ static void write(const char* from, int64_t stride, char* cache, int64_t row, co
 
 extern "C" {
 
-// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, kv_heads, dim].
+// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, kv_heads, dim], where v
+// is null [1, ...]: keys are values.
 void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
                                int64_t v_stride, char* cache, int64_t cache_slots, char* out, int64_t heads, int64_t kv_heads,
-                               int64_t dim, float scale, const int64_t* starts, const int64_t* lengths, int64_t requests,
-                               const int32_t* tables, int64_t width, int64_t block_size, const int64_t* slots, int64_t written,
-                               int causal, int threads) {
+                               int64_t dim, float scale, float cap, const int64_t* starts, const int64_t* lengths,
+                               int64_t requests, const int32_t* tables, int64_t width, int64_t block_size,
+                               const int64_t* slots, int64_t written, int causal, int64_t window, const int64_t* seen,
+                               int64_t rows, int threads) {
     int64_t size = type == FLOAT32 ? 4 : 2, row = kv_heads * dim;
-    char* values = cache + cache_slots * row * size;
+    char* values = v ? cache + cache_slots * row * size : cache;
     write(k, k_stride * size, cache, row * size, slots, written, threads);
-    write(v, v_stride * size, values, row * size, slots, written, threads);
-    Problem problem{q,   cache, values, out,    q_stride, row,    row,   heads,      kv_heads,
-                    dim, scale, starts, lengths, tables,  width, block_size, causal != 0};
+    if (v) write(v, v_stride * size, values, row * size, slots, written, threads);
+    Problem problem{q,      cache,   values, out,   q_stride,   row,         row,    heads, kv_heads, dim, scale,
+                    starts, lengths, tables, width, block_size, causal != 0, window, seen,  rows,     cap};
     run(type, problem, requests, threads);
 }
 
@@ -134,8 +149,8 @@ void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const 
 void sensorium_varlen_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
                                 int64_t v_stride, char* out, int64_t heads, int64_t kv_heads, int64_t dim, float scale,
                                 const int64_t* starts, const int64_t* lengths, int64_t segments, int threads) {
-    Problem problem{q,   k,     v,      out,     q_stride, k_stride, v_stride, heads, kv_heads,
-                    dim, scale, starts, lengths, nullptr,  0,        1,        false};
+    Problem problem{q,      k,       v,       out, q_stride, k_stride, v_stride, heads,   kv_heads, dim, scale,
+                    starts, lengths, nullptr, 0,   1,        false,    0,        nullptr, 0,        0};
     run(type, problem, segments, threads);
 }
 }

@@ -145,20 +145,22 @@ INLINE v16 pair(const bf16* even, const bf16* odd) {
 }
 #endif
 
-// Lay out the keys and values of one head at so many slots; zeros behind the keys, up to a multiple of 16. Keys that fill
-// whole words and vectors are read where they lie.
+// Lay out the keys and values of one head at so many slots; zeros behind the keys, up to a multiple of 16, and in place of the
+// first `skip`, which nobody sees. Keys that fill whole words and vectors are read where they lie.
 template <class T>
-static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int count, const Tile& t) {
+static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int skip, int count, const Tile& t) {
     const T *k[TILE], *v[TILE];
-    for (int i = 0; i < count; i++) {
+    if (skip) memset(t.staged, 0, t.depth * 4);
+    for (int i = 0; i < skip; i++) k[i] = v[i] = (const T*)t.staged;
+    for (int i = skip; i < count; i++) {
         k[i] = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
         v[i] = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
     }
     const bool whole = sizeof(T) * PER_WORD == 4 && p.dim == t.depth * PER_WORD;
     const float* rows[TILE];
     for (int i = 0; i < count; i++) {
-        rows[i] = whole ? (const float*)k[i] : t.staged + i * t.depth;
-        if (!whole) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
+        rows[i] = whole ? (const float*)k[i] : t.staged + (i < skip ? 0 : i) * t.depth;
+        if (!whole && i >= skip) stage(t.staged + i * t.depth, k[i], p.dim, t.depth);
     }
     if (count % 16) memset(t.staged + count * t.depth, 0, t.depth * 4);
     for (int i = count; i < up_to_16(count); i++) rows[i] = t.staged + count * t.depth;
@@ -181,15 +183,27 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int c
 #endif
 }
 
-// The first `count` of scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what remains of older sums.
-INLINE void soften(int rows, int count, float* scores, const int* seen, float scale, float* top, float* sums, float* weights, float* keep) {
+// cap * tanh(score / cap), times log2(e); of a score times 2 log2(e) / cap.
+INLINE v16 capped(v16 x, float cap) {
+    const v16 most = splat(100);
+    x = x > most ? most : x < -most ? -most : x;
+    return cap - cap * 2 / (exp2(x) + 1);
+}
+
+// The first `count` of scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what
+// remains of older sums. A row sees the keys from hidden[row] to seen[row].
+INLINE void soften(int rows, int count, float* scores, const int* hidden, const int* seen, const Problem& p, float* top,
+                   float* sums, float* weights, float* keep) {
+    const float scale = p.scale, cap = p.cap;
     const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 change = {};
     for (int r = 0; r < rows; r++) {
         v16 most = none;
         for (int n = 0; n < count; n += 16) {
             v16 x = load(scores + r * TILE + n) * scale;
+            if (cap) x = capped(x, cap);
             if (seen[r] < n + 16) x = lanes < splat(seen[r] - n) ? x : none;
+            if (hidden[r] > n) x = lanes < splat(hidden[r] - n) ? none : x;
             store(scores + r * TILE + n, x);
             most = larger(x, most);
         }
@@ -231,21 +245,28 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
         stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
     memset(out, 0, rows * wide * 4);
     memset(sums, 0, rows * 16 * 4);
-    for (int64_t r = 0; r < rows; r++) top[r] = -INFINITY;
-    int64_t end = p.causal ? before + w.count : length;
-    int64_t slots[TILE];
-    for (int64_t start = 0, count = find<T>(p, w, 0, end, slots), coming; start < end; start += TILE, count = coming) {
-        lay_out<T>(p, w, slots, (int)count, tile);
+    for (int64_t r = 0; r < rows; r++) top[r] = LOWEST;
+    int64_t begin = length, end = 0;  // keys that any of the rows sees
+    for (int64_t i = 0; i < w.count; i++) {
+        int64_t first = p.first(base + i, before + i), last = p.end(base + i, before + i, length);
+        begin = first < begin ? first : begin, end = last > end ? last : end;
+    }
+    const bool plain = p.causal && !p.seen;  // later rows see more
+    int64_t slots[TILE], start = begin / TILE * TILE;
+    for (int64_t count = find<T>(p, w, start, end, slots), coming; start < end; start += TILE, count = coming) {
+        lay_out<T>(p, w, slots, (int)(begin > start ? begin - start : 0), (int)count, tile);
         coming = find<T>(p, w, start + TILE, end, slots);
-        int64_t blind = p.causal && start > before ? (start - before) * group : 0;  // rows that see nothing of the tile
+        int64_t blind = plain && start > before ? (start - before) * group : 0;  // rows that see nothing of the tile
         for (int64_t r = blind; r < rows; r += ROWS) {
-            int n = (int)(rows - r < ROWS ? rows - r : ROWS), seen[ROWS];
+            int n = (int)(rows - r < ROWS ? rows - r : ROWS), hidden[ROWS], seen[ROWS];
             for (int i = 0; i < n; i++) {
-                int64_t sees = p.causal ? before + (r + i) / group + 1 - start : count;
-                seen[i] = (int)(sees < count ? sees : count);
+                int64_t row = (r + i) / group, sees = p.end(base + row, before + row, length) - start;
+                int64_t hides = p.first(base + row, before + row) - start;
+                seen[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
+                hidden[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
             }
             multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count) / 16, nullptr);
-            soften(n, (int)count, scores, seen, p.scale, top + r, sums + 16 * r, weights, keep);
+            soften(n, (int)count, scores, hidden, seen, p, top + r, sums + 16 * r, weights, keep);
             multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, keep);
         }
     }

@@ -62,7 +62,6 @@ class ToyModel:
             x[batch.embed_index] = levels[0]
         x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
         for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
-            window = self.cache_specs[layer].window or 1 << 20
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
             source = x if meta.causal else batch.cross_rows
             if source is not None:
@@ -72,10 +71,9 @@ class ToyModel:
                 first, last = meta.query_start[i], meta.query_start[i + 1]
                 token = torch.arange(length)
                 slot = meta.block_tables[i, token // meta.block_size].long() * meta.block_size + token % meta.block_size
-                scores = x[first:last] @ keys[slot].T
-                seen = torch.arange(length - (last - first), length) if meta.causal else torch.full((last - first,), length)
-                hidden = (token[None] > seen[:, None]) | (token[None] <= seen[:, None] - window)
-                out[first:last] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values[slot]
+                start, stop = meta.ranges(i)[:, :, None]
+                hidden = (token < start) | (token >= stop)
+                out[first:last] = (x[first:last] @ keys[slot].T).masked_fill(hidden, -torch.inf).softmax(-1) @ values[slot]
             x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
             if layer + 1 < len(levels):
                 x[batch.embed_index] += levels[layer + 1]
@@ -112,7 +110,7 @@ def make_core(
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, block_size, kept), encoder, limits)
-    runner = ModelRunner(model, [blocks] * len(pools), block_size, device, store, invariant=invariant)
+    runner = ModelRunner(model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill)
     return EngineCore(scheduler, runner, Quarantine(quarantine))
 
 
@@ -166,9 +164,9 @@ def tokens_of(outputs: list) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def alone(request: EngineRequest, model: ToyModel | None = None) -> tuple[list[int], str]:
+def alone(request: EngineRequest, model: ToyModel | None = None, prefill: str = "causal") -> tuple[list[int], str]:
     """The answer of an engine that has nothing else to do, and why it ended."""
-    core = make_core(blocks=64, budget=500, caching=False, model=model)
+    core = make_core(blocks=64, budget=500, caching=False, model=model, prefill=prefill)
     core.add(request)
     outputs = drain(core)[request.request_id]
     return tokens_of(outputs), outputs[-1].finish_reason

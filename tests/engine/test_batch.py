@@ -9,8 +9,9 @@ import torch
 from sensorium.engine.batch import Caches, Track, build_batch, window
 from sensorium.engine.types import RequestUpdate, ScheduledRequest
 from sensorium.mm.types import PlaceholderRange
+from sensorium.models.interface import CacheSpec
 
-CACHES = Caches([], [0], ["full"], 4)
+CACHES = Caches([], [0], [CacheSpec("full", 1, 8, torch.float32)], 4)
 MASKED = PlaceholderRange(10, 5, torch.tensor([False, True, False, True, True]))
 
 

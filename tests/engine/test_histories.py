@@ -96,7 +96,7 @@ class History(RuleBasedStateMachine):
     def compare(self, output):
         name = output.request_id
         request = replace(self.asked[name], hold_open=False)
-        core = self.toy.make_core(blocks=64, budget=500, caching=False, model=self.model())
+        core = self.toy.make_core(blocks=64, budget=500, caching=False, model=self.model(), prefill=self.prefill)
         core.add(request)
         alone = self.toy.drain(core)[name]
         assert self.answers[name] == self.toy.tokens_of(alone), f"{name} read otherwise in company"
@@ -127,7 +127,7 @@ class History(RuleBasedStateMachine):
             self.core.truncate(name, keep)
             tokens = tokens[:keep]
         more, features = self.prompt(len(tokens))
-        if len(tokens) + len(more) > 40 or (self.prefill == "prompt_atomic" and features):
+        if len(tokens) + len(more) > 40 or self.prefill == "prompt_atomic":  # whose answers see only what comes before
             return self.abort_named(name)
         self.core.append(name, more, features, close)
         features = (*request.features, *features)

@@ -61,9 +61,9 @@ def test_rows_beside_the_grid_count():
 
 
 def test_runs_of_embeddings_lie_side_by_side():
-    assert MASKED.runs() == [(3, 4), (5, 7)]
-    assert PlaceholderRange(4, 3).runs() == [(4, 7)]
-    assert PlaceholderRange(4, 0).runs() == PlaceholderRange(0, 2, torch.zeros(2, dtype=torch.bool)).runs() == []
+    assert MASKED.runs == ((3, 4), (5, 7))
+    assert PlaceholderRange(4, 3).runs == ((4, 7),)
+    assert PlaceholderRange(4, 0).runs == PlaceholderRange(0, 2, torch.zeros(2, dtype=torch.bool)).runs == ()
 
 
 def test_ranges_are_shared_where_no_token_is_rows_of_both():
