@@ -46,7 +46,7 @@ def pair(value: Any, name: str = "size") -> tuple[int, int]:
 
 def number_of(options: Mapping[str, Any], name: str, default: int) -> int:
     """A positive whole number among options; ConfigError for anything else."""
-    value = options.get(name, default)
+    value = default if options.get(name) is None else options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; give a positive whole number")
     return value

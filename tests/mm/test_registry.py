@@ -1,0 +1,28 @@
+"""The registry: which row a checkpoint takes."""
+
+from __future__ import annotations
+
+import pytest
+from sensorium.mm.errors import ConfigError
+from sensorium.mm.registry import ARCHITECTURES, LAYOUTS, find, row_name
+
+
+def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
+    special = [name for name in ARCHITECTURES if "/" in name]
+    assert special
+    for name in special:
+        architecture, kind = name.split("/")
+        assert row_name(architecture, {"vision_config": {"model_type": kind}}) == name
+        for config in ({}, {"vision_config": None}, {"vision_config": {"model_type": "another"}}):
+            assert row_name(architecture, config) == architecture
+
+
+def test_layouts_lead_to_rows():
+    for layout in LAYOUTS.values():
+        assert all(find(name) for name in layout.rows.values())
+
+
+def test_an_unknown_architecture_names_its_neighbours():
+    name = next(iter(ARCHITECTURES))
+    with pytest.raises(ConfigError, match=name):
+        find(name[:-1])
