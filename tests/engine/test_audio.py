@@ -1,4 +1,4 @@
-"""Sound through the whole engine: Qwen2-Audio's greedy tokens against transformers, and every form a sound may come in."""
+"""Sound through the whole engine: every form it may come in, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-import soxr
 import torch
-from oracle import build_checkpoint, load_oracle
+from oracle import build_checkpoint
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.mm.media import audio as audio_module
 
-TOKENS = 48
 SLOT = "<|audio_bos|><|AUDIO|><|audio_eos|>"
-GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-CASES = {"text": [], "one": [(30_000, 16_000)], "two": [(7000, 8000), (100_000, 44_100)], "three": [(321, 16_000)] * 3}
-SEEDS = [pytest.param(seed, marks=[] if seed < 2 else pytest.mark.full) for seed in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -47,50 +42,6 @@ def asked(*sounds: object, text: str = "") -> dict[str, Any]:
 
 def answer(llm: LLM, prompt: dict[str, Any]) -> RequestOutput:
     return llm.generate(prompt, SHORT, use_tqdm=False)[0]
-
-
-def oracle_logits(model: Any, processor: Any, prompt: dict[str, Any], output: RequestOutput) -> torch.Tensor:
-    """Logits of transformers for each token of the answer, read once behind its own tokens of the prompt."""
-    given = prompt["multi_modal_data"].get("audio", [])
-    sounds = [one if rate == 16_000 else soxr.resample(one, rate, 16_000, quality="HQ") for one, rate in given]
-    sounds = [
-        np.pad(one, (0, -(-len(raw) * 16_000 // rate) - len(one))) for one, (raw, rate) in zip(sounds, given, strict=True)
-    ]
-    made = dict(processor(text=[prompt["prompt"]], audio=sounds or None, sampling_rate=16_000, return_tensors="pt"))
-    assert made["input_ids"][0].tolist() == list(output.prompt_token_ids)
-    start, tail = made["input_ids"].shape[1], torch.tensor([output.outputs[0].token_ids[:-1]])
-    with torch.inference_mode():
-        first = model(**made, use_cache=True)
-        mask = torch.ones(1, start + tail.shape[1], dtype=torch.long)
-        rest = model(input_ids=tail, attention_mask=mask, past_key_values=first.past_key_values)
-    return torch.cat([first.logits[0, -1:], rest.logits[0]]).float()
-
-
-def check(output: RequestOutput, logits: torch.Tensor) -> None:
-    """Each token is the likeliest one, or as likely to 1e-4, and the log probabilities agree."""
-    (given,) = output.outputs
-    table = logits.log_softmax(-1)
-    ours = torch.tensor([entry[token].logprob for entry, token in zip(given.logprobs, given.token_ids, strict=True)])
-    theirs = table.gather(-1, torch.tensor(given.token_ids)[:, None])[:, 0]
-    assert len(given.token_ids) == TOKENS
-    assert (ours - theirs).abs().max() < 2e-4 * max(1.0, float(logits.std()))
-    assert (table.amax(-1) - theirs).max() < 1e-4
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("chunk", [2048, 13])
-def test_greedy_tokens_are_the_oracles(seed: int, chunk: int, tmp_path: Path) -> None:
-    """All cases in one batch, at once or 13 rows a step."""
-    path = build_checkpoint(tmp_path, "qwen2_audio", seed)
-    model, processor = load_oracle(path)
-    prompts = [
-        asked(*[(sound(count, seed + i), rate) for i, (count, rate) in enumerate(case)], text=" x" * seed)
-        for case in CASES.values()
-    ]
-    llm = LLM(path, max_num_seqs=8, max_model_len=512, max_num_batched_tokens=chunk)
-    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
-        assert output.error is None
-        check(output, oracle_logits(model, processor, prompt, output))
 
 
 def test_another_sound_changes_the_answer(llm: LLM) -> None:

@@ -25,7 +25,11 @@ def row(name: str, **more: Any) -> Family:
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
         refuses=refuses,
-        variants={"tied": {"tie": True}, "wide": {"hidden": 128, "heads": 2, "kv_heads": 2, "patch": 8, "window": 32}},
+        variants={
+            "tied": {"tie": True},
+            "one kv head": {"kv_heads": 1, "heads": 2, "vision_heads": 2},
+            "wide heads": {"hidden": 128, "heads": 2, "kv_heads": 2, "full_attention": (0, 1, 2, 3), "patch": 8, "window": 32},
+        },
         **more,
     )
 

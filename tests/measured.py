@@ -1,0 +1,48 @@
+"""What tensors really take, for tests of the memory plan. Tests only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def held(model: torch.nn.Module) -> int:
+    """Bytes of all tensors that layers hold, each once; packed weights have no address."""
+    seen: dict[int, int] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            for tensor in (value, *vars(value).values()) if hasattr(value, "__dataclass_fields__") else (value,):
+                if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int64 and not hasattr(module, "inv_freq"):
+                    seen[id(tensor)] = tensor.numel() * tensor.itemsize
+    return sum(seen.values())
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """The most that tensors made during a call take together, as the profiler sees them; it is called twice."""
+    with torch.inference_mode():
+        call()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            call()
+    events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert events
+    return int(np.cumsum([size for _, size in sorted(events)]).max())
+
+
+def given_bytes(*values: Any) -> int:
+    """Of the tensors among these values, and in the sequences and mappings and objects among them, each once."""
+    seen: dict[int, int] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            seen[value.data_ptr()] = value.numel() * value.itemsize
+        elif isinstance(value, list | tuple):
+            for entry in value:
+                look(entry)
+        elif isinstance(value, dict):
+            look(list(value.values()))
+
+    look(list(values))
+    return sum(seen.values())

@@ -1,0 +1,93 @@
+"""Each family's memory plan against live tensors, at full load: by category, within a tenth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from family import LETTERS, Family, Question, ask
+from measured import given_bytes, held, peak_bytes
+from parity import World, each, greedy, make_llm
+from sensorium import LLM
+from sensorium.engine.types import EngineRequest
+from sensorium.models.interface import Work
+
+CPU = torch.device("cpu")
+NEAR = 0.1  # of what is live
+
+
+def near(planned: int, live: int, what: str) -> None:
+    print(f"{what}: planned {planned:,}, live {live:,}")
+    assert abs(planned - live) <= NEAR * live, f"{what}: {planned:,} bytes are planned, {live:,} are live"
+
+
+def full_prompts(row: Family, count: int) -> list[Question]:
+    """Prompts of as many items of the first kind as the row's own hold, all different."""
+    letter = next(letter for letter, modality in LETTERS.items() if modality in row.slots)
+    return [ask(row, letter * max(map(len, row.default_cases())), 300 + seed) for seed in range(count)]
+
+
+@pytest.mark.full
+@each
+def test_weights_and_caches_are_those_planned(row: Family, world: World) -> None:
+    llm = world.llm(row.name)
+    plan, runner = llm.explain(), llm._driver.core.runner
+    near(plan.weights, held(runner.model), "weights")
+    near(plan.kv_cache, sum(cache.nbytes for cache in runner.caches.tensors), "keys and values")
+
+
+@pytest.mark.full
+@each
+def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
+    prompts = full_prompts(row, 8)
+    prepared = [world.llm(row.name)._inputs.prepare(question.ours) for question in prompts]
+    longest = max(len(one.token_ids) for one in prepared) + 2
+    row_bytes = world.llm(row.name)._driver.core.runner.model.row_size * 4
+    rows = max(longest, sum(feature.range.num_embeds for one in prepared for feature in one.features) * 2 // 3)
+    llm = make_llm(row, world.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
+    llm.generate([question.ours for question in prompts], greedy(1), use_tqdm=False)
+    core = llm._driver.core
+    live = sum(rows.nbytes for rows in core.runner.store.rows.values())
+    assert live == core.scheduler.encoder.bytes
+    assert core.scheduler.encoder.evictions > 0
+    largest = max(feature.range.num_embeds for one in prepared for feature in one.features) * row_bytes
+    assert live <= llm.explain().encoder_cache <= live + largest
+
+
+def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
+    """(planned, live) of the largest forward pass and of each kind's largest encoder call that a question takes."""
+    core, found = llm._driver.core, {}
+    model, forward, embed = core.runner.model, core.runner.model.forward, core.runner.model.embed_multimodal
+
+    def tell(what: str, planned: int, live: int) -> None:
+        found[what] = max(found.get(what, (0, 0)), (planned, live))
+
+    def spy_forward(batch: Any) -> torch.Tensor:
+        lengths = batch.attn[0].seq_lens
+        work = Work(len(batch.input_ids), sum(lengths), max(lengths), CPU)
+        given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
+        tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))
+        return forward(batch)
+
+    def spy_embed(modality: str, tensors: Any) -> list[torch.Tensor]:
+        rows = embed(modality, tensors)
+        count = sum(map(len, rows))
+        live = given_bytes(dict(tensors)) + peak_bytes(lambda: embed(modality, tensors))
+        tell(modality, model.encoder_bytes(modality, count, Work(1, 1, 1, CPU)), live)
+        return rows
+
+    model.forward, model.embed_multimodal = spy_forward, spy_embed
+    prepared = llm._inputs.prepare(question.ours)
+    core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), prepared.features))
+    while core.scheduler.requests:
+        core.step()
+    return found
+
+
+@pytest.mark.full
+@each
+def test_steps_take_what_is_planned(row: Family, world: World) -> None:
+    llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=1024, max_num_seqs=1)
+    for what, (planned, live) in steps(llm, full_prompts(row, 1)[0]).items():
+        near(planned, live, what)

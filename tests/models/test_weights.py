@@ -1,0 +1,82 @@
+"""Checkpoint folders as they come: sharded, tied heads stored or not, and what is wrong with them named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import family
+import pytest
+import torch
+from family import ask, load_rows
+from oracle import build_checkpoint
+from parity import make_llm, record
+from safetensors.torch import load_file, save_file
+from sensorium.mm.errors import CheckpointError
+from sensorium.models import weights
+
+ROW = load_rows()["qwen2_5_vl"]
+
+
+def logits(folder: Path) -> torch.Tensor:
+    return record(make_llm(ROW, folder), ask(ROW, "iv"), 1)[1]
+
+
+def test_shards_are_one_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    sharded = build_checkpoint(tmp_path, shard_size="200KB")
+    assert (sharded / "model.safetensors.index.json").exists()
+    assert dict(weights.read_checkpoint(checkpoint)).keys() == dict(weights.read_checkpoint(sharded)).keys()
+    assert torch.equal(logits(sharded), logits(checkpoint))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    path = build_checkpoint(tmp_path, shard_size="200KB")
+    shard = sorted(path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"{shard.name} is missing"):
+        make_llm(ROW, path)
+
+
+def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
+    """The table beside it is what counts, as in transformers."""
+    path = family.save(ROW, tmp_path, tie=True)
+    stored = dict(weights.read_checkpoint(path))
+    assert not any("lm_head" in name for name in stored)
+    expected = logits(path)
+    table = next(tensor for name, tensor in stored.items() if name.endswith("embed_tokens.weight"))
+    save_file(stored | {"lm_head.weight": torch.zeros_like(table)}, path / "model.safetensors")
+    assert torch.equal(logits(path), expected)
+
+
+Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def without(part: str) -> Change:
+    return lambda stored: {name: tensor for name, tensor in stored.items() if part not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (without("blocks.0.norm1."), r"lacks visual\.\S+norm1\.weight; it does not fit"),
+        (without(".mlp."), r"lacks .* and \d+ more"),
+        (lambda stored: stored | {"surplus.weight": torch.zeros(2)}, "holds unknown surplus"),
+        (lambda stored: stored | {name: torch.zeros(3) for name in stored if "blocks.0.norm1." in name}, "has shape"),
+    ],
+)
+def test_what_does_not_fit_is_named(checkpoint: Path, tmp_path: Path, change: Change, text: str) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    save_file(change(load_file(checkpoint / "model.safetensors")), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=text):
+        make_llm(ROW, tmp_path)
+
+
+def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(CheckpointError, match="not readable"):
+        make_llm(ROW, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds neither"):
+        make_llm(ROW, tmp_path)
