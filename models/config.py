@@ -76,17 +76,24 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
     """
     stack = stack or Stack()
     text = {**stack.defaults, **{ALIASES.get(key, key): value for key, value in text_of(config).items()}}
+    try:
+        return replace(_read(config, text, stack), **changes)
+    except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(f"config.json says something of its decoder that cannot be read ({error})") from None
+
+
+def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> DecoderSpec:
     hidden = count(text, "hidden_size")
     layers = tuple(
         LayerSpec(_attention(text, stack, i), _mlp(text, stack, i), stack.norms)
         for i in range(count(text, "num_hidden_layers"))
     )
-    spec = DecoderSpec(
+    return DecoderSpec(
         vocab_size=count(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
         eps=text.get("rms_norm_eps", 1e-6),
-        max_positions=count({"max_position_embeddings": 32768} | text, "max_position_embeddings"),
+        max_positions=count({"max_position_embeddings": 32768, **text}, "max_position_embeddings"),
         tied=_tied(config, stack),
         norm_offset=stack.norm_offset,
         embed_scale=hidden**0.5 if stack.root_scale else text.get("embedding_multiplier", 1.0),
@@ -94,7 +101,6 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
         logit_scale=1.0 / text.get("logits_scaling", 1.0),
         logit_cap=text.get("final_logit_softcapping"),
     )
-    return replace(spec, **changes)
 
 
 def _tied(config: Mapping[str, Any], stack: Stack) -> bool:
@@ -216,7 +222,7 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
             "normalise": bool(text.get("norm_topk_prob", True)),
             "scale": text.get("routed_scaling_factor") or 1.0,
             "scoring": text.get("scoring_func") or "softmax",
-            "groups": text.get("n_group") or 1,
+            "groups": 1 if text.get("topk_method") == "greedy" else text.get("n_group") or 1,
             "top_groups": text.get("topk_group") or 1,
             "bias": bias,
             **stack.router,
@@ -225,7 +231,9 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
 
 
 def _sparse(text: Mapping[str, Any], layer: int) -> bool:
-    """Whether the layer's MLP is a mixture: each rule is of another family of configs, the others then say nothing."""
+    """Whether the layer's MLP is a mixture: each rule is of other configs, which then say nothing of the others."""
+    if text.get("mlp_layer_types"):
+        return bool(text["mlp_layer_types"][layer] == "sparse")
     last = text.get("moe_layer_end_index", -1)
     first, last = text.get("moe_layer_start_index", 0), last if last >= 0 else count(text, "num_hidden_layers") - 1
     if layer < text.get("first_k_dense_replace", 0) or layer in (text.get("mlp_only_layers") or ()):

@@ -77,6 +77,17 @@ class Norm(Weighted):
         norm_heads_(x, self.weight, self.eps, self.offset)
 
 
+class Scale(nn.Module):
+    """`x` times a number, in place."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(self.factor)
+
+
 class Embedding(Weighted):
     """Token id -> row times `scale`. `[rows] -> [rows, dim]`."""
 

@@ -11,7 +11,7 @@ from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
 from ..interface import CacheSpec, ForwardBatch
-from ..layers.basic import Embedding, Norm
+from ..layers.basic import Embedding, Norm, Scale
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention
 from ..layers.mlp import GatedMlp
@@ -67,8 +67,9 @@ class Layer(nn.Module):
             for name in spec.norms
         ]
         self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
-        if len(norms) == 4:
-            self.after_attention, self.after_mlp = norms[1], norms[3]
+        if spec.sandwich or stack.residual_scale != 1.0:
+            scale = Scale(stack.residual_scale)
+            self.after_attention, self.after_mlp = (norms[1], norms[3]) if spec.sandwich else (scale, scale)
 
     def forward(
         self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
@@ -78,28 +79,14 @@ class Layer(nn.Module):
         return self.mlp(self.before_mlp(x, add), kinds)  # type: ignore[no-any-return]
 
 
-class SandwichLayer(Layer):
-    """What attention and MLP make is normed once more before it is added."""
+class AdjustedLayer(Layer):
+    """What attention and MLP make is normed once more, or scaled, before it is added."""
 
     def forward(
         self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
     ) -> Tensor:
         add = self.after_attention(self.self_attn(self.before_attention(x, add), turns, cache, attn))
         return self.after_mlp(self.mlp(self.before_mlp(x, add), kinds))  # type: ignore[no-any-return]
-
-
-class ScaledLayer(Layer):
-    """What attention and MLP make is scaled before it is added."""
-
-    def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(spec, stack, dtype, device)
-        self.scale = stack.residual_scale
-
-    def forward(
-        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
-    ) -> Tensor:
-        add = self.self_attn(self.before_attention(x, add), turns, cache, attn).mul_(self.scale)
-        return self.mlp(self.before_mlp(x, add), kinds).mul_(self.scale)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -109,7 +96,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
-        layers = [_layer(layer, spec)(layer, spec, dtype, device) for layer in spec.layers]
+        plain = spec.residual_scale == 1.0 and not any(layer.sandwich for layer in spec.layers)
+        layers = [(Layer if plain else AdjustedLayer)(layer, spec, dtype, device) for layer in spec.layers]
         self.layers = nn.ModuleList(layers)
         self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
@@ -136,13 +124,6 @@ class Decoder(nn.Module):
         first, *levels = batch.embed_rows.to(x.dtype).split(x.shape[1], 1)
         x.index_copy_(0, batch.embed_index, first)
         return tuple(levels)
-
-
-def _layer(spec: LayerSpec, stack: DecoderSpec) -> type[Layer]:
-    if len(spec.norms) == 4:
-        assert stack.residual_scale == 1.0, "no published stack has both"
-        return SandwichLayer
-    return Layer if stack.residual_scale == 1.0 else ScaledLayer
 
 
 def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention | LatentAttention:

@@ -132,6 +132,10 @@ class LayerSpec:
     mlp: MlpSpec | MoeSpec
     norms: tuple[str, ...] = PLAIN_NORMS
 
+    @property
+    def sandwich(self) -> bool:
+        return len(self.norms) == 4
+
 
 @dataclass(frozen=True)
 class DecoderSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.config import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.mm.errors import CheckpointError
 from sensorium.models import weights
 from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
-from sensorium.models.interface import ForwardBatch
+from sensorium.models.interface import ForwardBatch, Work
+from sensorium.models.text.spec import in_runs, in_turns
 from sensorium.models.text.stacks import stack_of
 
 SMALL = {
@@ -104,8 +108,10 @@ def load_ours(path: Path, dtype: torch.dtype = torch.float32) -> TextModel:
     return model
 
 
-def run_ours(model: TextModel, ids: torch.Tensor, cuts: tuple[int, ...] = (23, 24), block: int = 4) -> torch.Tensor:
-    """One request in several steps, cut before these rows, on scattered blocks."""
+def run_ours(
+    model: TextModel, ids: torch.Tensor, cuts: tuple[int, ...] = (23, 24), block: int = 4, rows: Any = (None, None)
+) -> torch.Tensor:
+    """One request in several steps, cut before these rows, on scattered blocks; `rows`: where encoder rows go, and they."""
     blocks = -(-len(ids) // block)
     table = torch.arange(blocks, 0, -1, dtype=torch.int32)[None]
     caches = [torch.zeros(s.planes, blocks + 1, block, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
@@ -114,7 +120,8 @@ def run_ours(model: TextModel, ids: torch.Tensor, cuts: tuple[int, ...] = (23, 2
         token = torch.arange(first, last)
         slots = table[0].long()[token // block] * block + token % block
         attn = AttentionMetadata((0, last - first), (last,), table, slots, block)
-        batch = ForwardBatch(ids[first:last], token[None].expand(model.rope_axes, -1), [attn] * len(caches), caches)
+        attns = [attn if s.window is None else replace(attn, window=s.window) for s in model.cache_specs]
+        batch = ForwardBatch(ids[first:last], token[None].expand(model.rope_axes, -1), attns, caches, *rows)
         with torch.inference_mode():
             logits.append(model.compute_logits(model.forward(batch)))
     return torch.cat(logits)
@@ -178,3 +185,130 @@ def test_experts_in_one_tensor_or_by_themselves(name: str, tmp_path: Path) -> No
     turned = {label: tensor.mT.contiguous() if tensor.ndim == 3 else tensor for label, tensor in own.items()}
     save_file(turned, tmp_path / "model.safetensors")
     assert torch.equal(run_ours(load_ours(tmp_path), some_ids()), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gemma2", "deepseek_v3"])
+def test_no_bit_depends_on_where_a_prompt_is_cut(name: str, tmp_path: Path) -> None:
+    build_oracle(name).save_pretrained(tmp_path)
+    model = load_ours(tmp_path)
+    whole = run_ours(model, some_ids(), ())
+    for cuts in ((23, 24), (1, 7, 30), tuple(range(1, LENGTH))):
+        assert torch.equal(run_ours(model, some_ids(), cuts), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["glm4", "gemma3_text", "qwen3_moe", "deepseek_v3"])
+def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Near the float32 answer, as far as the format allows; unrelated logits would be 1.4 standard deviations off."""
+    oracle = build_oracle(name)
+    oracle.save_pretrained(tmp_path)
+    theirs, ours = run_oracle(oracle, some_ids()), run_ours(load_ours(tmp_path, dtype), some_ids())
+    off = (ours - theirs).square().mean(-1).sqrt()  # of a row; a choice between near equal experts may fall otherwise
+    assert off.median() / theirs.std() < (0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_levels_are_added_after_the_first_layers(tmp_path: Path) -> None:
+    oracle = build_oracle("llama")
+    oracle.save_pretrained(tmp_path)
+    model = load_ours(tmp_path)
+    where, width = torch.tensor([3, 4, 5, 11]), SMALL["hidden_size"]
+    rows = torch.randn(4, 3 * width, generator=torch.Generator().manual_seed(2))
+    first, *levels = rows.split(width, 1)
+
+    def add(level: torch.Tensor) -> Any:
+        return lambda layer, args, out: out.index_add(1, where, level[None])
+
+    for layer, level in zip(oracle.model.layers, levels, strict=False):
+        layer.register_forward_hook(add(level))
+    with torch.inference_mode():
+        embeds = oracle.model.embed_tokens(some_ids()).index_copy(0, where, first)
+        theirs = oracle(inputs_embeds=embeds[None]).logits[0]
+    assert (run_ours(model, some_ids(), (), rows=(where, rows)) - theirs).abs().max() < tolerance(theirs)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    build_oracle("qwen3_moe").save_pretrained(tmp_path)
+    stored = dict(weights.read_checkpoint(tmp_path))
+
+    def attempt(changed: dict[str, torch.Tensor]) -> TextModel:
+        save_file(changed, tmp_path / "model.safetensors")
+        return load_ours(tmp_path)
+
+    name = "model.layers.1.mlp.experts.5.down_proj.weight"
+    with pytest.raises(CheckpointError, match=r"lacks language_model\.layers\.1\.mlp\.experts\.5\.down_proj\.weight"):
+        attempt({label: tensor for label, tensor in stored.items() if label != name})
+    with pytest.raises(CheckpointError, match=r"holds unknown model\.layers\.7\.norm\.weight"):
+        attempt(stored | {"model.layers.7.norm.weight": torch.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"experts\.5\.down_proj\.weight has shape \[3, 3\]"):
+        attempt(stored | {name: torch.zeros(3, 3)})
+    with pytest.raises(CheckpointError, match="twice, under its old and its new name"):
+        attempt(stored | {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(8, 48, 64)})
+
+
+def test_tensors_for_later_are_kept_and_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_oracle("llama").save_pretrained(tmp_path)
+    stored, extra = dict(weights.read_checkpoint(tmp_path)), torch.randn(2, 2)
+    save_file(stored | {"model.layers.3.eh_proj.weight": extra, "talker.x": extra.clone()}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(TextModel, "kept", ("language_model.layers.3.",))
+    monkeypatch.setattr(TextModel, "ignored", ("talker.",))
+    spare = load_ours(tmp_path).spare
+    assert list(spare) == ["language_model.layers.3.eh_proj.weight"]
+    assert torch.equal(spare["language_model.layers.3.eh_proj.weight"], extra)
+
+
+def test_windows_of_older_configs() -> None:
+    """A pattern and two bases at the top, as transformers 4 wrote them."""
+    text = SMALL | GEMMA | {"num_hidden_layers": 7, "model_type": "gemma3_text", "sliding_window": 7}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = text | {"sliding_window_pattern": 3, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaling}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["sliding_attention"]
+    ropes = {"sliding_attention": {"rope_theta": 1e4}, "full_attention": scaling | {"rope_theta": 1e6}}
+    new = text | {"layer_types": kinds, "rope_parameters": ropes}
+    spec = decoder_spec(old, stack_of(old))
+    assert [attention.window for attention in spec.attentions] == [7, 7, None, 7, 7, None, 7]
+    assert [rope.theta for rope in spec.ropes] == [1e4, 1e6]
+    same = decoder_spec(new, stack_of(new))
+    for ours, theirs in zip(spec.attentions, same.attentions, strict=True):
+        assert (ours.window, ours.rope.theta, ours.rope.axes) == (theirs.window, theirs.rope.theta, theirs.rope.axes)
+        assert ours.rope.scaling.get("factor") == theirs.rope.scaling.get("factor")
+
+
+def test_axes_of_frequencies() -> None:
+    assert in_runs((2, 1, 1)) == (0, 0, 1, 2)
+    assert in_turns((4, 2, 2)) == (0, 1, 2, 0, 1, 2, 0, 0)
+    assert in_turns((3, 2, 2, 2)) == (0, 1, 2, 3, 0, 1, 2, 3, 0)
+    rope = {"rope_type": "default", "mrope_section": [2, 2, 2, 2], "rope_theta": 1e4}
+    assert decoder_spec(SMALL | {"rope_parameters": rope}).rope_axes == 4
+    assert decoder_spec(SMALL).rope_axes == 1
+
+
+def peak_bytes(call: Any) -> int:
+    """The most that tensors made during a call take together, as the profiler sees them."""
+    with torch.inference_mode():
+        call()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma2", "granite", "ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
+def test_a_step_takes_what_is_planned(name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tenth, for sizes that overheads do not hide."""
+    for key, value in {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 8}.items():
+        monkeypatch.setitem(SMALL, key, value)
+    build_oracle(name).save_pretrained(tmp_path)
+    model = load_ours(tmp_path, dtype)
+    ids = torch.randint(1, 100, (256,), generator=torch.Generator().manual_seed(1))
+    table = torch.arange(16, dtype=torch.int32)[None]
+    caches = [torch.zeros(s.planes, 16, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
+    attn = AttentionMetadata((0, 256), (256,), table, torch.arange(256), 16)
+
+    def run() -> None:
+        attns = [replace(attn, window=s.window) for s in model.cache_specs]
+        rows = (torch.arange(256), torch.zeros(256, 192, dtype=dtype))
+        model.forward(ForwardBatch(ids.clone(), torch.arange(256)[None].clone(), attns, caches, *rows))
+
+    planned = model.forward_bytes(Work(256, 256, 256, torch.device("cpu")))
+    assert peak_bytes(run) == pytest.approx(planned, rel=0.1)
