@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
-from .activations import tower_bytes
+from .activations import projector_bytes, tower_bytes
 from .config import count
 from .decoder_model import DecoderModel
 from .interface import Work
@@ -26,8 +26,10 @@ class NativeModel(DecoderModel):
     """A family says what its tower, connectors and decoder are made of, and their names in checkpoints.
 
     The first connector makes the rows that take the place of tokens, from the tower's last state; each other one makes a
-    level that a layer of the decoder adds, from the tower's other states in turn.
+    level that a layer of the decoder adds, from the tower's other states in turn. `projector`: what the first one is.
     """
+
+    projector: ClassVar[type[Projector]] = Projector
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class NativeModel(DecoderModel):
             if spec.out != self.hidden_size:
                 raise ConfigError(f"the tower makes rows of {spec.out}, the decoder takes {self.hidden_size}")
         self.visual = Tower(tower, dtype, device)
-        self.merger = Projector(connectors[0], dtype, device)
+        self.merger = self.projector(connectors[0], dtype, device)
         self.levels = nn.ModuleList(Projector(spec, dtype, device) for spec in connectors[1:])
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
@@ -59,12 +61,14 @@ class NativeModel(DecoderModel):
         return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        tower, size = self.visual.spec, self.dtype.itemsize
-        patches, levels = rows * self.merger.spec.group, len(self.levels)
-        kept = (
-            levels * (patches * tower.width + 2 * rows * self.hidden_size) * size
-        )  # states, and levels before they are joined
-        return tower_bytes(tower, patches, self.merger.spec, self.dtype, work) + kept
+        tower, merger, size, levels = self.visual.spec, self.merger.spec, self.dtype.itemsize, len(self.levels)
+        patches, made = rows * merger.group, rows * self.hidden_size * size
+        whole = tower_bytes(tower, patches, merger, self.dtype, work)
+        if not levels:
+            return whole
+        held = patches * (tower.patch_dim + (1 + levels) * tower.width) * size  # pixels, states
+        last = patches * (projector_bytes(merger, 1, patches, self.dtype, work) - tower.width * size)
+        return max(whole, held + max(levels * made + last, 2 * (1 + levels) * made))  # beside the other levels; all joined
 
 
 def patch_numbers(vision: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -25,8 +25,9 @@ class NativeInfo(FamilyInfo):
     """Sides are rounded to merged patches, the area is kept within bounds; `temporal` frames make one patch.
 
     `patches`: the published processor's own defaults, by modality. `frames`: which frames of a file are used where the
-    preprocessor's JSON does not say. The tensors are `pixel_values` and `image_grid_thw`, `pixel_values_videos` and
-    `video_grid_thw`.
+    preprocessor's JSON does not say. `timed`: where in a step of a clip the time lies that is written as text beside it, 0 at
+    its first frame and 1 at its last; None: none is written. The tensors are `pixel_values` and `image_grid_thw`,
+    `pixel_values_videos` and `video_grid_thw`.
     """
 
     modalities: tuple[str, ...] = ("image", "video")
@@ -34,6 +35,7 @@ class NativeInfo(FamilyInfo):
     rows = "grid"
     patches: ClassVar[Mapping[str, PatchSpec]]
     frames: ClassVar[SamplingPolicy] = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768)
+    timed: ClassVar[float | None] = None
 
     def read(self, modality: str) -> PatchSpec:
         spec = read_spec(self.json(modality), self.patches[modality])
@@ -64,12 +66,25 @@ class NativeInfo(FamilyInfo):
         if header.frames is None:
             return patch_grid(header.size, spec.policy(), spec.merge)
         frames, step = len(header.frames.indices), self.time_step(header.frames.fps or UNKNOWN_FPS)
-        return patch_grid(header.size, spec.policy(frames), spec.merge, frames, spec.temporal, step)
+        grid = patch_grid(header.size, spec.policy(frames), spec.merge, frames, spec.temporal, step)
+        return replace(grid, times=self._times(header.frames.timestamps, spec.temporal))
 
     def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """Frames of a clip of rows lie as far apart as frames are usually used."""
         grid = super().rows_geometry(item)
-        fps = self.decode_spec.sampling.fps or UNKNOWN_FPS
-        return replace(grid, time_step=self.time_step(fps)) if item.modality == "video" else grid
+        if item.modality != "video":
+            return grid
+        fps, temporal = self.decode_spec.sampling.fps or UNKNOWN_FPS, self.specs["video"].temporal
+        seconds = [frame / fps for frame in range(grid.t * temporal)]
+        return replace(grid, time_step=self.time_step(fps), times=self._times(seconds, temporal))
+
+    def _times(self, seconds: Sequence[float], temporal: int) -> tuple[float, ...]:
+        """Of each step, from those of its frames."""
+        if self.timed is None:
+            return ()
+        filled = [*seconds, *[seconds[-1]] * (-len(seconds) % temporal)]
+        ends = zip(filled[::temporal], filled[temporal - 1 :: temporal], strict=True)
+        return tuple(first * (1 - self.timed) + last * self.timed for first, last in ends)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """`pixel_values` `[patches, 3 * temporal * patch^2]` and its grid, `_videos` for clips."""

@@ -9,7 +9,7 @@ from typing import Any
 from ..mm.errors import InputError
 from ..mm.geometry import SamplingPolicy
 from ..mm.media.policy import DecodeSpec
-from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, MediaHeader
+from ..mm.types import ItemGeometry, MediaHeader
 from .base import build_span
 from .files import ProcessorFiles
 from .interface import Span
@@ -30,6 +30,7 @@ class Qwen3VLProcessingInfo(NativeInfo):
         "video": PatchSpec(HALF, HALF, patch=16, min_pixels=128 * _AREA, max_pixels=768 * _AREA, together=True),
     }
     frames = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, spread="nearest")
+    timed = 0.5
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         super().__init__(files, *options)
@@ -53,15 +54,7 @@ class Qwen3VLProcessingInfo(NativeInfo):
         if len(header.frames.indices) > MOST_FRAMES:
             used = len(header.frames.indices)
             raise InputError(f"{used} of its frames are wanted, the model takes at most {MOST_FRAMES}; lower fps or num_frames")
-        return replace(grid, times=_times(header.frames, self.specs["video"].temporal))
-
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Steps of a clip of rows lie as far apart as frames are usually used."""
-        grid, spec = super().rows_geometry(item), self.specs[item.modality]
-        if item.modality != "video":
-            return grid
-        apart = spec.temporal / (self.decode_spec.sampling.fps or self.frames.fps or 1.0)
-        return replace(grid, times=tuple((i + (1 - 1 / spec.temporal) / 2) * apart for i in range(grid.t)))
+        return grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":
@@ -71,9 +64,3 @@ class Qwen3VLProcessingInfo(NativeInfo):
         for time in geometry.times:
             pieces += [(*self.encode(f"<{time:.1f} seconds>"), self.start), rows, (self.end,)]
         return build_span(pieces, self.slot_ids["video"])
-
-
-def _times(plan: FramePlan, temporal: int) -> tuple[float, ...]:
-    """Seconds of each step: halfway between its first and its last frame."""
-    seconds = [*plan.timestamps, *plan.timestamps[-1:] * (-len(plan.timestamps) % temporal)]
-    return tuple((a + b) / 2 for a, b in zip(seconds[::temporal], seconds[temporal - 1 :: temporal], strict=True))
