@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from family import PICTURES, Family
-from oracle import fast_tokenizer, randomise, sharpen, text_config
+from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ["</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 KINDS = {"pixtral": ("Llava", 1), "mistral3": ("Mistral3", 2)}
@@ -30,7 +30,6 @@ def build(name, seed, tie=False, layer=-1, act="gelu", bias=None, text="mistral"
     )
     model = getattr(tf, f"{stem}ForConditionalGeneration")(config).eval()
     randomise(model, seed)
-    sharpen(model.model.vision_tower)
     images = tf.PixtralImageProcessor(size={"longest_edge": 112}, patch_size={"height": 14, "width": 14})
     return model, tf.PixtralProcessor(images, words, patch_size=14, spatial_merge_size=merge)
 
@@ -64,7 +63,6 @@ def row(name, **more):
         sizes={"image": [(90, 130), (60, 60), (40, 170)]},
         grid={"image": [size for size in PICTURES if max(size) <= 112 * min(size)]},  # else transformers' have no lines
         tensors=partial(tensors, merge),
-        half=(0.25, 0.02),  # sharpened scores of turned queries and keys: bfloat16 has an eighth of float16's digits
         finish=partial(finish, merge),
         **more,
     )
