@@ -45,7 +45,10 @@ class ModelRunner:
         invariant: bool = False,
         prefill: str = "causal",
     ) -> None:
-        """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits. `grammars`: of the checkpoint's tokenizer; without it none are asked for."""
+        """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits.
+
+        `grammars`: of the checkpoint's tokenizer; without it none are asked for.
+        """
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)

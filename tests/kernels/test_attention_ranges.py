@@ -1,0 +1,134 @@
+"""Rows that see a range of keys: windows, items and prompts that see themselves whole, soft caps, and keys that are values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+from sensorium.kernels import native
+from sensorium.kernels.attention import paged_attention, paged_attention_reference
+from sensorium.kernels.metadata import AttentionMetadata
+from torch import Tensor
+
+TYPES = [torch.float32, torch.bfloat16]
+LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
+REQUESTS = [(0, 1), (62, 1), (63, 1), (0, 64), (90, 67), (250, 3), (0, 130), (7, 1)]  # earlier tokens, rows of this step
+needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
+
+
+@pytest.fixture(params=[pytest.param("native", marks=needs_library), "torch"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("SENSORIUM_KERNELS", f"attention={request.param}")
+    return str(request.param)
+
+
+def case(
+    requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16, planes: int = 2
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, AttentionMetadata]:
+    """Queries, keys and values of a step, a cache that holds the earlier ones and zeros elsewhere, and its layout."""
+    gen = torch.Generator().manual_seed(7)
+    lengths = [done + rows for done, rows in requests]
+    needs = [-(-n // block) for n in lengths]
+    free = (1 + torch.randperm(sum(needs), generator=gen)).tolist()
+    tables, slots = torch.zeros(len(requests), max(needs), dtype=torch.int32), []
+    cache = torch.zeros(planes, sum(needs) + 1, block, kv_heads, dim, dtype=dtype)
+    for i, (done, rows) in enumerate(requests):
+        tables[i, : needs[i]] = torch.tensor([free.pop() for _ in range(needs[i])], dtype=torch.int32)
+        token = torch.arange(done + rows)
+        where = tables[i].long()[token // block] * block + token % block
+        cache.flatten(1, 2)[:, where[:done]] = torch.randn(planes, done, kv_heads, dim, generator=gen).to(dtype)
+        slots.append(where[done:])
+    starts = (0, *accumulate(rows for _, rows in requests))
+    q, k, v = (torch.randn(starts[-1], n, dim, generator=gen).to(dtype) for n in (heads, kv_heads, kv_heads))
+    return q, k, v if planes == 2 else None, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
+
+
+def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
+    """Rows `[first, last)` of this step's rows of a request see each other as well."""
+    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for request, (first, last) in atoms.items():
+        start = meta.query_start[request]
+        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
+        seen[1, start + first : start + last] = before + last
+    return replace(meta, seen=seen)
+
+
+VARIANTS = [
+    {"window": 1},
+    {"window": 5},
+    {"window": 64, "soft_cap": 3.0},
+    {"window": 100, "atoms": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
+    {"atoms": {3: (0, 64), 4: (60, 67), 5: (0, 2), 6: (0, 130)}, "soft_cap": 20.0},
+    {"planes": 1},
+    {"planes": 1, "window": 70, "soft_cap": 5.0},
+    {"soft_cap": 1.5},
+]
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 1, 80), (2, 2, 256), (3, 1, 576)])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_equal_to_the_reference(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, variant: dict) -> None:
+    q, k, v, cache, meta = case(REQUESTS, heads, kv_heads, dim, dtype, planes=variant.get("planes", 2))
+    meta = replace(meta, window=variant.get("window"))
+    if "atoms" in variant:
+        meta = sees_itself(meta, variant["atoms"])
+    scale, cap = 2 * dim**-0.5, variant.get("soft_cap")
+    out = paged_attention(q, k, v, cache, meta, scale, cap)
+    torch.testing.assert_close(
+        out, paged_attention_reference(q, cache, meta, scale, cap), atol=LIMITS[dtype], rtol=LIMITS[dtype]
+    )
+
+
+def test_the_reference_against_a_mask() -> None:
+    q, k, v, cache, meta = case([(0, 12)], 2, 2, 8, torch.float64)
+    meta = sees_itself(replace(meta, window=4), {0: (3, 9)})
+    at = torch.arange(12)
+    mask = (at[None] <= at[:, None]) | ((at[None] < 9) & (at[None] >= 3) & (at[:, None] >= 3) & (at[:, None] < 9))
+    mask &= at[None] > at[:, None] - 4  # a window cuts what an item sees of itself, too
+    scores = (torch.einsum("qhd,khd->hqk", q, k) * 0.4 / 2).tanh() * 2
+    expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+    cache.flatten(1, 2)[0][meta.slot_mapping], cache.flatten(1, 2)[1][meta.slot_mapping] = k, v
+    torch.testing.assert_close(paged_attention_reference(q, cache, meta, 0.4, 2.0), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", TYPES)
+def test_blocks_behind_a_window_are_not_read(dtype: torch.dtype) -> None:
+    q, k, v, cache, meta = case([(150, 1), (40, 30), (290, 2)], 4, 2, 32, dtype)
+    meta = replace(meta, window=20)
+    whole = paged_attention(q, k, v, cache.clone(), meta, 0.2)
+    tables = meta.block_tables.clone()
+    for i, first in enumerate((131 // 16, 21 // 16, 271 // 16)):
+        cache[:, tables[i, :first].long()] = float("nan")
+        tables[i, :first] = 0
+    cache[:, 0] = float("nan")
+    assert torch.equal(paged_attention(q, k, v, cache, replace(meta, block_tables=tables), 0.2), whole)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 1, 30, 77])
+def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    """However the prompt is cut, but for an item within that sees itself; alone or with others."""
+    length, item = 210, (60, 140)
+    q, k, v, cache, meta = case([(0, length)], 6, 2, 64, dtype)
+    whole = paged_attention(q, k, v, cache, sees_itself(replace(meta, window=window), {0: item}), 0.2, cap)
+    for cuts in ((60, 140), (1, 30, 59, 150), (17, 58, 141, *range(142, length))):
+        _, _, _, other, other_meta = case([(9, 30), (0, length), (33, 1)], 6, 2, 64, dtype, block=8)
+        parts = []
+        for start, stop in zip((0, *cuts), (*cuts, length), strict=True):
+            slots = other_meta.slot_mapping[30:-1][start:stop]
+            step = AttentionMetadata((0, 1, 1 + stop - start), (9, stop), other_meta.block_tables[:2], slots, 8, window=window)
+            queries = torch.cat((q[:1], q[start:stop]))
+            mate = torch.tensor([int(other_meta.block_tables[0, 1]) * 8])  # the ninth token of the other
+            step = replace(step, slot_mapping=torch.cat((mate, slots)))
+            if start <= item[0] < stop:
+                step = sees_itself(step, {1: (item[0] - start, item[1] - start)})
+            keys, values = (torch.cat((side[:1], side[start:stop])) for side in (k, v))
+            parts.append(paged_attention(queries, keys, values, other, step, 0.2, cap)[1:])
+        assert torch.equal(torch.cat(parts), whole)
