@@ -53,7 +53,8 @@ def paged_attention_native(
     slots = kv_cache.shape[1] * kv_cache.shape[2]
     out = torch.empty((n, heads, dim), dtype=q.dtype)
     numbers = (meta.block_tables.shape[0], meta.block_tables, meta.block_tables.shape[1], meta.block_size)
-    where = (q, q.stride(0), k, k.stride(0), v, 0 if v is None else v.stride(0), kv_cache, slots, out)
+    values = kv_cache if v is not None and not len(v) else v  # an empty tensor has no address, which means: keys are values
+    where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), kv_cache, slots, out)
     sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
     sees = (int(meta.causal), meta.window or 0, meta.seen, n)
     call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], *sees)
