@@ -17,6 +17,7 @@ from ..models.activations import linear_weight_bytes
 from ..models.interface import CacheSpec, Model, Work
 from ..models.layers.basic import Weighted
 from ..models.layers.linear import Head, Linear
+from ..models.layers.mla import Unsqueeze
 from ..processors.interface import ProcessingInfo
 from .config import EngineConfig, cache_budget
 from .kv import group_layers
@@ -233,6 +234,8 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
             outer, inner = module.weight.shape
             int8 = quantization == "int8" and not module.exact
             total += linear_weight_bytes(inner, outer, module.bias is not None, module.weight.dtype, device, int8)
+        elif isinstance(module, Unsqueeze):
+            total += sum(linear_weight_bytes(inner, outer, False, dtype, device, False) for inner, outer in module.shapes())
         elif isinstance(module, Weighted):
             total += sum(tensor.nbytes for _, tensor in module.tensors(""))
         elif isinstance(module, Head) and module.table is not None and backend("linear", device, dtype) != "torch":

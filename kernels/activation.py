@@ -32,7 +32,7 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
 }
 """By the names that configs use."""
-_NATIVE = ("silu", "gelu", "quick_gelu", "gelu_pytorch_tanh")  # in the order of the C++ kernel's numbers
+_NUMBERS = {name: number for number, name in enumerate(REFERENCES)}  # of the C++ kernel
 
 
 def activation(name: str, x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def activation(name: str, x: Tensor) -> Tensor:
     if backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
         return REFERENCES[name](x)
     out = torch.empty_like(x)
-    call("activation", x.dtype, _number(name), x, out, x.numel())
+    call("activation", x.dtype, _NUMBERS[name], x, out, x.numel())
     return out
 
 
@@ -55,9 +55,5 @@ def gated(name: str, x: Tensor) -> Tensor:
     if backend("gated", x.device, x.dtype) != "native" or not x.is_contiguous():
         return gated_reference(name, x)
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
-    call("gated", x.dtype, _number(name), x, out, x.shape[0], out.shape[1])
+    call("gated", x.dtype, _NUMBERS[name], x, out, x.shape[0], out.shape[1])
     return out
-
-
-def _number(name: str) -> int:
-    return list(REFERENCES).index(name)

@@ -28,7 +28,6 @@ template <class T>
 INLINE v16 activate(int kind, v16 x) {
     if (kind == SILU) return x / divisor(x);
     if (kind == GELU) return gelu(x);
-    if (kind == TANH_GELU) return x / divisor((x + x * x * x * 0.044715f) * 1.59576912f);  // x / 2 * (1 + tanh(y)), y the half
     if (kind == TANH_GELU) return tanh_gelu(x);
     return rounded<T>(splat(1.f) / divisor(rounded<T>(x * 1.702f))) * x;
 }

@@ -44,6 +44,13 @@ class Unsqueeze(Weighted):
             self.values.append(pack(value.contiguous(), None))
         self.weight = None
 
+    def shapes(self) -> Iterator[tuple[int, int]]:
+        """Inputs and outputs of each matrix that is laid out."""
+        heads, _, latent = self.sizes
+        nope, value = self.split
+        for _ in range(heads):
+            yield from ((nope, latent), (latent, value))
+
     def meet(self, q: Tensor) -> Tensor:
         """Queries `[rows, heads, nope]` -> `[rows, heads, latent]`."""
         return _by_head(q, self.keys)

@@ -68,8 +68,8 @@ class Layer(nn.Module):
         ]
         self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
         if spec.sandwich or stack.residual_scale != 1.0:
-            scale = Scale(stack.residual_scale)
-            self.after_attention, self.after_mlp = (norms[1], norms[3]) if spec.sandwich else (scale, scale)
+            after: list[nn.Module] = [*norms[1::2]] if spec.sandwich else [Scale(stack.residual_scale)] * 2
+            self.after_attention, self.after_mlp = after
 
     def forward(
         self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None

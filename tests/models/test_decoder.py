@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.config import load_model_files
+from sensorium.engine.memory import weight_bytes
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError
 from sensorium.models import weights
@@ -290,6 +291,27 @@ def peak_bytes(call: Any) -> int:
             call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+def held_bytes(model: torch.nn.Module) -> int:
+    """Of all tensors that layers hold, packed or not, each once."""
+    seen: dict[int, int] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            for each in value if isinstance(value, list) else [value]:
+                for tensor in [each, *(vars(each).values() if is_dataclass(each) else ())]:
+                    if isinstance(tensor, torch.Tensor):
+                        seen[id(tensor)] = tensor.numel() * tensor.itemsize
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["gemma2", "ernie4_5_moe", "deepseek_v3"])
+def test_weights_take_what_is_planned(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    build_oracle(name).save_pretrained(tmp_path)
+    config = load_model_files(tmp_path).config
+    unloaded = TextModel(decoder_spec(config, stack_of(config)), dtype, torch.device("meta"))
+    assert weight_bytes(unloaded, torch.device("cpu"), dtype, None) == held_bytes(load_ours(tmp_path, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
