@@ -41,10 +41,9 @@ TEXT = {
 def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that this family is made from: the published layout nests it."""
     inner = config.get("thinker_config", config)
-    if not isinstance(inner, Mapping) or not all(
-        isinstance(inner.get(key), Mapping) for key in ("text_config", "audio_config")
-    ):
-        raise ConfigError("text_config and audio_config in config.json must be objects")
+    for key in ("text_config", "audio_config"):
+        if not isinstance(inner, Mapping) or not isinstance(inner.get(key), Mapping):
+            raise ConfigError(f"{key} in config.json must be an object")
     return inner
 
 
@@ -68,10 +67,9 @@ class Qwen3ASR(DecoderModel):
         super().__init__(decoder_spec(text, STACKS["qwen3"]), dtype, device)
         audio = AUDIO | dict(config["audio_config"])
         self.audio_tower = Encoder(aut_spec(audio), dtype, device)
-        if self.audio_tower.spec.out != self.hidden_size:
-            raise ConfigError(
-                f"output_dim {self.audio_tower.spec.out} of the audio config is not hidden_size {self.hidden_size}"
-            )
+        out = self.audio_tower.spec.out
+        if out != self.hidden_size:
+            raise ConfigError(f"output_dim {out} of audio_config in config.json is not hidden_size {self.hidden_size}")
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         return self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())  # type: ignore[no-any-return]

@@ -38,15 +38,6 @@ class MelSpec:
         """Frames that hold sound: 1 to 160 samples make one frame, 161 two."""
         return -(-samples // self.hop)
 
-    def check(self, samples: int, least: int) -> None:
-        """InputError for a sound of more samples than one pass takes, or of fewer than make a token."""
-        if samples > self.longest:
-            lasts, most = samples / self.rate, self.longest / self.rate
-            raise InputError(f"it lasts {lasts:.2f} s, the model takes at most {most:g} s; cut it into several items")
-        if samples < least:
-            needed = f"{least} ({1000 * least / self.rate:.0f} ms)"
-            raise InputError(f"its {samples} samples make no token; {needed} are needed")
-
 
 def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
     """From the raw JSON of a Whisper-style feature extractor.

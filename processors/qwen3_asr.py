@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from ..mm.fields import BatchedField, FieldElem, FlatField
 from ..mm.speech import LANGUAGES, SpeechRequest, cleaned
-from ..mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mm.types import AudioItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from .files import ProcessorFiles
-from .mel import MelSpec, log_mel, read_mel_spec
-from .speech import SpeechInfo, sound
+from .mel import MelSpec, log_mel
+from .speech import SpeechInfo
 
 _SECONDS = 1200  # that the published package takes at once
 _SHORTEST = 8000  # samples; shorter sounds are filled up with silence
@@ -33,10 +33,9 @@ class AutMelSpec(MelSpec):
     least: int = _SHORTEST
     chunk: int = 100
 
-    def rows(self, samples: int) -> int:
-        """Three convolutions of stride 2 over each chunk."""
-        whole, rest = divmod(max(samples, self.least) // self.hop, self.chunk)
-        return whole * -(-self.chunk // 8) + -(-rest // 8)
+    def frames(self, samples: int) -> int:
+        """Only whole hops make a frame."""
+        return max(samples, self.least) // self.hop
 
 
 class Qwen3ASRProcessingInfo(SpeechInfo):
@@ -45,27 +44,32 @@ class Qwen3ASRProcessingInfo(SpeechInfo):
     slots = {"audio": ("audio_token_id", "audio_token_index", 151676)}
     published = {"hidden_size": 2048, "vocab_size": 151936}
     codes = tuple(_CODES.split())
+    mel = MelSpec(mels=128)
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         super().__init__(replace(files, config=files.config.get("thinker_config") or files.config), *options)
 
     def read(self, modality: str) -> AutMelSpec:
-        made = read_mel_spec(self.files.audio, MelSpec(mels=128))
-        given, half = self.files.audio, (self.files.config.get("audio_config") or {}).get("n_window", 50)
-        self.agree("audio_config", num_mel_bins=made.mels)
-        longest, least = _SECONDS * made.rate, given.get("min_length", _SHORTEST)
-        return AutMelSpec(made.mels, made.rate, made.window, made.hop, longest, least, 2 * half)
+        made, half = super().read(modality), (self.files.config.get("audio_config") or {}).get("n_window", 50)
+        least = self.files.audio.get("min_length", _SHORTEST)
+        return AutMelSpec(made.mels, made.rate, made.window, made.hop, _SECONDS * made.rate, least, 2 * half)
+
+    def num_rows(self, frames: int) -> int:
+        """Three convolutions of stride 2 over each chunk."""
+        whole, rest = divmod(frames, self.specs["audio"].chunk)
+        return whole * -(-self.specs["audio"].chunk // 8) + -(-rest // 8)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        return ItemGeometry(self.specs["audio"].rows(self.samples(header)), 1, 1, linear=True)
+        return replace(super().geometry(header), linear=True)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """`input_features` `[frames, mels]` of the sound alone, and `audio_frames`, their number."""
-        spec, samples = self.specs["audio"], sound(item).samples
-        features = log_mel(F.pad(samples, (0, max(0, spec.least - len(samples)))), spec)
+        if not isinstance(item, AudioItem):
+            raise TypeError(f"a {type(item).__name__} is no sound")
+        spec, grid = self.specs["audio"], self.geometry(item.header)
+        features = log_mel(F.pad(item.samples, (0, max(0, spec.least - len(item.samples)))), spec)
         frames = FieldElem(torch.tensor(len(features)), BatchedField(keep_on_cpu=True))
-        made = {"input_features": FieldElem(features.to(dtype), FlatField()), "audio_frames": frames}
-        return made, self.geometry(item.header)
+        return {"input_features": FieldElem(features.to(dtype), FlatField()), "audio_frames": frames}, grid
 
     def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         told = "" if language is None else f"language {LANGUAGES[language].title()}{_MARK}"

@@ -5,17 +5,13 @@ Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and 
 
 from __future__ import annotations
 
-import torch
-
-from ..mm.embeddings import ROWS
-from ..mm.errors import ConfigError, InputError
-from ..mm.fields import FieldElem, FlatField
+from ..mm.errors import ConfigError
 from ..mm.parse import MultiModalDataParser
 from ..mm.speech import LANGUAGES, SpeechRequest, TimestampRule
-from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mm.types import ItemGeometry
 from .interface import Span
-from .mel import MelSpec, log_mel, read_mel_spec
-from .speech import SpeechInfo, sound
+from .mel import MelSpec
+from .speech import SpeechInfo
 
 _START = "<|startoftranscript|>"
 _STEP = 0.02  # seconds from one timestamp to the next
@@ -27,13 +23,16 @@ class WhisperProcessingInfo(SpeechInfo):
     published = {"d_model": 1280, "max_source_positions": 1500}
 
     def read(self, modality: str) -> MelSpec:
-        """Half of the frames of a window are encoder rows."""
-        spec = read_mel_spec(self.files.audio, MelSpec())
+        spec = super().read(modality)
         for key, have in (("num_mel_bins", spec.mels), ("max_source_positions", spec.longest // spec.hop // 2)):
             if self.files.config.get(key, have) != have:
                 said = f"{key} is {self.files.config[key]} in config.json"
                 raise ConfigError(f"{said}, but the feature extractor's JSON makes {have}, or is missing and means it")
         return spec
+
+    def num_rows(self, frames: int) -> int:
+        """Half of the frames of a whole window, however short the sound: the encoder sees the silence after it."""
+        return self.window.longest // self.window.hop // 2
 
     @property
     def row_width(self) -> int:
@@ -41,23 +40,6 @@ class WhisperProcessingInfo(SpeechInfo):
 
     def parser(self) -> MultiModalDataParser:
         return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
-
-    def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """A whole window, however short the sound; InputError for one that is longer."""
-        self.samples(header)
-        return ItemGeometry(self._rows, 1, 1)
-
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        rows = len(item.tensors[ROWS])
-        if rows != self._rows:
-            raise InputError(f"it holds {rows} rows, a window has {self._rows}; give those of a whole window")
-        return ItemGeometry(rows, 1, 1)
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, mels]` of a whole window: the encoder sees the silence after the sound."""
-        grid = self.geometry(item.header)
-        features = log_mel(sound(item).samples, self.mel, self.mel.longest)
-        return {"input_features": FieldElem(features.to(dtype), FlatField())}, grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """None of the prompt's tokens are the sound's."""
@@ -95,11 +77,6 @@ class WhisperProcessingInfo(SpeechInfo):
 
     def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         return super().transcript(answer, language or "en")
-
-    @property
-    def _rows(self) -> int:
-        """Encoder rows of a window."""
-        return self.mel.longest // self.mel.hop // 2
 
     def _times(self) -> TimestampRule:
         given = self.files.generation

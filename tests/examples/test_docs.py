@@ -1,4 +1,4 @@
-"""docs/inputs.md and docs/sampling.md run as they stand, block after block, and so does the processor in CONTRIBUTING.md."""
+"""docs/inputs.md, sampling.md and speech.md run as they stand, block after block, and so does CONTRIBUTING.md's processor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import family
 import numpy as np
 import pytest
 import soundfile
@@ -59,6 +60,21 @@ def test_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             assert set(names["spaces"]).isdisjoint(answer.token_ids)
     assert number == 4
     assert (names["spaces"][0],) * 2 not in pairwise(answer.token_ids), "the loop of blanks is forbidden"
+
+
+def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    family.save(family.load_rows()["whisper"], tmp_path / "whisper-tiny", max_target_positions=64)
+    for number, name in enumerate(("talk.flac", "call.wav")):
+        soundfile.write(tmp_path / name, family.make_media("audio", (12_000,), number), 16_000)
+    (tmp_path / "tiny-vl").symlink_to(ROOT / "assets" / "tiny-vl")
+    shutil.copy(ROOT / "assets" / "media" / "receipt1.png", tmp_path / "receipt.png")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for number, block in enumerate(BLOCK.findall((ROOT / "docs" / "speech.md").read_text("utf-8"))):
+        exec(compile(block, f"docs/speech.md block {number}", "exec"), names)
+    assert names["found"].error is names["english"].error is names["output"].error is None
+    assert names["found"].segments is not None
+    assert "TOTAL" in names["page"].text
 
 
 def test_the_processor_that_contributing_shows():

@@ -1,0 +1,100 @@
+"""Prompts and answers of families that write down speech, and languages by name."""
+
+from __future__ import annotations
+
+import pytest
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.speech import LANGUAGES, cleaned, code_of
+from sensorium.mm.types import MediaHeader
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.interface import SupportsTranscription
+from sensorium.processors.qwen2_audio import Qwen2AudioProcessingInfo
+from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.processors.qwen3_asr import Qwen3ASRProcessingInfo
+from sensorium.processors.whisper import WhisperProcessingInfo
+
+RATE = 16_000
+ENGLISH = {"is_multilingual": False, "no_timestamps_token_id": 50362, "eos_token_id": 50256}
+MANY = {"lang_to_id": {"<|en|>": 50259, "<|de|>": 50261}, "suppress_tokens": [1, 2], "begin_suppress_tokens": [220]}
+
+
+def whisper(**generation: object) -> WhisperProcessingInfo:
+    return WhisperProcessingInfo(ProcessorFiles(audio={"feature_size": 80}, generation=generation))
+
+
+def test_a_window_is_a_window() -> None:
+    """1500 rows for any clip up to 30 s."""
+    info = whisper(**ENGLISH)
+    for samples in (1, 400, RATE, 30 * RATE):
+        assert info.geometry(MediaHeader("audio", samples=samples)).num_embeds == 1500
+    with pytest.raises(InputError, match=r"it lasts 30\.00 s, the model takes at most 30 s"):
+        info.geometry(MediaHeader("audio", samples=30 * RATE + 1))
+    assert info.geometry(MediaHeader("audio", samples=99 * RATE, exact=False)).num_embeds == 1500
+
+
+def test_the_tower_and_the_window_agree() -> None:
+    with pytest.raises(ConfigError, match=r"max_source_positions is 1000 in config\.json"):
+        WhisperProcessingInfo(ProcessorFiles(config={"max_source_positions": 1000}, audio={"feature_size": 80}))
+
+
+def test_prompts_of_whisper() -> None:
+    english, many = whisper(**ENGLISH), whisper(**MANY)
+    assert english.detection() is None
+    assert english.transcription(None, "transcribe", False, "").prompt == "<|startoftranscript|><|notimestamps|>"
+    timed = english.transcription(None, "transcribe", True, " Ann ")
+    assert timed.prompt == "<|startofprev|> Ann<|startoftranscript|>"
+    assert (timed.times.first, timed.times.none, timed.times.end, timed.times.step) == (50363, 50362, 50256, 0.02)
+    assert many.detection().only == {"<|en|>": "en", "<|de|>": "de"}
+    asked = many.transcription("de", "translate", False, "")
+    assert asked.prompt == "<|startoftranscript|><|de|><|translate|><|notimestamps|>"
+    assert (asked.suppressed, asked.suppressed_first, asked.times) == ((1, 2), (220,), None)
+    assert (english.tasks, many.tasks) == (("transcribe",), ("transcribe", "translate"))
+    assert not many.has_timestamps
+
+
+def test_lengths_of_qwen3_asr() -> None:
+    """Sounds of less than half a second are filled up; 20 minutes are the most."""
+    info = Qwen3ASRProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
+    counts = {1: 7, 8000: 7, RATE: 13, RATE + 159: 13, RATE + 160: 14, 3 * RATE: 39, 1200 * RATE: 15_600}
+    for samples, rows in counts.items():
+        assert info.geometry(MediaHeader("audio", samples=samples)).num_embeds == rows
+    with pytest.raises(InputError, match="at most 1200 s"):
+        info.geometry(MediaHeader("audio", samples=1200 * RATE + 1))
+
+
+def test_prompts_and_answers_of_qwen3_asr() -> None:
+    info = Qwen3ASRProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
+    turns = "<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|><|im_end|>\n<|im_start|>assistant\n"
+    assert info.transcription(None, "transcribe", False, "").prompt == f"<|im_start|>system\n<|im_end|>\n{turns}"
+    told = info.transcription("yue", "transcribe", False, "Ann").prompt
+    assert told == f"<|im_start|>system\nAnn<|im_end|>\n{turns}language Cantonese<asr_text>"
+    assert info.transcript("language English<asr_text> Hello.<|im_end|>", None) == ("Hello.", "en")
+    assert info.transcript("language None<asr_text>", None) == ("", None)
+    assert info.transcript("Guten Tag.<|im_end|>", "de") == ("Guten Tag.", "de")
+    assert info.longest_seconds == 1200
+
+
+def test_prompts_and_answers_of_qwen2_audio() -> None:
+    info = Qwen2AudioProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
+    asked = info.transcription("de", "transcribe", False, "").prompt
+    assert asked == "<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech: <|de|>"
+    assert info.transcription(None, "transcribe", False, "").prompt.endswith("the speech:")
+    assert info.transcript("<|zh|>你好。<|endoftext|>", None) == ("你好。", "zh")
+    assert info.transcript(" Hello.", "en") == ("Hello.", "en")
+    assert info.transcript("Hello.", None) == ("Hello.", None)
+
+
+@pytest.mark.parametrize("info", [WhisperProcessingInfo, Qwen3ASRProcessingInfo, Qwen2AudioProcessingInfo])
+def test_what_supports_it_says_so(info: type) -> None:
+    assert isinstance(info(ProcessorFiles()), SupportsTranscription)
+    assert not isinstance(Qwen2VLProcessingInfo(ProcessorFiles()), SupportsTranscription)
+
+
+def test_languages_by_code_and_name() -> None:
+    assert code_of(" DE ", LANGUAGES) == code_of("German", LANGUAGES) == "de"
+    assert code_of("haitian creole", LANGUAGES) == "ht"
+    with pytest.raises(InputError, match="language='xx' is not one this model knows"):
+        code_of("xx", LANGUAGES)
+    with pytest.raises(InputError, match="language=3"):
+        code_of(3, LANGUAGES)  # type: ignore[arg-type]
+    assert cleaned("<|en|> a <|0.00|>b<|endoftext|>") == " a b"
