@@ -37,6 +37,7 @@ class Layout:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
     "Glm46VForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm46VProcessingInfo"),
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
@@ -48,6 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
     "Mistral3Consolidated": Architecture("pixtral", "Mistral3Format", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": Architecture("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
+    "PaliGemmaForConditionalGeneration": Architecture("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": Architecture("pixtral", "PixtralFormat", "MistralFormatProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
     "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),

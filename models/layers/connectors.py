@@ -22,6 +22,8 @@ class ProjectorSpec:
         layers: their names in the checkpoint, below the projector; `act` stands between two.
         bias: of both.
         norm: its name, None for none; `rms`: RMSNorm, else LayerNorm. joined_norm: over a whole group, else over each row.
+        norm_offset: added to the norm's weight.
+        averaged: a group is averaged before all else, not joined.
         channels_first: a group is joined channel by channel, as a convolution's weight has it, else row by row.
     """
 
@@ -36,12 +38,14 @@ class ProjectorSpec:
     eps: float = 1e-5
     rms: bool = False
     joined_norm: bool = False
+    norm_offset: float = 0.0
+    averaged: bool = False
     channels_first: bool = False
 
     @property
     def wide(self) -> int:
-        """Of a joined group."""
-        return self.width * self.group
+        """Of what is made of a group."""
+        return self.width if self.averaged else self.width * self.group
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -56,7 +60,7 @@ class Projector(nn.Module):
         super().__init__()
         self.spec, make = spec, Maker(self, dtype, device)
         normed = spec.wide if spec.joined_norm else spec.width
-        self.norms = [] if spec.norm is None else [make.norm(spec.norm, normed, spec.eps, not spec.rms)]
+        self.norms = [] if spec.norm is None else [make.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]
         inner, self.layers = spec.wide, []
         for name, outer in zip(spec.layers, spec.widths, strict=True):
             self.layers.append(make.linear([name], inner, [outer], spec.bias))
@@ -64,6 +68,8 @@ class Projector(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         s = self.spec
+        if s.averaged:
+            x = x.view(-1, s.group, s.width).mean(1)
         for norm in self.norms:
             x = norm(x.view(-1, s.wide) if s.joined_norm else x)
         if s.channels_first and s.group > 1:

@@ -45,9 +45,9 @@ class Maker:
         self._hang(names[0], layer)
         return layer
 
-    def norm(self, name: str, width: int, eps: float, bias: bool) -> Norm:
+    def norm(self, name: str, width: int, eps: float, bias: bool, offset: float = 0.0) -> Norm:
         """RMSNorm, or LayerNorm when it has a bias."""
-        layer = Norm(width, eps, bias, self.dtype, self.device)
+        layer = Norm(width, eps, bias, self.dtype, self.device, offset=offset)
         self._hang(name, layer)
         return layer
 

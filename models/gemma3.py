@@ -1,0 +1,59 @@
+"""Gemma 3: an image encoder, squares of its rows averaged, a decoder with windows (arXiv 2503.19786)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import decoder_spec, need
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .text.stacks import stack_of
+from .tower_model import TowerModel
+from .vision.encoders import encoder_spec
+
+_MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
+
+
+class Gemma3(TowerModel):
+    """Gemma 3 with pictures."""
+
+    prefixes = (
+        ("model.vision_tower.vision_model.", "tower."),
+        ("model.vision_tower.", "tower."),
+        ("vision_tower.vision_model.", "tower."),
+        ("vision_tower.", "tower."),
+        (f"model.multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
+        (f"multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
+        ("model.multi_modal_projector.", "projector."),
+        ("multi_modal_projector.", "projector."),
+        *TEXT_PREFIXES,
+    )
+    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        text = decoder_spec(config, stack_of(config, "gemma3_text"))
+        tower = encoder_spec(need(config, "vision_config"), "siglip_vision_model", post_norm=True)
+        assert tower.table is not None
+        merge = tower.table.side // math.isqrt(config.get("mm_tokens_per_image", 256))
+        projector = ProjectorSpec(
+            tower.width,
+            text.hidden_size,
+            ("matrix",),
+            merge**2,
+            bias=False,
+            norm="mm_soft_emb_norm",
+            eps=tower.eps,
+            rms=True,
+            norm_offset=1.0,
+            averaged=True,
+        )
+        super().__init__(text, replace(tower, merge=merge), projector, dtype, device)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights((name, tensor.T if name.endswith(_MATRIX) else tensor) for name, tensor in weights)

@@ -1,0 +1,41 @@
+"""PaliGemma and PaliGemma 2: an image encoder, one layer, a Gemma decoder (arXiv 2407.07726, 2412.03555)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .config import decoder_spec, need
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .text.stacks import stack_of
+from .tower_model import TowerModel
+from .vision.encoders import encoder_spec
+
+_VISION: Mapping[str, Any] = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "patch_size": 14, "image_size": 224,
+}  # fmt: skip
+
+
+class PaliGemma(TowerModel):
+    """The tower's rows, one for each patch."""
+
+    prefixes = (
+        ("model.vision_tower.vision_model.", "tower."),
+        ("model.vision_tower.", "tower."),
+        ("vision_tower.vision_model.", "tower."),
+        ("vision_tower.", "tower."),
+        ("model.multi_modal_projector.", "projector."),
+        ("multi_modal_projector.", "projector."),
+        *TEXT_PREFIXES,
+    )
+    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        text = decoder_spec(config, stack_of(config, "gemma"))
+        tower = encoder_spec({**_VISION, **need(config, "vision_config")}, "siglip_vision_model", post_norm=True)
+        projector = ProjectorSpec(tower.width, text.hidden_size, ("linear",))
+        super().__init__(text, tower, projector, dtype, device)

@@ -1,0 +1,70 @@
+"""What Gemma 3 wants to be fed: pictures as squares of one size, long ones in crops too. Knows no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..mm.errors import ConfigError
+from ..mm.tiling import Fixed, PanAndScan
+from ..mm.types import ItemGeometry
+from .base import build_span
+from .interface import Span
+from .pictures import HALF, read_pixels, with_resample
+from .tiles import DETAIL, TiledInfo, TileSpec, is_low, number_of, pair
+
+Pieces = list[tuple[int, ...] | int]
+_SCAN = ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
+
+
+class Gemma3ProcessingInfo(TiledInfo):
+    """ProcessingInfo of Gemma 3. The rows of a square see one another, those before and behind them only as text does."""
+
+    modalities = ("image",)
+    prefill = "item_atomic"
+    slots = {"image": ("boi_token_index", "boi_token_id", 255999)}
+    known = {"image": (*DETAIL, *_SCAN)}
+    published = {"vocab_size": 262208, "hidden_size": 2304}
+
+    def read(self, modality: str) -> TileSpec:
+        json, vision = self.files.image, self.files.config.get("vision_config") or {}
+        tile, patch = pair(json.get("size") or 224), pair(vision.get("patch_size", 16))[0]
+        self.agree("vision_config", image_size=tile[0])
+        tokens = self.files.config.get("mm_tokens_per_image", 256)
+        side, left = divmod(tile[0] // patch, math.isqrt(tokens))
+        if left or math.isqrt(tokens) ** 2 != tokens:
+            raise ConfigError(f"mm_tokens_per_image {tokens} are no square that {tile[0] // patch} patches a side divide into")
+        spec = TileSpec(HALF, HALF, filter="bilinear", tiling=self._tiling(tile), patch=patch, merge=side)
+        spec = read_pixels(json, spec)
+        for layer in self.layers[modality]:
+            spec = with_resample(spec, layer)
+        return spec
+
+    def _tiling(self, tile: tuple[int, int]) -> Fixed | PanAndScan:
+        options = {key: value for key, value in self.files.image.items() if value is not None}
+        for layer in self.layers["image"]:
+            options |= layer
+        if is_low(options) or not options.get("do_pan_and_scan", False):
+            return Fixed(tile)
+        least, most = number_of(options, _SCAN[2], 256), number_of(options, _SCAN[1], 4)
+        return PanAndScan(tile, least, most, float(options.get(_SCAN[3], 1.2)))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        """Empty lines and marks around each square; where there are crops, words before the whole and before them."""
+        start, end = (self.slot_ids["image"],), (self.token("eoi_token_index", "eoi_token_id", 256000),)
+        rows, crops = geometry.num_embeds // geometry.t, geometry.t - 1
+        square: Pieces = [start, rows, end]
+        if not crops:
+            return self._written([self.encode("\n\n"), *square, self.encode("\n\n")])
+        pieces = [self.encode("Here is the original image \n\n"), *square]
+        for crop in range(crops):
+            between = " " if crop else " and here are some crops to help you see better "
+            pieces += [self.encode(f"\n\n{between}\n\n"), *square]
+        return self._written([*pieces, self.encode("\n\n")])
+
+    def _written(self, pieces: Pieces) -> Span:
+        return build_span(pieces, self.token("image_token_index", "image_token_id", 262144))
+
+    def fewer(self, pieces: int) -> Mapping[str, Any] | None:
+        return {"do_pan_and_scan": False}

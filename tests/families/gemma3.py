@@ -1,0 +1,100 @@
+"""Gemma 3 in the parity suite."""
+
+import json
+
+import torch
+from family import PICTURES, Family
+from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+
+NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+SIDE, PATCH = 84, 14
+SCAN = {
+    "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3,
+    "pan_and_scan_min_ratio_to_activate": 1.3,
+}  # fmt: skip
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def build(seed, tie=False, **text):
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(["<bos>", "<eos>", *NAMED.values()], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    words._set_model_specific_special_tokens(NAMED)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes = {"head_dim": 16, "sliding_window": 7, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
+    config = tf.Gemma3Config(
+        vision_config=tf.SiglipVisionConfig(image_size=SIDE, patch_size=PATCH, vision_use_head=False, **shape),
+        text_config=tf.Gemma3TextConfig(**text_config(words, tie, **{**sizes, **text})),
+        mm_tokens_per_image=9,
+        boi_token_index=words.boi_token_id,
+        eoi_token_index=words.eoi_token_id,
+        image_token_index=words.image_token_id,
+        tie_word_embeddings=tie,
+    )
+    model = tf.Gemma3ForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    sharpen(model.model.vision_tower)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
+            parameter.data.sub_(1)  # stored around 0
+    images = tf.Gemma3ImageProcessor(size={"height": SIDE, "width": SIDE}, **SCAN)
+    return model, tf.Gemma3Processor(images, words, image_seq_length=9)
+
+
+def prompt(slots, seed):
+    """No space stands before a picture's own empty line: a tokenizer would join them."""
+    return f"def f{seed}(x):" + " and".join(slots) + " return it" + " + x" * (seed % 5)
+
+
+def call(processor, text, data):
+    images = {"images": data["image"], **SCAN} if data.get("image") else {}
+    return dict(processor(text=[text], **images, return_tensors="pt"))
+
+
+def finish(folder):
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 9, "processor_class": "Gemma3Processor"}))
+
+
+def tensors(inputs, features):
+    """Patches of squares, put together again."""
+    patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
+    side = SIDE // PATCH // 2
+    squares = patches.view(-1, side, side, 2, 2, 3, PATCH, PATCH).permute(0, 5, 1, 3, 6, 2, 4, 7)
+    yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
+
+
+KEYS = "a bias of the keys moves all scores of a row alike"
+FAMILY = Family(
+    "gemma3",
+    build,
+    slots={"image": "<start_of_image>"},
+    sizes={"image": [(90, 130), (60, 60), (150, 40)]},
+    grid={"image": PICTURES},
+    prompt=prompt,
+    call=call,
+    tensors=tensors,
+    finish=finish,
+    prefill="item_atomic",
+    silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
+    variants={
+        "tied": {"tie": True},
+        "scaled positions": {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    },
+    layouts={
+        "transformers 4": [
+            ("vision_tower.", "vision_tower.vision_model."),
+        ],
+        "transformers 5": [
+            ("vision_tower.", "model.vision_tower."),
+            ("multi_modal_projector.", "model.multi_modal_projector."),
+            ("language_model.model.", "model.language_model."),
+            ("language_model.lm_head.", "lm_head."),
+        ],
+    },
+)

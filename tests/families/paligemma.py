@@ -1,0 +1,96 @@
+"""PaliGemma and PaliGemma 2 in the parity suite."""
+
+from functools import partial
+
+import torch
+from family import PICTURES, Family
+from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+
+SIDE, PATCH = 56, 14
+TOKENS = (SIDE // PATCH) ** 2
+CAPS = {"attn_logit_softcapping": 10.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 24, "sliding_window": 20}
+
+
+def build(kind, seed, tie=False):
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(["<bos>", "<eos>", "<image>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    images = tf.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    images.image_seq_length = TOKENS
+    processor = tf.PaliGemmaProcessor(images, words)
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    vision = {"model_type": "siglip_vision_model", "image_size": SIDE, "patch_size": PATCH, "vision_use_head": False, **shape}
+    caps = CAPS if kind == "gemma2" else {}
+    config = tf.PaliGemmaConfig(
+        vision_config={**vision, "projection_dim": 64},
+        text_config={"model_type": kind, **text_config(words, tie, head_dim=16), **caps},
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+        projection_dim=64,
+        hidden_size=64,
+        tie_word_embeddings=tie,
+    )
+    model = tf.PaliGemmaForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    sharpen(model.model.vision_tower)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
+            parameter.data.sub_(1)  # stored around 0
+    return model, processor
+
+
+def prompt(slots, seed):
+    """Nothing is written for pictures, or all slots first."""
+    text = f"def f{seed}(x): return it" + " + x" * (seed % 5)
+    return "".join(slots) + text if seed % 2 else text
+
+
+def call(processor, text, data):
+    """Of a text alone, which the published processor refuses, the start and the empty line are as beside a picture."""
+    if not data.get("image"):
+        words = processor.tokenizer
+        ids = torch.tensor([[words.bos_token_id, *words(text + "\n")["input_ids"]]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    inputs = dict(processor(text=[text], images=[data["image"]], return_tensors="pt"))
+    return {name: value for name, value in inputs.items() if name != "labels"}
+
+
+def tensors(inputs, features):
+    patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
+    side = SIDE // PATCH
+    squares = patches.view(-1, side, side, 3, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
+    yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
+
+
+KEYS = "a bias of the keys moves all scores of a row alike"
+
+
+def row(name, kind, **more):
+    return Family(
+        name,
+        partial(build, kind),
+        slots={"image": "<image>"},
+        sizes={"image": [(90, 130), (60, 60), (150, 40)]},
+        grid={"image": PICTURES},
+        cases=("", "i", "i", "ii", "iii"),
+        prompt=prompt,
+        call=call,
+        tensors=tensors,
+        prefill="prompt_atomic",
+        silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
+        layouts={
+            "transformers 4": [
+                ("vision_tower.", "vision_tower.vision_model."),
+            ],
+            "transformers 5": [
+                ("vision_tower.", "model.vision_tower."),
+                ("multi_modal_projector.", "model.multi_modal_projector."),
+                ("language_model.model.", "model.language_model."),
+                ("language_model.lm_head.", "lm_head."),
+            ],
+        },
+        **more,
+    )
+
+
+FAMILIES = [row("paligemma", "gemma", variants={"tied": {"tie": True}}), row("paligemma2", "gemma2")]
