@@ -21,6 +21,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)  # mean and deviation as SigLIP was trained
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 RESAMPLE = ("torch", "pillow")
+_STRIP = 1 << 17  # pixels that are scaled at a time
 _PILLOW = {name: Image.Resampling(number) for number, name in FILTERS.items()}
 
 
@@ -93,9 +94,8 @@ def cut(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
 def planes(frames: Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 `[n, h, w, 3]` to scaled `[n * pieces, 3, height, width]` in `dtype`, a frame's pieces side by side."""
     out = BUFFERS.take((len(frames), plan.pieces, 3, *plan.views[0].piece), dtype)
-    factor, offset = _scaling(spec)
     for index, piece in enumerate(cut(frames, plan, spec)):
-        out[:, index] = torch.addcmul(offset, piece.to(torch.float32), factor)
+        out[:, index] = _scaled(piece, spec)
     return out.flatten(0, 1)
 
 
@@ -132,20 +132,22 @@ def resized(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
 def fill_patches(rows: Tensor, pixels: Tensor, spec: PixelSpec) -> None:
     """Scaled pixels into `rows` `[h, w, m, m, 3, temporal, p, p]` of merged patches, from uint8 `[n, 3, h * m * p, w * m * p]`.
 
-    One row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made.
+    A strip at a time, which stays in the core's own cache: no picture in floating point is made.
     """
-    factor, offset = _scaling(spec)
     m, p = rows.shape[2], rows.shape[-1]
-    for index, row in enumerate(rows):
-        strip = pixels[:, :, index * m * p : (index + 1) * m * p].contiguous()
-        scaled = torch.addcmul(offset, strip.to(torch.float32), factor).to(row.dtype)
-        blocks = scaled.view(len(strip), 3, m, p, -1, m, p)
-        row.copy_(blocks.permute(4, 2, 5, 1, 0, 3, 6))  # a picture's one frame is broadcast over the temporal patch
+    side = m * p
+    lines = max(1, _STRIP // pixels[:, :, :side].numel())  # of merged patches
+    for start in range(0, len(rows), lines):
+        part = rows[start : start + lines]
+        strip = _scaled(pixels[:, :, start * side : (start + len(part)) * side].contiguous(), spec)
+        blocks = strip.view(len(strip), 3, len(part), m, p, -1, m, p)
+        part.copy_(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7))  # a picture's one frame is broadcast over the temporal patch
 
 
-def _scaling(spec: PixelSpec) -> tuple[Tensor, Tensor]:
-    std = torch.tensor(spec.std)
-    return (spec.rescale / std).view(1, 3, 1, 1), (-torch.tensor(spec.mean) / std).view(1, 3, 1, 1)
+def _scaled(pixels: Tensor, spec: PixelSpec) -> Tensor:
+    """uint8 `[n, 3, h, w]` to float32, in the order of the published processors: bit for bit what they give."""
+    mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).view(1, 3, 1, 1) for one in (spec.mean, spec.std))
+    return pixels.to(torch.float32).sub_(mean).div_(std)
 
 
 def _done(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
