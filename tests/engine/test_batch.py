@@ -74,3 +74,47 @@ def test_positions_continue_after_what_was_given(toy):
     assert (track.token_ids[8:], track.turn_start, track.media_end) == ([9, 4, 4], 11, 11)
     track.update(RequestUpdate("r", 2))
     assert (track.features, track.turn_start, track.positions.shape) == ([], 2, (3, 2))
+
+
+def seen_in(track, computed, count, window=None, other=None):
+    """What the rows of one step see: (first, end) of each."""
+    caches = replace(CACHES, specs=[replace(CACHES.specs[0], window=window)])
+    tasks = [(track, ScheduledRequest("a", computed, count, ((0, 1, 2),)))]
+    tasks += [(other, ScheduledRequest("b", 2, 1, ((3,),)))] if other else []
+    encoded = {feature.hash: torch.zeros(4, 8) for feature in track.features}
+    return build_batch(tasks, encoded, caches, torch.device("cpu")).attn[0].seen
+
+
+def test_items_see_themselves(toy):
+    request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])  # rows are the tokens [3, 7)
+    track = Track(request, 3, "item_atomic")
+    assert seen_in(track, 1, 8).tolist() == [[0] * 8, [2, 3, 7, 7, 7, 7, 8, 9]]
+    assert seen_in(track, 0, 8, window=3).tolist() == [[0, 0, 0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 7, 7, 7, 8]]
+    assert seen_in(track, 0, 3) is None
+    assert seen_in(track, 7, 3) is None
+    other = Track(toy.of("b", (5, 6, 7)), 3, "item_atomic")
+    assert seen_in(track, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
+
+
+def test_prompts_see_themselves(toy):
+    track = Track(toy.of("r", (5, 6, 7, 8)), 3, "prompt_atomic")
+    assert seen_in(track, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]
+    track.token_ids += [9, 9]
+    assert seen_in(track, 0, 6, window=2).tolist() == [[0, 0, 0, 0, 3, 4], [4, 4, 4, 4, 5, 6]]
+    assert seen_in(track, 4, 2) is None
+    track.update(RequestUpdate("r", 3, (9, 9), restart=True))
+    assert seen_in(track, 0, 5).tolist() == [[0] * 5, [3, 3, 3, 4, 5]]
+
+
+def test_rows_know_their_modality(toy):
+    request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
+    tasks = [
+        (Track(request, 3), ScheduledRequest("a", 1, 5, ((0, 1),))),
+        (Track(request, 3), ScheduledRequest("b", 6, 3, ((2, 3, 4),))),
+    ]
+    encoded = {request.features[0].hash: torch.zeros(4, 8)}
+    device = torch.device("cpu")
+    assert build_batch(tasks, encoded, CACHES, device).modality_ids is None
+    routed = build_batch(tasks, encoded, CACHES, device, {"image": 2, "video": 1}).modality_ids
+    assert routed.tolist() == [0, 2, 2, 2, 2, 2, 2, 0]
+    assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids.tolist() == [0] * 8

@@ -1,0 +1,106 @@
+"""Groups with a window: what they hold, find and forget; a sequence reads as if all of it were there."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from sensorium.engine.kv import HOLE
+
+WINDOW = 6
+
+
+@pytest.fixture
+def core(toy):
+    return lambda **options: toy.make_core(model=toy.ToyModel(window=WINDOW), block_size=4, **options)
+
+
+def prompt(toy, name, length, seed=0, **changes):
+    rng = random.Random(seed)
+    tokens = tuple(rng.randrange(4, 101) for _ in range(length))
+    request = toy.make_request(name, rng, media=False, max_tokens=changes.pop("max_tokens", 4), ignore_eos=True)
+    return replace(request, prompt_token_ids=tokens, **changes)
+
+
+def expected(toy, request):
+    return toy.alone(request, toy.ToyModel(window=WINDOW))[0]
+
+
+def held(core, name):
+    """Blocks of both groups, those of the window without holes."""
+    full, near = core.scheduler.requests[name].block_ids
+    return len(full), sum(block != HOLE for block in near)
+
+
+def test_a_long_sequence_holds_a_window(toy, core):
+    """And what a step computes, wherever in a block it begins."""
+    engine = core(budget=5, caching=False)
+    request = prompt(toy, "r", 60, max_tokens=30)
+    engine.add(request)
+    seen, run = [], engine.runner.run
+
+    def watched(output):
+        seen.extend(held(engine, task.request_id) for task in output.scheduled)
+        return run(output)
+
+    engine.runner.run = watched
+    assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, request)
+    assert max(near for _, near in seen) == (WINDOW + 5 + 4 - 3) // 4 + 1 == 4
+    assert seen[-1][0] == 23
+    toy.assert_empty(engine)
+
+
+def test_a_beginning_is_found_by_its_last_window(toy, core):
+    engine = core(blocks=40)
+    first = prompt(toy, "a", 41)
+    engine.add(first)
+    toy.drain(engine)
+    near = engine.scheduler.kv.pools[1]
+    for index, key in enumerate(list(near._by_key)):
+        if index not in (8, 9):  # of the tokens 32 to 39, of which row 40 sees the last 5
+            near.forget(near._by_key[key])
+    again = replace(first, request_id="b")
+    engine.add(again)
+    (outputs,) = toy.drain(engine).values()
+    assert outputs[-1].stats.cached_tokens == 40
+    assert toy.tokens_of(outputs) == expected(toy, first)
+
+
+def test_without_the_last_window_the_beginning_is_shorter(toy, core):
+    engine = core(blocks=40)
+    first = prompt(toy, "a", 41)
+    engine.add(first)
+    toy.drain(engine)
+    near = engine.scheduler.kv.pools[1]
+    near.forget(near._by_key[list(near._by_key)[8]])  # of the tokens 32 to 35
+    engine.add(replace(first, request_id="b"))
+    (outputs,) = toy.drain(engine).values()
+    assert outputs[-1].stats.cached_tokens == 32
+    assert toy.tokens_of(outputs) == expected(toy, first)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("back", [1, 3, 9, 30])
+def test_rolled_back_to_where_keys_are_gone(toy, core, caching, back):
+    engine = core(caching=caching)
+    request = prompt(toy, "r", 40, hold_open=True, max_tokens=6)
+    engine.add(request)
+    tokens = [*request.prompt_token_ids, *toy.tokens_of(toy.drain(engine)["r"])]
+    kept = tokens[: len(tokens) - back]
+    engine.truncate("r", len(kept))
+    engine.append("r", [7, 8, 9], close=True)
+    fresh = replace(request, prompt_token_ids=(*kept, 7, 8, 9), hold_open=False)
+    assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, fresh)
+    toy.assert_empty(engine)
+
+
+def test_the_first_of_several_runs_on_what_is_left(toy, core):
+    """Pools in which the windows of all do not fit: some wait or give way, none stands still."""
+    engine = core(blocks=24, budget=9, seqs=4)
+    requests = [prompt(toy, f"r{i}", 20 + 7 * i, seed=i, max_tokens=12) for i in range(4)]
+    for request in requests:
+        engine.add(request)
+    outputs = toy.drain(engine)
+    for request in requests:
+        assert toy.tokens_of(outputs[request.request_id]) == expected(toy, request)
+    assert engine.stats.preemptions
+    toy.assert_empty(engine)
