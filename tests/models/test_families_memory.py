@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from family import LETTERS, Family, Question, ask
+from family import LETTERS, Family, Question, ask, write_prompt
 from measured import given_bytes, held, peak_bytes
 from parity import World, each, greedy, make_llm
 from sensorium import LLM
@@ -23,9 +23,18 @@ def near(planned: int, live: int, what: str) -> None:
 
 
 def full_prompts(row: Family, count: int) -> list[Question]:
-    """Prompts of as many items of the first kind as the row's own hold, all different."""
+    """Prompts of as many items of the first kind as fit (or as the row's own hold), with little between them; all different."""
     letter = next(letter for letter, modality in LETTERS.items() if modality in row.slots)
-    return [ask(row, letter * max(map(len, row.default_cases())), 300 + seed) for seed in range(count)]
+    several = max(len(case) for case in row.default_cases())
+    case = letter * (several if several == 1 else 8)
+    known = row.fullest.get(LETTERS[letter])
+    sizes = None if known is None else [known[i % len(known)] for i in range(len(case))]
+    asked = [ask(row, case, 300 + seed, sizes) for seed in range(count)]
+    if row.prompt is not write_prompt:
+        return asked
+    return [
+        Question(row, "".join(row.slots[name] for name, media in one.data.items() for _ in media), one.data) for one in asked
+    ]
 
 
 @pytest.mark.full
