@@ -26,7 +26,7 @@ class DecodeGraphs:
     """Graphs of decode steps, each of one number of rows: the last few that were used.
 
     The second step in a row of the same shape is recorded, the third replays it. A forward that cannot be replayed stays as
-    it is; so does a step with prompt rows, encoder rows or cross-attention.
+    it is; so does a step with prompt rows or encoder rows.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def _key(forward: Forward, batch: ForwardBatch) -> _Key | None:
         return None
     if batch.embed_index is not None or batch.cross_rows is not None:
         return None
-    if not all(attn.causal and len(attn.seq_lens) == rows for attn in groups):
+    if not all(len(attn.seq_lens) == rows for attn in groups):
         return None
     parts = [(_width(attn), *_fixed(attn, _PARTS)) for attn in groups]
     return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS), *parts

@@ -142,7 +142,14 @@ def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
     each = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
     copies = 2 * work.keys * max(each) * s  # padded to at most twice as many
-    return copies + work.rows * work.longest * (1 + s)  # a mask, and its form in the model's dtype
+    return copies + work.rows * work.longest * max(_scored_bytes(a, s) for a in c.attentions)
+
+
+def _scored_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
+    """Of a row and a key: a mask and its form in the model's dtype, for windows one of each head; scores where they are capped."""
+    if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
+        return 1 + s
+    return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * _WIDE))
 
 
 def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, work: Work) -> int:
@@ -250,8 +257,10 @@ def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, work: Work) -> int:
     """Of `models.audio.aut.Encoder` for so many frames in one call."""
     s, layer, w = dtype.itemsize, c.layer, c.layer.width
     call = 3 * layer.mels * s  # of each frame: the items, all in one tensor, an item in chunks
-    taps = c.channels * layer.mels // 4 * s  # numbers of a frame after the first convolution
-    step = min(frames, AT_ONCE * c.chunk) * (2 * taps + max(9 * layer.mels * s, 9 * taps // 4) + 3 * taps)
+    wide, bands = c.channels, -(-layer.mels // 4)
+    first = bands * (9 * s + 2 * 4 * s + _linear(9, wide, dtype, work) + wide * s)  # taps, chunks twice, result, gelu
+    second = 2 * bands * wide * s + -(-bands // 4) * (9 * wide * s + _linear(9 * wide, wide, dtype, work) + wide * s)
+    step = min(frames, AT_ONCE * c.chunk) * max(first, second)
     normed, laid_out = w * s, _laid_out(w, dtype, work.device)
     attention = normed + 3 * w * s + 3 * w * s + max(laid_out, _linear(w, 2 * w, dtype, work))
     mlp = normed + max(3 * layer.inner * s, 2 * layer.inner * s + _linear(layer.inner, w, dtype, work))

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import family
 import numpy as np
 import oracle
 import pytest
@@ -204,6 +205,54 @@ def test_encoder_calls_take_no_more_than_planned(qwen2: Path, audio: Path, dtype
     planned = model.encoder_bytes("audio", sum(map(len, listen())), work)
     measured = peak_bytes(listen)
     assert measured <= planned <= 3.2 * measured
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    rows = family.load_rows()
+    return {name: family.save(rows[name], tmp_path_factory.mktemp("speech") / name) for name in ("whisper", "qwen3_asr")}
+
+
+def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any:
+    """A step of `requests` sequences with `new` rows each that reads `keys` encoder rows across, and writes them first."""
+    blocks = -(-keys // 16)
+    caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
+    tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)
+    starts = tuple(range(0, requests * new + 1, new))
+    slots = [torch.cat([table.long()[torch.arange(n) // 16] * 16 + torch.arange(n) % 16 for table in tables]) for n in (new, keys)]
+    own = AttentionMetadata(starts, (new,) * requests, tables, slots[0], 16)
+    other = AttentionMetadata(starts, (keys,) * requests, tables, slots[1] if written else slots[1][:0], 16, causal=False)
+
+    def run() -> torch.Tensor:
+        ids = torch.zeros(requests * new, dtype=torch.long)
+        rows = torch.zeros(requests * keys, model.hidden_size, dtype=caches[0].dtype) if written else None
+        attn = [own, other] * (len(caches) // 2)
+        return model.forward(ForwardBatch(ids, ids[None], attn, caches, cross_rows=rows))
+
+    return run
+
+
+@both_dtypes
+def test_steps_that_read_across_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
+    model = build(speech["whisper"], dtype, CPU, "int8" if int8 else None)
+    for requests, new, keys in ((1, 200, 200), (8, 4, 400), (2, 64, 300)):
+        work = Work(requests * new, requests * keys, keys, CPU, int8)
+        measured = peak_bytes(across(model, requests, new, keys, written=True))
+        assert measured <= model.forward_bytes(work) <= 3.2 * measured
+
+
+@both_dtypes
+def test_encoders_of_speech_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
+    for name, counts in {"whisper": [100] * 6, "qwen3_asr": [1000, 150, 801]}.items():
+        model = build(speech[name], dtype, CPU, "int8" if int8 else None)
+
+        def listen(model: Any = model, counts: Any = counts) -> list[torch.Tensor]:
+            made = torch.zeros(sum(counts), 24, dtype=dtype)
+            return model.embed_multimodal("audio", {"input_features": made, "audio_frames": torch.tensor(counts)})
+
+        planned = model.encoder_bytes("audio", sum(map(len, listen())), Work(1, 1, 1, CPU, int8))
+        measured = peak_bytes(listen)
+        assert measured <= planned <= 3.2 * measured, name
 
 
 def test_sampling_takes_no_more_than_planned() -> None:
