@@ -146,7 +146,7 @@ def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
 
 
 def _scored_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
-    """Of a row and a key: a mask and its form in the model's dtype, for windows one of each head; scores where they are capped."""
+    """Of a row and a key: a mask and its form in the model's dtype, of each head beside windows; scores that are capped."""
     if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
         return 1 + s
     return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * _WIDE))
