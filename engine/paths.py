@@ -53,7 +53,7 @@ def rehearse(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
     if not isinstance(model, Fallback):
         return
     for modality in info.modalities:
-        item, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
+        item, geometry, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
         device = model.item_device
         tensors: dict[str, Any] = merge([item], device)
-        model.rehearse(modality, tensors, {name: value.to(device) for name, value in whole.items()})
+        model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in whole.items()})

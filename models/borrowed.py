@@ -23,7 +23,7 @@ ATTENTION = "sensorium_paged"  # name in transformers' attention interface
 STEP = "sensorium_step"  # argument that goes down to the attention
 BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError, ImportError)
 """What a class may raise that is asked for what it does not do."""
-_PROBE_ROWS, _MEASURED_ROWS = 4, 64
+_PROBE_ROWS, _MEASURED_ROWS, _HALF = 4, 64, torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -84,24 +84,27 @@ def class_of(config: Mapping[str, Any]) -> Any:
     try:
         import transformers
     except ImportError:
-        reason = "transformers, which may have it, is not installed: pip install 'sensorium[fallback]'"
-        raise ConfigError(f"{name} is not in the registry, and {reason}") from None
+        raise ConfigError("transformers, which may have it, is not installed: pip install 'sensorium[fallback]'") from None
     found = getattr(transformers, name, None)
     if found is None or not hasattr(found, "generate"):
-        raise ConfigError(
-            f"{name} is not in the registry, and transformers {transformers.__version__} has no such model either"
-        )
+        raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")
     return found
 
 
 @dataclass(frozen=True)
 class Built:
-    """A class on the meta device, and what was learnt of its decoder there."""
+    """A class on the meta device, the config of its decoder, and what was learnt of that.
+
+    Args:
+        axes: of positions.
+        row_bytes: that a row of a step takes.
+    """
 
     outer: Any
-    decoder: Any
-    text: Any  # config of the decoder
+    text: Any
     layers: tuple[Layer, ...]
+    axes: int
+    row_bytes: int
 
 
 def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
@@ -120,10 +123,13 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
     if decoder is None or decoder is outer.base_model or outer.base_model is outer:
         raise ConfigError(f"{name} keeps no decoder apart from what makes its embeddings")
     try:
-        layers = _layers(outer.eval(), decoder, text)
+        axes = _axes(decoder)
+        outer.eval().to(_HALF)  # products of grouped experts take no other type without numbers
+        layers, row = _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
+        outer.to(dtype)
     except BROKEN as error:
         raise ConfigError(f"{name} cannot run with paged attention: {line(error)}") from None
-    return Built(outer, decoder, text, layers)
+    return Built(outer, text, layers, axes, row * dtype.itemsize // _HALF.itemsize)
 
 
 def attention_of(parsed: Any) -> dict[str, str]:
@@ -135,20 +141,24 @@ def attention_of(parsed: Any) -> dict[str, str]:
     return {next((name for name in parsed.sub_configs if getattr(parsed, name) is text), ""): ATTENTION}
 
 
-def _layers(outer: Any, decoder: Any, text: Any) -> tuple[Layer, ...]:
+def _axes(decoder: Any) -> int:
+    """Of rotary positions; ConfigError for more than time, height and width."""
+    sections = next((module.mrope_section for module in decoder.modules() if getattr(module, "mrope_section", None)), (0,))
+    axes = len(next(iter(sections.values())) if isinstance(sections, dict) else sections)
+    if axes not in (1, 3):
+        raise ConfigError(f"its positions have {axes} axes; known are one, and time, height and width")
+    return axes
+
+
+def _layers(decoder: Any, text: Any, axes: int) -> tuple[Layer, ...]:
     """What each layer asks of attention, from a run without numbers; ConfigError for a layer that keeps another state."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    if "mrope_section" in rope:
-        raise ConfigError("its positions have several axes (mrope_section)")
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if odd:
         where = text.layer_types.index(odd[0])
         raise ConfigError(f"layer {where} is {odd[0]}, which keeps a state that is no key and value")
     step = Step()
-    rows = torch.zeros(1, _PROBE_ROWS, text.hidden_size, dtype=outer.dtype, device="meta")
-    places = torch.arange(_PROBE_ROWS, device="meta")[None]
     with torch.inference_mode():
-        decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{STEP: step})
+        decoder(**_nothing(text, axes, _PROBE_ROWS), **{STEP: step})
     found = {layer.index: layer for layer in step.seen}
     for index in range(text.num_hidden_layers):
         calls = sum(layer.index == index for layer in step.seen)
@@ -157,18 +167,27 @@ def _layers(outer: Any, decoder: Any, text: Any) -> tuple[Layer, ...]:
     return tuple(found[index] for index in range(text.num_hidden_layers))
 
 
+def _nothing(text: Any, axes: int, rows: int) -> dict[str, Any]:
+    """Arguments of a decoder for so many rows without numbers."""
+    places = torch.arange(rows, device="meta")[None]
+    return {
+        "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=_HALF, device="meta"),
+        "position_ids": places if axes == 1 else places.expand(axes, 1, rows),
+        "use_cache": False,
+    }
+
+
 def _kind_of(decoder: Any, index: int) -> str:
     layers = getattr(decoder, "layers", ())
     return f" ({type(layers[index]).__name__})" if index < len(layers) else ""
 
 
-def bytes_of_row(built: Built) -> int:
+def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
     """What a row of a step takes in the decoder, from a run without numbers."""
-    rows = torch.zeros(1, _MEASURED_ROWS, built.text.hidden_size, dtype=built.outer.dtype, device="meta")
-    places = torch.arange(_MEASURED_ROWS, device="meta")[None]
+    given = _nothing(text, axes, _MEASURED_ROWS)
     with torch.inference_mode(), Peak() as peak:
-        built.decoder(inputs_embeds=rows, position_ids=places, use_cache=False, **{STEP: Step()})
-    return -(-(peak.most + 2 * rows.nbytes) // _MEASURED_ROWS)  # inputs and encoder rows beside it
+        decoder(**given, **{STEP: Step()})
+    return -(-(peak.most + 2 * given["inputs_embeds"].nbytes) // _MEASURED_ROWS)  # what is looked up, and encoder rows
 
 
 def make_encoders(outer: Any) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from ..kernels.dispatch import backend
 from ..kernels.metadata import AttentionMetadata
 from ..mm.errors import CheckpointError, ConfigError
-from .borrowed import ATTENTION, BROKEN, STEP, Step, attention_of, build, bytes_of_row, line, make_encoders
+from ..mm.positions import mrope_positions
+from ..mm.types import ItemGeometry, PlaceholderRange
+from .borrowed import ATTENTION, BROKEN, STEP, Step, attention_of, build, line, make_encoders
 from .interface import CacheSpec, ForwardBatch, Work
 from .peak import Peak
 
@@ -27,18 +29,18 @@ _TOLERANCE, _HALF = {torch.float32: 1e-3}, 6e-2  # of the length of a row; the s
 class Fallback(nn.Module):
     """See `models.interface.Model`. `rehearse` an item of each modality before its bytes are asked for, and before use."""
 
-    rope_axes = 1
+    routes_by_modality: Mapping[str, int] = {}
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         built = build(config, dtype)
         self.outer, self.dtype, self.device, self.name = built.outer, dtype, device, type(built.outer).__name__
         self.vocab_size, self.hidden_size = built.text.vocab_size, built.text.hidden_size
-        self.row_size = self.hidden_size
+        self.row_size, self.rope_axes = self.hidden_size, built.axes
         windows = [layer.window for layer in built.layers if layer.window is not None]
         self.max_positions = min([built.text.max_position_embeddings, *windows])  # within a window, all is seen
         self.cache_specs = tuple(CacheSpec("full", layer.kv_heads, layer.head_dim, dtype) for layer in built.layers)
-        self._row_bytes = bytes_of_row(built)
+        self._row_bytes = built.row_bytes
         self._measured: dict[str, tuple[int, int, int]] = {}  # rows of an item, bytes of its tensors, bytes of its run
 
     @property
@@ -57,7 +59,8 @@ class Fallback(nn.Module):
             assert batch.embed_rows is not None
             x = x.index_copy(0, batch.embed_index, batch.embed_rows.to(x.dtype))
         step = Step(tuple(batch.attn), tuple(batch.kv_caches))
-        return self._decoded(inputs_embeds=x[None], position_ids=batch.positions, use_cache=False, **{STEP: step})
+        places = batch.positions if self.rope_axes == 1 else batch.positions[:, None]  # [axes, batch of one, rows]
+        return self._decoded(inputs_embeds=x[None], position_ids=places, use_cache=False, **{STEP: step})
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the class's own head and whatever it does to logits: its inner model answers with `hidden`."""
@@ -93,6 +96,7 @@ class Fallback(nn.Module):
             dtype=self.dtype,
             attn_implementation=attention_of(config),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
         for verb, names in (("lacks", told["missing_keys"]), ("holds unknown", told["unexpected_keys"])):
             if names:
@@ -102,11 +106,12 @@ class Fallback(nn.Module):
             raise CheckpointError(f"{name} has shape {list(have)}, the config wants {list(want)}")
         self.outer.to(self.device).eval()
 
-    def rehearse(self, modality: str, tensors: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
+    def rehearse(self, modality: str, tensors: Mapping[str, Any], geometry: ItemGeometry, whole: Mapping[str, Tensor]) -> None:
         """One real run of one item: it is measured and, where there are weights, held to the class's own forward.
 
         Args:
             tensors: of one item, merged as for `embed_multimodal`.
+            geometry: of that item.
             whole: all that the class's processor makes of a prompt with that item in between.
 
         Raises:
@@ -117,21 +122,29 @@ class Fallback(nn.Module):
             make_encoders(self.outer)
         try:
             with torch.inference_mode():
-                self._run(modality, tensors, whole, real)
+                self._rehearse(modality, tensors, geometry, whole, real)
         except BROKEN as error:
             raise ConfigError(f"{self.name} cannot be fed with {modality}s this way: {line(error)}") from None
 
-    def _run(self, modality: str, tensors: Mapping[str, Any], whole: Mapping[str, Tensor], real: bool) -> None:
+    def _rehearse(
+        self, modality: str, tensors: Mapping[str, Any], geometry: ItemGeometry, whole: Mapping[str, Tensor], real: bool
+    ) -> None:
         with Peak() as peak:
             (rows,) = self.embed_multimodal(modality, tensors)
         inputs = sum(value.nbytes for value in tensors.values())
         self._measured[modality] = (len(rows), inputs, peak.most + inputs)
+        ids, run = whole[RUN][0], tensors[RUN][0][0]
+        starts = [at for at in range(len(ids) - len(run) + 1) if torch.equal(ids[at : at + len(run)], run)]
+        if not starts:
+            raise ConfigError("its processor writes an item otherwise when text is around it")
+        where = PlaceholderRange(starts[0], len(run))
+        places = mrope_positions(len(ids), [(where, geometry)], self.rope_axes)[0].to(ids.device)
         sent = self._entered({name: value for name, value in whole.items() if name != "attention_mask"})
-        _check_handed(sent)
+        _check_handed(sent, places)
         if real:
-            self._prove(rows, whole[RUN][0], tensors[RUN][0][0], sent)
+            self._prove(ids, places, where, rows, sent)
 
-    def _prove(self, rows: Tensor, ids: Tensor, run: Tensor, sent: Mapping[str, Any]) -> None:
+    def _prove(self, ids: Tensor, places: Tensor, where: PlaceholderRange, rows: Tensor, sent: Mapping[str, Any]) -> None:
         """Ours, cut in two, against the class's decoder with its own attention and masks on what the class hands it."""
         text = self.outer.config.get_text_config(decoder=True)
         text._attn_implementation = "eager"
@@ -139,11 +152,7 @@ class Fallback(nn.Module):
             wanted = self._decoded(**{**sent, "use_cache": False})
         finally:
             text._attn_implementation = ATTENTION
-        places = [at for at in range(len(ids) - len(run) + 1) if torch.equal(ids[at : at + len(run)], run)]
-        if not places:
-            raise ConfigError("its processor writes an item otherwise when text is around it")
-        batches = _two_batches(ids, places[0], rows, self.cache_specs)
-        found = torch.cat([self.forward(batch) for batch in batches])
+        found = torch.cat([self.forward(batch) for batch in _two_batches(ids, places, where, rows, self.cache_specs)])
         off = float(((found - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)).max())
         if not off < _TOLERANCE.get(self.dtype, _HALF):
             raise ConfigError(f"it does more than attend to what is before: hidden states differ from its own by {off:.1%}")
@@ -191,37 +200,41 @@ class _Answer:
         return None
 
 
-def _check_handed(sent: Mapping[str, Any]) -> None:
-    """ConfigError for what a class hands its decoder beside embeddings and the positions of plain text."""
+def _check_handed(sent: Mapping[str, Any], places: Tensor) -> None:
+    """ConfigError for what a class hands its decoder beside embeddings and `places`, int64 `[axes, rows]`."""
     odd = [key for key, value in sent.items() if key not in _HANDED and value is not None and not isinstance(value, bool)]
     if odd:
         raise ConfigError(f"its decoder is given {odd[0]} beside embeddings, which this path does not carry")
     if sent.get("attention_mask") is not None:
         raise ConfigError("its decoder is given a mask, which paged attention does not have")
-    places, length = sent.get("position_ids"), sent["inputs_embeds"].shape[1]
-    if places is not None and not (places.shape == (1, length) and torch.equal(places[0].cpu(), torch.arange(length))):
-        raise ConfigError("its decoder is given positions that are no plain count, which this path does not know")
+    given = sent.get("position_ids")
+    if given is None and len(places) > 1:
+        raise ConfigError("its decoder is given no positions, though they have several axes")
+    if given is not None and not torch.equal(given.reshape(-1, given.shape[-1])[-len(places) :], places):
+        raise ConfigError("its decoder is given other positions than those of text and grids")
 
 
-def _two_batches(ids: Tensor, offset: int, rows: Tensor, specs: tuple[CacheSpec, ...]) -> list[ForwardBatch]:
-    """A prompt cut in two, with an item's rows from `offset` on, and caches of its own."""
+def _two_batches(
+    ids: Tensor, places: Tensor, where: PlaceholderRange, rows: Tensor, specs: tuple[CacheSpec, ...]
+) -> list[ForwardBatch]:
+    """A prompt cut in two, with an item's rows at `where`, and caches of its own."""
     total, size, device = len(ids), 16, ids.device
     blocks = -(-total // size)
     caches = [torch.zeros(2, blocks, size, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device) for spec in specs]
-    table = torch.arange(blocks, dtype=torch.int32, device=device)[None]
+    table, slots = torch.arange(blocks, dtype=torch.int32, device=device)[None], torch.arange(total, device=device)
     batches, cut = [], total // 2 + 1
     for start, stop in ((0, cut), (cut, total)):
-        places = torch.arange(start, stop, device=device)
-        attn = AttentionMetadata((0, stop - start), (stop,), table, places, size)
-        first, last = max(start, offset), min(stop, offset + len(rows))
+        attn = AttentionMetadata((0, stop - start), (stop,), table, slots[start:stop], size)
+        first = max(start, where.offset)
+        last = max(first, min(stop, where.end))
         batches.append(
             ForwardBatch(
                 input_ids=ids[start:stop],
-                positions=places[None],
+                positions=places[:, start:stop],
                 attn=[attn] * len(specs),
                 kv_caches=caches,
-                embed_index=torch.arange(first, max(first, last), device=device) - start,
-                embed_rows=rows[first - offset : max(first, last) - offset],
+                embed_index=torch.arange(first, last, device=device) - start,
+                embed_rows=rows[first - where.offset : last - where.offset],
             )
         )
     return batches

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..mm.errors import ConfigError, InputError
@@ -30,7 +31,6 @@ from .files import ProcessorFiles
 from .interface import Span
 
 RUN = "input_ids"  # the tokens of the item, which the class writes its rows over
-_TEXT_ONLY = ("attention_mask", "token_type_ids", "mm_token_type_ids")
 _ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 _PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes unlike each other
@@ -90,23 +90,36 @@ class FallbackProcessingInfo(FamilyInfo):
         if not isinstance(item, ImageItem | AudioItem):
             raise TypeError(f"a {type(item).__name__} is neither picture nor sound")
         grid, modality = self.geometry(item.header), item.header.modality
-        made = self._call(modality, item.pixels.numpy() if isinstance(item, ImageItem) else item.samples.numpy())
-        written = tuple(made[RUN][0].tolist())
+        data = Image.fromarray(item.pixels.numpy()) if isinstance(item, ImageItem) else item.samples.numpy()
+        made = self._call(modality, data)
+        written = _tokens(made)
         if written != self.span(modality, grid).token_ids or len(written) != grid.num_embeds:
             raise InputError("the processor of this model writes other tokens for it than for a blank one of its size")
-        return self._elements(made, dtype), grid
+        return self._elements(made, dtype), self._placed(modality, grid, made)
+
+    def _placed(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
+        """With the grid that positions follow, where the processor tells one and it is one row per merged patch."""
+        shape = made.get(f"{modality}_grid_thw")
+        if shape is None:
+            return grid
+        t, h, w = shape[0].tolist()
+        merge = (self.files.config.get("vision_config") or {}).get("spatial_merge_size", 1)
+        placed = replace(grid, t=t, h=h, w=w, merge=merge)
+        return placed if placed.num_embeds == grid.num_embeds else grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         return Span(self._run(modality, geometry.tiles))
 
-    def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], dict[str, Any]]:
+    def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], ItemGeometry, dict[str, Any]]:
         """A small item of noise, as `process` gives it, and all that the processor makes of a prompt with it in between."""
         size = _SAMPLE[modality]
         noise = np.random.default_rng(0).random((*size, 3) if modality == "image" else size[0], dtype=np.float32)
-        data = (noise * 255).astype(np.uint8) if modality == "image" else noise - 0.5
+        data = Image.fromarray((noise * 255).astype(np.uint8)) if modality == "image" else noise - 0.5
         whole = self._call(modality, data, f"This is {self._token(modality)} and that is all")
         whole = {name: value.to(dtype) if value.is_floating_point() else value for name, value in whole.items()}
-        return dict(self._elements(self._call(modality, data), dtype)), whole
+        made = self._call(modality, data)
+        grid = ItemGeometry(1, 1, made[RUN].shape[1], tiles=size)
+        return self._elements(made, dtype), self._placed(modality, grid, made), whole
 
     def _part(self, modality: str) -> Any:
         """Of the processor, that which takes items; None where it has none."""
@@ -132,13 +145,18 @@ class FallbackProcessingInfo(FamilyInfo):
         return tuple(getattr(getattr(self._part(modality), "valid_kwargs", None), "__annotations__", ()))
 
     def _elements(self, made: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, FieldElem]:
-        kept = {name: value for name, value in made.items() if name not in _TEXT_ONLY}
+        kept = {name: value for name, value in made.items() if name != "attention_mask"}
         cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in kept.items()}
         return {name: FieldElem(value, BatchedField()) for name, value in cast.items()}
 
     def _written(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
-        """The tokens of an item of this size."""
-        return tuple(self._call(modality, _blank(modality, size))[RUN][0].tolist())
+        """The tokens of an item of this size: of a picture of so many pixels without any, where the processor does not look."""
+        if modality == "image":
+            try:
+                return _tokens(self._call(modality, torch.empty((3, *size), dtype=torch.uint8, device="meta")))
+            except InputError:
+                return _tokens(self._call(modality, Image.new("RGB", size[::-1])))
+        return _tokens(self._call(modality, np.zeros(size[0], dtype=np.float32)))
 
     def _rows(self, modality: str, size: tuple[int, int]) -> int:
         """How many they are."""
@@ -173,11 +191,8 @@ class FallbackProcessingInfo(FamilyInfo):
         merged = self._processor._merge_kwargs(images_kwargs=json.loads(self.specs["image"].options))
         return dict(merged["images_kwargs"])
 
-    def _call(self, modality: str, data: np.ndarray[Any, Any], text: str = "") -> dict[str, Tensor]:
+    def _call(self, modality: str, item: object, text: str = "") -> dict[str, Tensor]:
         """Tensors by name of one prompt that is `text`, or else nothing but the item."""
-        from PIL import Image
-
-        item: Any = Image.fromarray(data) if modality == "image" else data
         options: dict[str, Any] = json.loads(self.specs[modality].options)
         if modality == "audio":
             options["sampling_rate"] = self._part("audio").sampling_rate
@@ -204,8 +219,8 @@ def _load(folder: Path) -> tuple[Any, Lock]:
     return processor, Lock()
 
 
-def _blank(modality: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    return np.full((*size, 3), 127, dtype=np.uint8) if modality == "image" else np.zeros(size[0], dtype=np.float32)
+def _tokens(made: Mapping[str, Tensor]) -> tuple[int, ...]:
+    return tuple(made[RUN][0].tolist())
 
 
 def _tensor(name: str, value: Any) -> Tensor:

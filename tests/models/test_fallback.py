@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from functools import cache
 
 import numpy as np
@@ -9,13 +12,17 @@ import pytest
 import torch
 from oracle import ensure_torchvision, randomise, tokenizer
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.cli.main import main
+from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.mm.fields import group, merge
+from sensorium.models.borrowed import build as build_class
 from tokenizers import AddedToken, Tokenizer
 
 ensure_torchvision()
 
-TOKENS = 24
+TOKENS = 48
 EXTRA = {
     "aya_vision": (
         "<image>",
@@ -27,9 +34,10 @@ EXTRA = {
         "TILE_GLOBAL",
     ),
     "video_llama_3": (),
+    "glm4v_moe": ("<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
     "audioflamingo3": ("<sound>",),
 }
-SLOT = {"aya_vision": "<image>", "video_llama_3": "<|image_pad|>", "audioflamingo3": "<sound>"}
+SLOT = {"aya_vision": "<image>", "video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamingo3": "<sound>"}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
 
 
@@ -79,6 +87,27 @@ def video_llama_3(tok):
     return tf.VideoLlama3ForConditionalGeneration(config), tf.VideoLlama3Processor(*parts)
 
 
+def glm4v_moe(tok):
+    """Positions of three axes, half of each head rotated, a mixture of experts."""
+    import transformers as tf
+    from transformers.models.glm4v_moe.configuration_glm4v_moe import Glm4vMoeTextConfig, Glm4vMoeVisionConfig
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    experts = {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    vision = {"depth": 2, "hidden_size": 48, "num_heads": 4, "intermediate_size": 64, "out_hidden_size": 64, "image_size": 112}
+    config = tf.Glm4vMoeConfig(
+        text_config=Glm4vMoeTextConfig(**text_config(tok), **experts, rope_parameters=rope),
+        vision_config=Glm4vMoeVisionConfig(**vision),
+        image_token_id=tok.convert_tokens_to_ids("<|image|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|video|>"),
+        video_start_token_id=tok.convert_tokens_to_ids("<|begin_of_video|>"),
+        video_end_token_id=tok.convert_tokens_to_ids("<|end_of_video|>"),
+    )
+    pictures = tf.Glm4vImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140})
+    processor = tf.Glm4vProcessor(pictures, tok, tf.Glm4vVideoProcessor())
+    return tf.Glm4vMoeForConditionalGeneration(config), processor
+
+
 def audioflamingo3(tok):
     """Sounds in windows of a Whisper tower, as many tokens as they last."""
     import transformers as tf
@@ -100,7 +129,7 @@ def audioflamingo3(tok):
     return tf.AudioFlamingo3ForConditionalGeneration(config), tf.AudioFlamingo3Processor(mel, tok, max_audio_len=8)
 
 
-BUILD = {"aya_vision": aya_vision, "video_llama_3": video_llama_3, "audioflamingo3": audioflamingo3}
+BUILD = {"aya_vision": aya_vision, "video_llama_3": video_llama_3, "glm4v_moe": glm4v_moe, "audioflamingo3": audioflamingo3}
 
 
 def build(folder, family, seed=0):
@@ -151,7 +180,7 @@ def prompts(family, seed=0):
     name = "audio" if family == "audioflamingo3" else "image"
     items = [item(family, seed + i, size) for i, size in enumerate(sizes)]
     given = [(text.format(slot), [one]) for text, one in zip(TEXTS, items, strict=True)]
-    several = [] if name == "audio" else [(f"a {slot} b {slot}{slot} c", items)]
+    several = [] if name == "audio" else [(f"a {slot} b {slot} and {slot} c", items)]
     return [{"prompt": text, "multi_modal_data": {name: several}} for text, several in (*given, *several, ("no item", []))]
 
 
@@ -187,7 +216,7 @@ def check(outputs, wanted):
 HOW = {
     "whole": {},
     "chunked": {"max_num_batched_tokens": 7},
-    "preempted": {"kv_cache_memory_bytes": 213_000, "max_num_batched_tokens": 40},
+    "preempted": {"kv_cache_memory_bytes": 246_000, "max_num_batched_tokens": 40},
 }
 
 
@@ -196,7 +225,7 @@ def test_tokens_are_those_of_the_class_itself(built, oracle, family):
     asked = prompts(family)
     wanted = [expected(oracle, family, prompt) for prompt in asked]
     for how, options in HOW.items():
-        llm = LLM(built(family), max_model_len=208, max_num_seqs=8, **options)
+        llm = LLM(built(family), max_model_len=240, max_num_seqs=8, **options)
         check(llm.generate(asked, GREEDY, use_tqdm=False), wanted)  # together
         assert llm.stats.encoder_calls == len(PICTURES), "each item is encoded once, in however many prompts it is"
         assert (llm.stats.cut_items > 0) == (how != "whole")
@@ -220,7 +249,7 @@ def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
     assert [len(rows) for rows in alone] == [f.range.length for f in features]
 
 
-@pytest.mark.parametrize("family", ["aya_vision", "video_llama_3"])
+@pytest.mark.parametrize("family", ["aya_vision", "video_llama_3", "glm4v_moe"])
 def test_planned_tokens_are_those_of_the_processor(built, oracle, family):
     llm, slot = LLM(built(family), max_model_len=256), SLOT[family]
     for i, size in enumerate([(20, 20), (57, 56), (60, 500), (500, 61), (333, 217), (1000, 900)]):
@@ -236,3 +265,85 @@ def test_a_sound_that_would_be_cut_is_refused(built):
         {"prompt": "<sound>", "multi_modal_data": {"audio": [item("audioflamingo3", 0, 16000 * 11)]}}, GREEDY
     )
     assert "audio 0: it lasts 11.00 s" in output.error
+
+
+def test_options_of_the_processor_are_the_callers(built):
+    llm, picture = LLM(built("aya_vision"), max_model_len=256), item("aya_vision", 0, (60, 200))
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture}}
+    many, few = (llm.plan(prompt, mm_processor_kwargs=options)[0] for options in (None, {"max_patches": 2}))
+    assert few.num_tokens < many.num_tokens
+    (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patchez": 2}}, GREEDY, use_tqdm=False)
+    assert "unknown processing option 'max_patchez'" in refused.error
+    assert "max_patches" in refused.error
+
+
+@pytest.mark.parametrize("family", ["aya_vision", "audioflamingo3"])
+def test_half_precision(built, family):
+    llm = LLM(built(family), max_model_len=256, dtype="bfloat16")
+    assert all(output.error is None for output in llm.generate(prompts(family), GREEDY, use_tqdm=False))
+
+
+def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
+    assert main(["doctor", "--model", str(built("video_llama_3")), "--option", "max_model_len=256"]) == 0
+    said = capsys.readouterr().out
+    assert "fallback, transformers' VideoLlama3ForConditionalGeneration with our paged attention, because the registry" in said
+    assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len=256"]) == 0
+    assert "own implementation (models/qwen2_vl.py)" in capsys.readouterr().out
+
+
+def config_of(kind, **parts):
+    return kind.config_class(**parts).to_dict() | {"architectures": [kind.__name__]}
+
+
+def test_other_decoders_are_refused_by_layer_and_kind():
+    import transformers as tf
+    from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
+    text = tf.Lfm2Config(**small, num_hidden_layers=2, layer_types=["full_attention", "conv"])
+    with pytest.raises(ConfigError, match=r"Lfm2Vl.* layer 1 is conv, which keeps a state"):
+        build_class(config_of(tf.Lfm2VlForConditionalGeneration, text_config=text), torch.float32)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = MllamaTextConfig(**small, num_hidden_layers=2, cross_attention_layers=[1], rope_parameters=rope, pad_token_id=0)
+    with pytest.raises(ConfigError, match=r"layer 1 \(MllamaCrossAttentionDecoderLayer\) attends 0 times"):
+        build_class(config_of(tf.MllamaForConditionalGeneration, text_config=text), torch.float32)
+    with pytest.raises(ConfigError, match="is an encoder with a decoder that reads across"):
+        build_class(config_of(tf.Florence2ForConditionalGeneration), torch.float32)
+
+
+def test_unknown_classes_are_refused(built, tmp_path, monkeypatch):
+    folder = shutil.copytree(built("aya_vision"), tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["AyaVizionForConditionalGeneration"]}))
+    with pytest.raises(ConfigError, match=r"unknown architecture .*; transformers 5\S+ has no model AyaViz"):
+        LLM(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"is not installed: pip install 'sensorium\[fallback\]'"):
+        LLM(folder)
+
+
+def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypatch):
+    from transformers.models.cohere2.modeling_cohere2 import Cohere2MLP
+
+    plain = Cohere2MLP.forward
+    monkeypatch.setattr(Cohere2MLP, "forward", lambda self, x: plain(self, x) + x.mean(1, keepdim=True))  # rows see rows
+    with pytest.raises(ConfigError, match=r"AyaVision.* does more than attend to what is before"):
+        LLM(built("aya_vision"), max_model_len=256)
+
+
+def test_what_only_models_of_ours_can_do_is_refused(built):
+    with pytest.raises(ConfigError, match="quantization='int8' is for models of ours"):
+        LLM(built("aya_vision"), quantization="int8")
+
+
+def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
+    folder = shutil.copytree(built("audioflamingo3"), tmp_path / "torn")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if "linear_1.weight" in name)
+    moved = {key: value for key, value in weights.items() if key != name} | {"odd.weight": weights[name].clone()}
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks .*linear_1\.weight"):
+        LLM(folder, max_model_len=256)
+    save_file(weights | {"odd.weight": weights[name].clone()}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds unknown odd\.weight"):
+        LLM(folder, max_model_len=256)
