@@ -1,0 +1,84 @@
+"""Clips written down by a Whisper here and by transformers, in one process: `python -m benchmarks.speech MODEL CLIP ...`.
+
+Both read the same samples, greedily, in float32; times are wall clock, loading left out, after another clip to warm up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from sensorium import LLM
+
+RATE = 16_000
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("clips", type=Path, nargs="+")
+    args = parser.parse_args()
+    sys.path.insert(0, str(TESTS))
+    from oracle import ensure_torchvision
+
+    ensure_torchvision()
+    import transformers
+
+    sounds = [read(path) for path in args.clips]
+    seconds = sum(len(sound) for sound in sounds) / RATE
+    alone, together = LLM(args.model, dtype="float32"), LLM(args.model, dtype="float32")  # each with caches of its own
+    model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(args.model, dtype=torch.float32).eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(args.model)
+    runs = {
+        "sensorium, one at a time": lambda: [ours(alone, [sound])[0] for sound in sounds],
+        "sensorium, one batch": lambda: ours(together, sounds),
+        "transformers, one at a time": lambda: [theirs(model, extractor, [sound])[0] for sound in sounds],
+        "transformers, one batch": lambda: theirs(model, extractor, sounds),
+    }
+    quiet = [sounds[0] / 2]
+    for run in (lambda: ours(alone, quiet), lambda: ours(together, quiet), lambda: theirs(model, extractor, quiet)):
+        run()
+    found = {name: timed(run) for name, run in runs.items()}
+    print(f"{len(sounds)} clips, {seconds:.1f} s of sound, {torch.get_num_threads()} threads")
+    for name, (took, _) in found.items():
+        print(f"{name:<28} {took:6.2f} s, {seconds / took:6.1f} times as fast as it is spoken")
+    first = found["transformers, one at a time"][1]
+    for name, (_, answers) in found.items():
+        print(f"{name:<28} {sum(map(np.array_equal, answers, first))} of {len(first)} clips with the tokens of transformers")
+
+
+def read(path: Path) -> np.ndarray:
+    samples, rate = soundfile.read(path, dtype="float32")
+    assert rate == RATE, f"{path} has {rate} Hz"
+    return samples
+
+
+def ours(llm: Any, sounds: list[np.ndarray]) -> list[list[int]]:
+    """Tokens of each answer, without the one that ends it."""
+    heard = llm.transcribe([(sound, RATE) for sound in sounds], "en", use_tqdm=False)
+    return [list(one.output.outputs[0].token_ids[:-1]) for one in heard]
+
+
+def theirs(model: Any, extractor: Any, sounds: list[np.ndarray]) -> list[list[int]]:
+    features = extractor(sounds, sampling_rate=RATE, return_tensors="pt").input_features
+    ends = model.generation_config.eos_token_id
+    with torch.inference_mode():
+        return [[token for token in answer if token < ends] for answer in model.generate(features).tolist()]
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
+if __name__ == "__main__":
+    main()
