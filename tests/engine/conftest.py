@@ -20,7 +20,10 @@ from sensorium.engine.types import EngineRequest
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.hashing import digest
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+from sensorium.models.decoder_model import DecoderModel
 from sensorium.models.interface import CacheSpec
+from sensorium.models.text.spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, MlpSpec, RopeSpec
+from sensorium.models.weights import named_layers
 
 PAD = 3  # the toy's placeholder token
 EOS = 2
@@ -84,6 +87,24 @@ class ToyModel:
 
     def load_weights(self, weights) -> None:
         list(weights)
+
+
+class Stack(DecoderModel):
+    """A decoder of ours with random weights: a window and a soft cap, all keys, latent rows. Items as the toy's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        rope, latent = RopeSpec(10000.0, 16, (0,) * 8), RopeSpec(10000.0, 8, (0,) * 4)
+        mlp, full = MlpSpec(48), AttentionSpec(4, 2, 16, 0.4, rope)
+        near = replace(full, window=9, soft_cap=4.0)
+        layers = [LayerSpec(part, mlp) for part in (near, full, LatentSpec(4, None, 24, 16, 16, 0.3, latent), near)]
+        super().__init__(DecoderSpec(101, 32, tuple(layers), 1e-6, 4096, False), dtype, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(1)
+        shapes = {name: view.shape for _, views in named_layers(self).values() for name, view in views.items()}
+        self.load_weights((name, torch.randn(shape, generator=generator).to(dtype)) for name, shape in shapes.items())
+
+    def embed_multimodal(self, modality: str, tensors: dict) -> list[torch.Tensor]:
+        made = zip(tensors["seed"], tensors["rows"], strict=True)
+        return [torch.sin(torch.arange(int(n) * 32.0).view(int(n), 32) * (int(seed) + 1)).to(self.dtype) for seed, n in made]
 
 
 def make_core(
@@ -203,6 +224,6 @@ def assert_empty(core: EngineCore) -> None:
 @pytest.fixture(scope="session")
 def toy():
     """Everything above, for test files that cannot import it."""
-    names = ("PAD", "EOS", "ToyModel", "make_core", "item", "pair", "make_request", "of")
+    names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "of")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty")
     return SimpleNamespace(**{name: globals()[name] for name in names})

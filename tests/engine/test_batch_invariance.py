@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, SamplingParams
@@ -99,6 +100,25 @@ def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
     outputs = toy.drain(core)["ours"]
     assert outputs[-1].stats.preemptions == 1
     assert found + [entry for output in outputs for entry in output.logprobs or ()] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kernels):
+    """A decoder with a layer of each kind; its item is computed at once, the rest of the prompt cut anywhere."""
+    model, rng = toy.Stack(dtype), random.Random(3)
+    drawn = [toy.make_request(f"mate{i}", random.Random(i), logprobs=3) for i in range(5)]
+    text = [rng.randrange(4, 101) for _ in range(60)]
+    ours = toy.of("ours", [*text[:20], *[toy.PAD] * 14, *text[20:]], [toy.item(20, 12, edges=True)])
+    ours = replace(ours, params=PARAMS)
+    options = {"max_len": 200, "model": model, "invariant": True, "prefill": "item_atomic"}
+    expected = run(toy.make_core(blocks=90, block_size=16, budget=512, **options), ours, [], 0)
+    assert len(expected) == 12
+    for mates, budget, lead, block_size, warm in ((0, 18, 0, 16, False), (5, 21, 2, 4, True), (3, 40, 1, 8, True)):
+        core = toy.make_core(blocks=1440 // block_size, block_size=block_size, budget=budget, seqs=6, **options)
+        if warm:
+            run(core, replace(ours, request_id="before", prompt_token_ids=(*ours.prompt_token_ids[:-3], 5)), [], 0)
+        assert run(core, ours, drawn[:mates], lead) == expected
+        assert warm == (core.stats.prefix_hits > 40)
 
 
 def test_what_cannot_promise_it_says_so(tmp_path):

@@ -1,6 +1,7 @@
 """Decode steps that are replayed give the bits of those that are not, and whatever is unusual is not replayed."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,22 @@ def test_answers_are_the_same_bits(llm, toy, replays, blocks, every, tokens):
     assert len(set(replays)) > 1, "of several sizes"
     assert found == expected
     assert blocks > 40 or stats.preemptions > 0
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_caps_and_latent_rows_are_replayed(toy, replays, dtype):
+    model = toy.Stack(dtype)
+
+    def run(graphs: Any) -> Any:
+        core = toy.make_core(blocks=200, budget=64, max_len=150, model=model)
+        core.runner.graphs = graphs
+        asked = [replace(r, prompt_token_ids=tuple(token % 101 for token in r.prompt_token_ids)) for r in requests(1, 6, 40)]
+        return answers(core, asked, 5)
+
+    expected = run(eager)
+    assert run(DecodeGraphs()) == expected
+    assert len(replays) > 10
 
 
 def test_a_forward_that_reads_its_numbers_stays_as_it_is(toy, replays):
