@@ -19,6 +19,7 @@ _RATIOS = tuple(200.0 ** (step / 64) for step in range(65))  # of long to short 
 _AREA_STEP = 2.0
 _FPS = 24.0  # of bare frames, where the sampling policy names no rate
 _CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
+_UNBOUNDED = (1 << 40, 1 << 12)  # more than any item takes: pixels, and pieces
 _FINER = ("max_pixels", "max_patches", "size")  # options that let a picture keep more pixels
 
 
@@ -40,7 +41,7 @@ class Room:
             return "the model"
         if grid.num_embeds * self.row_bytes > self.encoder_bytes:
             return "encoder_cache_bytes"
-        return self.tokens_setting if len(info.span(header.modality, grid).token_ids) > self.tokens else None
+        return self.tokens_setting if info.span(header.modality, grid).length > self.tokens else None
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,13 @@ def _largest_picture(modality: str, info: ProcessingInfo, room: Room) -> Largest
 
 def _finer(info: ProcessingInfo, modality: str, option: str, header: MediaHeader) -> int:
     """Rows of an item where an option allows any size; 0 where the family has no such option."""
-    unbounded = {"longest_edge": 1 << 40} if option == "size" else 1 << 40
-    try:
-        return rows_of(info.tuned({f"{modality}s_kwargs": {option: unbounded}}), header)
-    except ConfigError:
-        return 0
+    for most in _UNBOUNDED:
+        try:
+            chosen = {"longest_edge": most} if option == "size" else most
+            return rows_of(info.tuned({f"{modality}s_kwargs": {option: chosen}}), header)
+        except ConfigError:
+            continue
+    return 0
 
 
 def _largest_clip(info: ProcessingInfo, room: Room) -> Largest:

@@ -15,7 +15,7 @@ from .base import build_span
 from .interface import Span
 from .options import with_sampling
 from .pictures import read_pixels, with_resample
-from .tiles import DETAIL, TiledInfo, TileSpec, is_low, number_of, pair
+from .tiles import DETAIL, MOST_PIECES, TiledInfo, TileSpec, is_low, number_of, pair
 
 FRAMES = 8  # of a clip, where neither the checkpoint nor the caller says
 
@@ -50,7 +50,8 @@ class InternVLProcessingInfo(TiledInfo):
             options |= layer
         if is_low(options) or not options["crop_to_patches"]:
             return Fixed(tile)
-        return AspectTiles(tile, number_of(options, "min_patches", 1), number_of(options, "max_patches", 12))
+        most = number_of(options, "max_patches", 12, MOST_PIECES)
+        return AspectTiles(tile, number_of(options, "min_patches", 1), most)
 
     def decoding(self) -> DecodeSpec:
         json = self.files.video

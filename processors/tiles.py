@@ -17,6 +17,7 @@ from .base import FamilyInfo
 from .pictures import PixelSpec, patch_rows
 
 _WHOLE = Fixed((224, 224))
+MOST_PIECES = 4096  # of a picture: their arrangements are tried one by one
 DETAIL = ("detail", "resample")  # options that every such family takes
 
 
@@ -44,11 +45,13 @@ def pair(value: Any, name: str = "size") -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def number_of(options: Mapping[str, Any], name: str, default: int) -> int:
-    """A positive whole number among options; ConfigError for anything else."""
+def number_of(options: Mapping[str, Any], name: str, default: int, most: int = 1 << 48) -> int:
+    """A positive whole number among options, at most `most`; ConfigError for anything else."""
     value = default if options.get(name) is None else options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; give a positive whole number")
+    if value > most:
+        raise ConfigError(f"{name} is {value:,}, the limit is {most:,}; give less")
     return value
 
 
