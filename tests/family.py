@@ -163,6 +163,7 @@ class Family:
         silent: start of an oracle tensor's name -> why nothing depends on it.
         tolerance: of float32 logits, as a factor of max(1, std); `tolerance_note` says why it is not 2e-4.
         half: standard deviation of bfloat16's and float16's errors over that of the logits, at most.
+        fullest: modality -> sizes of items that take the most memory for each row they make, where sizes differ in that.
         options: of `LLM`.
         finish: called with the folder once a checkpoint is saved, for files that `save_pretrained` does not write.
     """
@@ -192,6 +193,7 @@ class Family:
     tolerance: float = 2e-4
     tolerance_note: str = ""
     half: tuple[float, float] = (0.1, 0.02)
+    fullest: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Path], None] = no_more_files
 
