@@ -228,7 +228,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
 def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantization: str | None) -> int:
     """Of all layers as `pack` lays them out: in 8 bits with a scale per output, a tied head beside its table."""
     assert isinstance(model, nn.Module)
-    total = 0
+    total = sum(parameter.nbytes for parameter in model.parameters())  # of layers that are torch's own
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not None:
             outer, inner = module.weight.shape

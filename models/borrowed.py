@@ -54,6 +54,7 @@ def attend(
     scaling: float | None = None,
     sensorium_step: Step | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """`query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
@@ -63,7 +64,7 @@ def attend(
     """
     if sensorium_step is None:
         raise ConfigError("its layers do not hand the arguments of a step on to their attention")
-    odd = next((name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None), None)
+    odd = next((name for name in ("s_aux", "position_bias") if more.get(name) is not None), None)
     if odd is not None or attention_mask is not None or not more.get("is_causal", True):
         raise ConfigError(f"its attention wants {odd or 'a mask of its own'}, which paged attention does not have")
     index, dim, wide = int(module.layer_idx), query.shape[-1], value.shape[-1]  # type: ignore[arg-type]
@@ -74,7 +75,7 @@ def attend(
         return query.new_zeros(1, query.shape[2], query.shape[1], wide), None
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     scale = dim**-0.5 if scaling is None else scaling
-    out = paged_attention(q, k, v, sensorium_step.caches[index], sensorium_step.attn[index], scale)
+    out = paged_attention(q, k, v, sensorium_step.caches[index], sensorium_step.attn[index], scale, softcap)
     return out[None, ..., :wide], None
 
 
@@ -187,7 +188,8 @@ def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
     given = _nothing(text, axes, _MEASURED_ROWS)
     with torch.inference_mode(), Peak() as peak:
         decoder(**given, **{STEP: Step()})
-    return -(-(peak.most + 2 * given["inputs_embeds"].nbytes) // _MEASURED_ROWS)  # what is looked up, and encoder rows
+    beside: int = 2 * given["inputs_embeds"].nbytes  # what is looked up, and encoder rows
+    return -(-(peak.most + beside) // _MEASURED_ROWS)
 
 
 def make_encoders(outer: Any) -> None:

@@ -6,6 +6,7 @@ Everything before its decoder makes the embeddings of an item's tokens, and is r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..kernels.metadata import AttentionMetadata
 from ..mm.errors import CheckpointError, ConfigError
 from ..mm.positions import mrope_positions
 from ..mm.types import ItemGeometry, PlaceholderRange
-from .borrowed import ATTENTION, BROKEN, STEP, Step, attention_of, build, line, make_encoders
+from .borrowed import ATTENTION, BROKEN, STEP, Layer, Step, attention_of, build, line, make_encoders
 from .interface import CacheSpec, ForwardBatch, Work
 from .peak import Peak
 
@@ -37,9 +38,8 @@ class Fallback(nn.Module):
         self.outer, self.dtype, self.device, self.name = built.outer, dtype, device, type(built.outer).__name__
         self.vocab_size, self.hidden_size = built.text.vocab_size, built.text.hidden_size
         self.row_size, self.rope_axes = self.hidden_size, built.axes
-        windows = [layer.window for layer in built.layers if layer.window is not None]
-        self.max_positions = min([built.text.max_position_embeddings, *windows])  # within a window, all is seen
-        self.cache_specs = tuple(CacheSpec("full", layer.kv_heads, layer.head_dim, dtype) for layer in built.layers)
+        self.max_positions = built.text.max_position_embeddings
+        self.cache_specs = tuple(_cache_spec(layer, dtype) for layer in built.layers)
         self._row_bytes = built.row_bytes
         self._measured: dict[str, tuple[int, int, int]] = {}  # rows of an item, bytes of its tensors, bytes of its run
 
@@ -200,6 +200,11 @@ class _Answer:
         return None
 
 
+def _cache_spec(layer: Layer, dtype: torch.dtype) -> CacheSpec:
+    kind = "full" if layer.window is None else "window"
+    return CacheSpec(kind, layer.kv_heads, layer.head_dim, dtype, layer.window)
+
+
 def _check_handed(sent: Mapping[str, Any], places: Tensor) -> None:
     """ConfigError for what a class hands its decoder beside embeddings and `places`, int64 `[axes, rows]`."""
     odd = [key for key, value in sent.items() if key not in _HANDED and value is not None and not isinstance(value, bool)]
@@ -224,14 +229,14 @@ def _two_batches(
     table, slots = torch.arange(blocks, dtype=torch.int32, device=device)[None], torch.arange(total, device=device)
     batches, cut = [], total // 2 + 1
     for start, stop in ((0, cut), (cut, total)):
-        attn = AttentionMetadata((0, stop - start), (stop,), table, slots[start:stop], size)
+        one = AttentionMetadata((0, stop - start), (stop,), table, slots[start:stop], size)
         first = max(start, where.offset)
         last = max(first, min(stop, where.end))
         batches.append(
             ForwardBatch(
                 input_ids=ids[start:stop],
                 positions=places[:, start:stop],
-                attn=[attn] * len(specs),
+                attn=[replace(one, window=spec.window) for spec in specs],
                 kv_caches=caches,
                 embed_index=torch.arange(first, last, device=device) - start,
                 embed_rows=rows[first - where.offset : last - where.offset],

@@ -212,7 +212,8 @@ def _load(folder: Path) -> tuple[Any, Lock]:
     from transformers import AutoProcessor
 
     try:
-        processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        load: Any = AutoProcessor.from_pretrained
+        processor = load(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         raise ConfigError(f"transformers makes no processor of {folder}: {line(error)}") from None
     logging.getLogger(type(processor).__module__).setLevel(logging.ERROR)  # it would warn of blank items that nobody gave

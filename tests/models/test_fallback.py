@@ -63,7 +63,7 @@ def aya_vision(tok):
     import transformers as tf
 
     config = tf.AyaVisionConfig(
-        text_config=tf.Cohere2Config(**text_config(tok, sliding_window=1024, pad_token_id=0)),
+        text_config=tf.Cohere2Config(**text_config(tok, sliding_window=20, pad_token_id=0)),
         vision_config=tf.SiglipVisionConfig(**VISION, image_size=56, vision_use_head=False),
         image_token_index=tok.convert_tokens_to_ids("<|IMG_PATCH|>"),
     )
