@@ -243,7 +243,7 @@ class MediaProcessor:
             source.index,
             done.size if done is not None else headers[0].size,
             (sum(grid.t for grid in grids), grids[0].h, grids[0].w),
-            sum(len(span.token_ids) for span in spans),
+            sum(span.length for span in spans),
             rows,
             rows * self.settings.row_bytes,
             all(header.exact for header in headers),
@@ -290,7 +290,7 @@ def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
     return replace(
         item.plan,
         grid=(sum(one.t for _, one in done.pieces), grid.h, grid.w),
-        num_tokens=sum(len(span.token_ids) for span in spans),
+        num_tokens=sum(span.length for span in spans),
         num_embeds=rows,
         bytes=rows * (item.plan.bytes // item.plan.num_embeds if item.plan.num_embeds else 0),
         exact=True,

@@ -116,6 +116,13 @@ class FamilyInfo:
             raise ConfigError("items of this model are written with text, which takes the tokenizer of the checkpoint")
         return lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
 
+    @cached_property
+    def line_joins(self) -> Mapping[tuple[int, int], int]:
+        """Two runs of ends of lines -> the one token of both, of tokenizers that have some for runs. See `Span.joins`."""
+        runs = {count: self.encode("\n" * count) for count in range(1, 32)}
+        single = {count: ids[0] for count, ids in runs.items() if len(ids) == 1}
+        return {(single[a], single[b]): single[a + b] for a in single for b in single if a + b in single}
+
     @property
     def row_width(self) -> int:
         """Numbers in one encoder row: the decoder's width, but for encoders that give several levels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..mm.errors import ConfigError
@@ -12,9 +13,8 @@ from ..mm.types import ItemGeometry
 from .base import build_span
 from .interface import Span
 from .pictures import HALF, read_pixels, with_resample
-from .tiles import DETAIL, TiledInfo, TileSpec, is_low, number_of, pair
+from .tiles import DETAIL, MOST_PIECES, TiledInfo, TileSpec, is_low, number_of, pair
 
-Pieces = list[tuple[int, ...] | int]
 _SCAN = ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
 
 
@@ -47,24 +47,20 @@ class Gemma3ProcessingInfo(TiledInfo):
             options |= layer
         if is_low(options) or not options.get("do_pan_and_scan", False):
             return Fixed(tile)
-        least, most = number_of(options, _SCAN[2], 256), number_of(options, _SCAN[1], 4)
+        least, most = number_of(options, _SCAN[2], 256), number_of(options, _SCAN[1], 4, MOST_PIECES)
         return PanAndScan(tile, least, most, float(options.get(_SCAN[3], 1.2)))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Empty lines and marks around each square; where there are crops, words before the whole and before them."""
         start, end = (self.slot_ids["image"],), (self.token("eoi_token_index", "eoi_token_id", 256000),)
         rows, crops = geometry.num_embeds // geometry.t, geometry.t - 1
-        square: Pieces = [start, rows, end]
-        if not crops:
-            return self._written([self.encode("\n\n"), *square, self.encode("\n\n")])
-        pieces = [self.encode("Here is the original image \n\n"), *square]
+        pieces: list[tuple[int, ...] | int] = [start, rows, end]
         for crop in range(crops):
             between = " " if crop else " and here are some crops to help you see better "
-            pieces += [self.encode(f"\n\n{between}\n\n"), *square]
-        return self._written([*pieces, self.encode("\n\n")])
-
-    def _written(self, pieces: Pieces) -> Span:
-        return build_span(pieces, self.token("image_token_index", "image_token_id", 262144))
+            pieces += [self.encode(f"\n\n{between}\n\n"), start, rows, end]
+        span = build_span(pieces, self.token("image_token_index", "image_token_id", 262144))
+        before = self.encode("Here is the original image \n\n" if crops else "\n\n")
+        return replace(span, before=before, after=self.encode("\n\n"), joins=self.line_joins)
 
     def fewer(self, pieces: int) -> Mapping[str, Any] | None:
         return {"do_pan_and_scan": False}

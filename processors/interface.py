@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -17,10 +17,22 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows."""
+    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows.
+
+    `before`, `after`: text around them that is no part of its range and is joined with the prompt's, as a tokenizer that
+    reads both together does: two tokens side by side of which `joins` has one are that one.
+    """
 
     token_ids: tuple[int, ...]
     is_embed: Tensor | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    joins: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        """Tokens it adds to a prompt, at most."""
+        return len(self.before) + len(self.token_ids) + len(self.after)
 
 
 class ProcessingInfo(Protocol):

@@ -36,4 +36,9 @@ class PaliGemmaProcessingInfo(TiledInfo):
         slot, bos = self.slot_ids["image"], self.files.config.get("bos_token_id") or self.text["bos_token_id"]
         whole = slotted(ids[1:] if list(ids[:1]) == [bos] else ids, slot, items.get("image", 0))
         text = len(whole) - whole[::-1].index(slot) if slot in whole else 0
-        return whole if whole[text : text + 1] == [bos] else [*whole[:text], bos, *whole[text:], *self.encode("\n")]
+        if whole[text : text + 1] == [bos]:
+            return whole
+        ended = [*whole, *self.encode("\n")]
+        joined = self.line_joins.get((ended[-2], ended[-1])) if whole else None
+        ended = ended if joined is None else [*ended[:-2], joined]
+        return [*ended[:text], bos, *ended[text:]]

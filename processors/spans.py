@@ -16,7 +16,7 @@ def expand(
 
     Slots are found once, left to right: a run of exactly the next input's own tokens is one slot that is already
     expanded, otherwise each single slot token is one slot. Example: slot 9, an input of one span of 3 nines:
-    [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the range (1, 3).
+    [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the range (1, 3). Text around a span is written with it.
 
     Raises:
         InputError: more inputs than slots or more slots than inputs, by modality and index.
@@ -24,19 +24,21 @@ def expand(
     modality_of = {slot_ids[name]: name for name in slot_ids}
     ranges: dict[str, list[list[PlaceholderRange]]] = {name: [] for name in slots}
     out: list[int] = []
+    joins: Mapping[tuple[int, int], int] = {}  # of the text that the last slot ended with
     position = taken = 0  # up to where the last slot reached
     while position < len(prompt_ids):
         token = prompt_ids[position]
         modality = modality_of.get(token)
         if modality is None:
-            out.append(token)
+            _join(out, (token,), joins)
+            joins = {}
             position += 1
             continue
         spans = _next_input(modality, len(ranges.get(modality, ())), slots)
         start, taken = _slot(prompt_ids, position, taken, token, spans)
         del out[len(out) - (position - start) :]
-        ranges[modality].append(_write(spans, out))
-        position = taken
+        ranges[modality].append(_write(spans, out, whole=taken - start > 1))
+        position, joins = taken, spans[-1].joins if taken - start == 1 else {}
     for modality, given in slots.items():
         used = len(ranges[modality])
         if used < len(given):
@@ -44,12 +46,23 @@ def expand(
     return tuple(out), ranges
 
 
-def _write(spans: Sequence[Span], out: list[int]) -> list[PlaceholderRange]:
+def _write(spans: Sequence[Span], out: list[int], whole: bool) -> list[PlaceholderRange]:
+    """`whole`: the prompt has the text around them already."""
     ranges = []
     for span in spans:
+        _join(out, () if whole else span.before, span.joins)
         ranges.append(PlaceholderRange(len(out), len(span.token_ids), span.is_embed))
         out.extend(span.token_ids)
+        out.extend(() if whole else span.after)
     return ranges
+
+
+def _join(out: list[int], tokens: Sequence[int], joins: Mapping[tuple[int, int], int]) -> None:
+    """Write `tokens`, the first as one with the last that is there where `joins` has them."""
+    joined = joins.get((out[-1], tokens[0])) if out and tokens else None
+    if joined is not None:
+        out[-1], tokens = joined, tokens[1:]
+    out.extend(tokens)
 
 
 def _next_input(modality: str, index: int, slots: Mapping[str, Sequence[Sequence[Span]]]) -> Sequence[Span]:

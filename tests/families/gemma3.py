@@ -21,6 +21,7 @@ def build(seed, tie=False, **text):
 
     words = fast_tokenizer(["<bos>", "<eos>", *NAMED.values()], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
     words._set_model_specific_special_tokens(NAMED)
+    words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])  # each run is one, as published
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes = {"head_dim": 16, "sliding_window": 7, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
     config = tf.Gemma3Config(
@@ -43,8 +44,10 @@ def build(seed, tie=False, **text):
 
 
 def prompt(slots, seed):
-    """No space stands before a picture's own empty line: a tokenizer would join them."""
-    return f"def f{seed}(x):" + " and".join(slots) + " return it" + " + x" * (seed % 5)
+    """Ends of lines around pictures, and none; side by side, and not."""
+    around = "\n" * (seed % 3)
+    between = "" if seed % 2 else f" and{around}"
+    return f"def f{seed}(x):{around}" + between.join(slots) + f"{around} return it" + " + x" * (seed % 5)
 
 
 def call(processor, text, data):

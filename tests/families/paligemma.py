@@ -16,6 +16,7 @@ def build(kind, seed, tie=False):
     import transformers as tf
 
     words = fast_tokenizer(["<bos>", "<eos>", "<image>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])  # each run is one, as published
     images = tf.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
     images.image_seq_length = TOKENS
     processor = tf.PaliGemmaProcessor(images, words)
@@ -41,7 +42,7 @@ def build(kind, seed, tie=False):
 
 def prompt(slots, seed):
     """Nothing is written for pictures, or all slots first."""
-    text = f"def f{seed}(x): return it" + " + x" * (seed % 5)
+    text = f"def f{seed}(x): return it" + " + x" * (seed % 5) + "\n" * (seed % 3)
     return "".join(slots) + text if seed % 2 else text
 
 

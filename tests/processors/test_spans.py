@@ -54,6 +54,17 @@ def test_a_span_with_its_own_text_around_the_embeddings():
     assert ranges["image"][0].is_embed is mask
 
 
+def test_text_around_a_span_is_joined_with_the_prompts():
+    """7 is an end of a line, 77 two of them, 777 three, 7777 four."""
+    joins = {(7, 77): 777, (77, 7): 777, (77, 77): 7777}
+    span = Span((3, 9, 9, 4), torch.tensor([False, True, True, False]), (77,), (77,), joins)
+    ids, ranges = expand([1, 7, 9, 9, 7, 7], {"image": [span, span]}, SLOTS)
+    assert ids == (1, 777, 3, 9, 9, 4, 7777, 3, 9, 9, 4, 777, 7)
+    assert [(r.offset, r.length) for r in ranges["image"]] == [(2, 4), (7, 4)]
+    assert expand(ids, {"image": [span, span]}, SLOTS)[0] == ids
+    assert expand([1, 9, 2], {"image": [span]}, SLOTS)[0] == (1, 77, 3, 9, 9, 4, 77, 2)
+
+
 def test_content_of_one_item_follows_order():
     ids, _ = expand([9, 9, 9], {"image": [Span((-1,)), Span((-2,)), Span((-3,))]}, SLOTS)
     assert ids == (-1, -2, -3)
