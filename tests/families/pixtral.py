@@ -73,5 +73,5 @@ FAMILIES = [
         "pixtral",
         variants={"tied": {"tie": True}, "layer": {"layer": -2, "act": "silu", "bias": False}, "llama": {"text": "llama"}},
     ),
-    row("mistral3", variants={"tied": {"tie": True}, "bias": {"bias": True, "act": "silu"}}),
+    row("mistral3", variants={"tied": {"tie": True}, "bias": {"bias": True, "act": "silu"}, "window": {"sliding_window": 9}}),
 ]
