@@ -65,8 +65,10 @@ class Sizes:
 
 def plan_sizes(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> Sizes:
     items = largest_items(config, info, max_model_len)
-    keys = max([max_model_len, *(rows for name, rows in items.items() if name not in info.slot_ids)])
-    atom = {"causal": 1, "item_atomic": max(items.values(), default=1), "prompt_atomic": max_model_len}[info.prefill]
+    across = [rows for name, rows in items.items() if name not in info.slot_ids]
+    inside = [rows for name, rows in items.items() if name in info.slot_ids]
+    keys = max([max_model_len, *across])
+    atom = {"causal": 1, "item_atomic": max(inside, default=1), "prompt_atomic": max_model_len}[info.prefill]
     return Sizes(max_model_len, keys, max(config.max_num_batched_tokens, atom + config.max_num_seqs - 1))
 
 

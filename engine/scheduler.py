@@ -29,7 +29,7 @@ class SchedulerLimits:
         max_num_batched_tokens: rows of a step. At least one prefill atom and a row for every other sequence.
         max_model_len: tokens of a sequence.
         max_encoder_tokens: rows that encoders make in a step; an item of more is encoded alone.
-        prefill: "causal", cut anywhere; "item_atomic", the tokens of an item are computed together; "prompt_atomic", the
+        prefill: "causal", cut anywhere; "item_atomic", a run of an item's rows is computed together; "prompt_atomic", the
             whole prompt is.
         prefix_caching: blocks of equal beginnings are shared.
     """

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import family
@@ -132,6 +133,15 @@ def test_windows_take_what_they_see_and_no_more() -> None:
     blocks, near = cache_blocks(half, specs, sizes, CPU)
     assert (blocks // 1000, near) == (5, 20)
     assert (blocks + 2 * near) * 512 <= 5 * one
+
+
+@pytest.mark.parametrize(("prefill", "rows"), [("causal", 64), ("item_atomic", 300 + 3), ("prompt_atomic", 500 + 3)])
+def test_a_step_has_room_for_what_is_computed_together(prefill: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a row of every other sequence; an item that is read across needs keys, not rows."""
+    monkeypatch.setattr(memory, "largest_items", lambda *_: {"image": 300, "audio": 1500})
+    info: Any = SimpleNamespace(prefill=prefill, slot_ids={"image": 3})
+    config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
+    assert memory.plan_sizes(config, info, 500) == Sizes(500, 1500, rows)
 
 
 def peak_bytes(call: Any) -> int:
