@@ -61,6 +61,9 @@ ALIASES = {
 }
 """Names that configs have for the same number -> the one that is used here."""
 
+FOR_EACH_KIND = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
+"""Numbers that configs of mixtures by kind may repeat for each."""
+
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text part of a config.json: `text_config` when it is there, else the top level."""
@@ -76,6 +79,7 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
     """
     stack = stack or Stack()
     text = {**stack.defaults, **{ALIASES.get(key, key): value for key, value in text_of(config).items()}}
+    text |= {key: text[key][0] for key in FOR_EACH_KIND if isinstance(text.get(key), list)}
     try:
         return replace(_read(config, text, stack), **changes)
     except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:

@@ -190,3 +190,8 @@ def in_turns(sections: tuple[int, ...]) -> tuple[int, ...]:
     """Axes take turns while all but the first have frequencies left: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
     count, axes = sum(sections), len(sections)
     return tuple(i % axes if i < sections[i % axes] * axes else 0 for i in range(count))
+
+
+def in_pairs(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows and columns take turns, then comes time; sections of rows, columns, time: `(2, 2, 1)` gives 1 2 1 2 0."""
+    return (1, 2) * sections[0] + (0,) * sections[2]

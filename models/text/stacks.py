@@ -11,6 +11,7 @@ from typing import Any
 
 from ...mm.errors import ConfigError
 from ..config import Stack, text_of
+from .spec import in_pairs
 
 _BASE = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _LLAMA = _BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
@@ -131,9 +132,11 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "routed_scaling_factor": 2.5,
     "max_position_embeddings": 4096,
 }
+_ERNIE_KINDS = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
+_CORRECTED = {"correction": True, "normalise": True}
 _deepseek3 = Stack(_DEEPSEEK3, neighbours=True, router=_SIGMOID)
 _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 
@@ -149,7 +152,10 @@ STACKS: Mapping[str, Stack] = {
     "gemma3_text": replace(_gemma, defaults=_GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
     "granite": Stack(_LLAMA),
     "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, neighbours=True),
-    "ernie4_5_moe": Stack(_ERNIE_MOE, neighbours=True, router={"correction": True, "normalise": True}),
+    "ernie4_5_moe": Stack(_ERNIE_MOE, neighbours=True, router=_CORRECTED),
+    "ernie4_5_vl_moe_text": Stack(
+        _ERNIE_KINDS, neighbours=True, axes=in_pairs, router=_CORRECTED | {"kinds": ("text_moe", "vision_moe")}
+    ),
     "deepseek_v2": Stack(_DEEPSEEK2, neighbours=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
     "kimi_k2": _deepseek3,

@@ -19,7 +19,7 @@ from sensorium.models import weights
 from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
 from sensorium.models.interface import ForwardBatch, Work
-from sensorium.models.text.spec import in_runs, in_turns
+from sensorium.models.text.spec import in_pairs, in_runs, in_turns
 from sensorium.models.text.stacks import stack_of
 
 SMALL = {
@@ -102,9 +102,9 @@ def build_oracle(name: str, seed: int = 0) -> Any:
     return model
 
 
-def load_ours(path: Path, dtype: torch.dtype = torch.float32) -> TextModel:
+def load_ours(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> TextModel:
     config = load_model_files(path).config
-    model = TextModel(decoder_spec(config, stack_of(config)), dtype, torch.device("cpu"))
+    model = TextModel(decoder_spec(config, stack_of(config), **changes), dtype, torch.device("cpu"))
     weights.load(path, model)
     return model
 
@@ -211,7 +211,7 @@ def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
 def test_levels_are_added_after_the_first_layers(tmp_path: Path) -> None:
     oracle = build_oracle("llama")
     oracle.save_pretrained(tmp_path)
-    model = load_ours(tmp_path)
+    model = load_ours(tmp_path, deepstack=(0, 1))
     where, width = torch.tensor([3, 4, 5, 11]), SMALL["hidden_size"]
     rows = torch.randn(4, 3 * width, generator=torch.Generator().manual_seed(2))
     first, *levels = rows.split(width, 1)
@@ -219,12 +219,40 @@ def test_levels_are_added_after_the_first_layers(tmp_path: Path) -> None:
     def add(level: torch.Tensor) -> Any:
         return lambda layer, args, out: out.index_add(1, where, level[None])
 
-    for layer, level in zip(oracle.model.layers, levels, strict=False):
+    for layer, level in zip(oracle.model.layers[:2], levels, strict=True):
         layer.register_forward_hook(add(level))
     with torch.inference_mode():
         embeds = oracle.model.embed_tokens(some_ids()).index_copy(0, where, first)
         theirs = oracle(inputs_embeds=embeds[None]).logits[0]
     assert (run_ours(model, some_ids(), (), rows=(where, rows)) - theirs).abs().max() < tolerance(theirs)
+
+
+def test_experts_by_kind_and_positions_of_three_axes(tmp_path: Path) -> None:
+    """A stack that transformers has inside a larger model only: its hidden states."""
+    ensure_torchvision()
+    from transformers.models.ernie4_5_vl_moe import configuration_ernie4_5_vl_moe as configs
+    from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as models
+
+    mixed = {"moe_intermediate_size": [24, 12], "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
+    rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "rope_theta": 10000.0}
+    config = configs.Ernie4_5_VLMoeTextConfig(**(SMALL | mixed | {"rope_parameters": rope, "tie_word_embeddings": True}))
+    config._attn_implementation, config._experts_implementation = "eager", "eager"
+    oracle = models.Ernie4_5_VLMoeTextModel(config).eval()
+    randomise(oracle, 0)
+    config.architectures = ["Text"]
+    config.save_pretrained(tmp_path)
+    save_file(
+        {f"model.{name}": tensor.contiguous() for name, tensor in oracle.state_dict().items()}, tmp_path / "model.safetensors"
+    )
+    model = load_ours(tmp_path)
+    positions = torch.randint(0, 60, (3, LENGTH), generator=torch.Generator().manual_seed(5))
+    kinds = (torch.arange(LENGTH) // 9) % 2
+    attn = AttentionMetadata((0, LENGTH), (LENGTH,), torch.arange(3, dtype=torch.int32)[None], torch.arange(LENGTH), 16)
+    caches = [torch.zeros(s.planes, 3, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
+    batch = ForwardBatch(some_ids(), positions, [attn] * len(caches), caches, modality_ids=kinds)
+    with torch.inference_mode():
+        theirs = oracle(some_ids()[None], position_ids=positions[:, None], moe_mm_token_type_ids=kinds[None]).last_hidden_state
+        assert (model.forward(batch) - theirs[0]).abs().max() < tolerance(theirs)
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -277,6 +305,7 @@ def test_windows_of_older_configs() -> None:
 def test_axes_of_frequencies() -> None:
     assert in_runs((2, 1, 1)) == (0, 0, 1, 2)
     assert in_turns((4, 2, 2)) == (0, 1, 2, 0, 1, 2, 0, 0)
+    assert in_pairs((2, 2, 1)) == (1, 2, 1, 2, 0)
     assert in_turns((3, 2, 2, 2)) == (0, 1, 2, 3, 0, 1, 2, 3, 0)
     rope = {"rope_type": "default", "mrope_section": [2, 2, 2, 2], "rope_theta": 1e4}
     assert decoder_spec(SMALL | {"rope_parameters": rope}).rope_axes == 4
