@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
 
 Written by `docs/make_models.py` from `mm/registry.py`; do not edit. *Lines*: logical lines of the family's two files, without
-comments and docstrings. *Proven*: every family is held to transformers by one suite (`tests/models/test_families.py`), by its row in
-`tests/families/`: processor tensors, token counts, positions, logits and greedy tokens, however the work is cut; what else proves it is
-named. Any other architecture that transformers knows runs through its own class, see `sensorium doctor --model DIR`.
+comments and docstrings. *Proven by*: one suite holds every family to transformers (`tests/models/test_families.py`), by its row
+in `tests/families/`: processor tensors, token counts, positions, logits, greedy tokens however the work is cut, weights in
+every layout, memory; what else proves it is named. Any other architecture that transformers knows runs through its own class, see
+`sensorium doctor --model DIR`.
 
 | architecture | takes | prefill | what is special | limits | lines | proven by |
 |---|---|---|---|---|---|---|
@@ -48,12 +49,13 @@ def write() -> str:
     rows = []
     for family in sorted({row.family for row in ARCHITECTURES.values()}):
         names = [name for name, row in ARCHITECTURES.items() if row.family == family]
-        info, note = resolve(ARCHITECTURES[names[0]].processing), NOTES[family]
+        infos, note = [resolve(ARCHITECTURES[name].processing) for name in names], NOTES[family]
+        modalities = dict.fromkeys(name for info in infos for name in info.modalities)
         proofs = [f"[suite](../tests/families/{family}.py)"] if (ROOT / "tests" / "families" / f"{family}.py").exists() else []
         cells = (
             "<br>".join(f"`{name}`" for name in names),
-            ", ".join(name.replace("_", " ") for name in info.modalities),
-            info.prefill,
+            ", ".join(name.replace("_", " ") for name in modalities),
+            infos[0].prefill.replace("_", " "),
             note.features,
             note.limits,
             str(sum(map(logical_lines, files_of(family)))),

@@ -29,6 +29,15 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What docs/models.md says of a family, a few words each. `proven`: by what, beside its row in the parity suite."""
+
+    features: str
+    limits: str = ""
+    proven: str = ""
+
+
+@dataclass(frozen=True)
 class Layout:
     """`reader`: "module:function" that makes of its file's content a kind and the Hub's config; `rows`: kind -> row."""
 
@@ -42,6 +51,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
     "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
     "LlavaForConditionalGeneration": Architecture("llava", "Llava", "LlavaProcessingInfo"),
     "LlavaForConditionalGeneration/pixtral": Architecture("pixtral", "Pixtral", "PixtralProcessingInfo"),
@@ -49,6 +59,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
     "Mistral3Consolidated": Architecture("pixtral", "Mistral3Format", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": Architecture("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
+    "PaddleOCRVLForConditionalGeneration": Architecture("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": Architecture("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": Architecture("pixtral", "PixtralFormat", "MistralFormatProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
@@ -60,6 +71,35 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
+
+NOTES: dict[str, Note] = {
+    "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
+    "glm4v": Note(
+        "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
+    ),
+    "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
+    "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
+    "internvl": Note("tiles by the best aspect ratio, thumbnail, pixel shuffle", "12 tiles a picture unless asked otherwise"),
+    "llava": Note("chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled clips; several layers joined"),
+    "paddleocr_vl": Note("pages at their own size; text config nested or at the top level", "sides up to 200:1"),
+    "paligemma": Note("pictures before the prompt, without slots; the prompt sees itself whole"),
+    "pixtral": Note("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
+    "qwen2_audio": Note("Whisper's tower, rows averaged in pairs", "30 s a sound"),
+    "qwen2_vl": Note("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
+    "qwen3_asr": Note("writes down speech; linear M-RoPE"),
+    "qwen3_vl": Note(
+        "levels added behind the first layers, interleaved M-RoPE, times as text, experts; `embed` and `score`",
+        "2048 frames a clip; sides up to 200:1",
+        "tests/pipelines/test_rank.py (vectors and scores)",
+    ),
+    "whisper": Note(
+        "encoder and decoder: cross-attention, language and task tokens, rules about times",
+        "30 s a sound",
+        "tiny.en's real weights on real speech",
+    ),
+}
+"""By family."""
+
 
 LAYOUTS: dict[str, Layout] = {
     "params.json": Layout(

@@ -54,7 +54,7 @@ def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
     longest = max(len(one.token_ids) for one in prepared) + 2
     row_bytes = first._driver.core.runner.model.row_size * 4
-    most = max(longest, *(item.rows for item in first.explain().largest if prepared[0].cross))  # the engine asks for so many
+    most = max([longest, *(item.rows for item in first.explain().largest if prepared[0].cross)])  # the engine asks for so many
     rows = max(most, sum(item.range.num_embeds for item in items) * 2 // 3)
     llm = make_llm(row, world.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
     llm.generate([question.ours for question in prompts], greedy(1), use_tqdm=False)
