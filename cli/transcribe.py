@@ -10,7 +10,7 @@ from .files import add_files, add_model, print_results
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
 
-EXAMPLE = "sensorium transcribe talk.flac --model whisper-tiny.en --timestamps --json"
+EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

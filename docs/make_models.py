@@ -16,8 +16,8 @@ HEAD = """# Models
 Written by `docs/make_models.py` from `mm/registry.py`; do not edit. *Lines*: logical lines of the family's two files, without
 comments and docstrings. *Proven by*: one suite holds every family to transformers (`tests/models/test_families.py`), by its row
 in `tests/families/`: processor tensors, token counts, positions, logits, greedy tokens however the work is cut, weights in
-every layout, memory; what else proves it is named. Any other architecture that transformers knows runs through its own class, see
-`sensorium doctor --model DIR`.
+every layout, memory; what else proves it is named. Any other architecture that transformers knows runs through its own
+class, see `sensorium doctor --model DIR`.
 
 | architecture | takes | prefill | what is special | limits | lines | proven by |
 |---|---|---|---|---|---|---|
