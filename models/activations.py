@@ -63,7 +63,7 @@ def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
     row, added = c.hidden_size * dtype.itemsize, _made(c.hidden_size, work.rows, dtype, work)
     step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, places of encoder rows, bounds and blocks of sequences
-    step += (2 + c.deepstack) * row  # x, encoder rows that are put in
+    step += (2 + len(c.deepstack)) * row  # x, encoder rows that are put in
     step += sum(rope.dim * _WIDE for rope in c.ropes)  # cosines and sines
     attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, work, dtype) for layer in c.layers)
     mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, work, dtype) for layer in c.layers)

@@ -43,7 +43,7 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.spec, self.dtype = spec, dtype
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
-        self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + spec.deepstack)
+        self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
         self.language_model = Decoder(spec, dtype, device)
         self.cache_specs = self.language_model.cache_specs
         table = self.language_model.embed_tokens.weight if spec.tied else None

@@ -51,7 +51,9 @@ class Qwen3VL(NativeModel):
             eps=tower.eps,
         )
         levels = [replace(merger, joined_norm=True) for _ in places]
-        super().__init__(decoder_spec(config, STACK, deepstack=len(places)), tower, (merger, *levels), dtype, device)
+        super().__init__(
+            decoder_spec(config, STACK, deepstack=tuple(range(len(places)))), tower, (merger, *levels), dtype, device
+        )
 
 
 def _tower(vision: Mapping[str, Any]) -> TowerSpec:

@@ -112,18 +112,18 @@ class Decoder(nn.Module):
         steps = zip(self.layers, self.turns_of, batch.kv_caches, batch.attn, strict=True)
         for i, (layer, own, cache, attn) in enumerate(steps):
             add = layer(x, add, turns[own], cache, attn, kinds)
-            if i < len(levels):
+            if i in levels:
                 x.add_(add).index_add_(0, batch.embed_index, levels[i])
                 add = None
         return self.norm(x, add)  # type: ignore[no-any-return]
 
-    def _put_in(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, ...]:
-        """Encoder rows take the place of rows of `x`; their further levels, each `[n, hidden]`."""
+    def _put_in(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
+        """Encoder rows take the place of rows of `x`; their further levels, each `[n, hidden]`, by the layers they follow."""
         if batch.embed_index is None or batch.embed_rows is None:
-            return ()
+            return {}
         first, *levels = batch.embed_rows.to(x.dtype).split(x.shape[1], 1)
         x.index_copy_(0, batch.embed_index, first)
-        return tuple(levels)
+        return dict(zip(self.spec.deepstack, levels, strict=True))
 
 
 def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention | LatentAttention:

@@ -146,7 +146,7 @@ class DecoderSpec:
         embed_scale, residual_scale, logit_scale: factors of token embeddings (rounded to the model's dtype), of what each
             part adds to the residual stream, and of logits.
         logit_cap: soft cap of logits; None: untouched.
-        deepstack: further levels of encoder rows, added to the residual stream after the first so many layers.
+        deepstack: layers after which further levels of encoder rows are added to the residual stream, one each, rising.
     """
 
     vocab_size: int
@@ -160,7 +160,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    deepstack: int = 0
+    deepstack: tuple[int, ...] = ()
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
