@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..mm.embeddings import ROWS
+from ..mm.errors import ConfigError, InputError
 from ..mm.tiling import Fixed, PanAndScan
-from ..mm.types import ItemGeometry
+from ..mm.types import EmbeddingItem, ItemGeometry
 from .base import build_span
 from .interface import Span
 from .pictures import HALF, read_pixels, with_resample
@@ -42,13 +43,24 @@ class Gemma3ProcessingInfo(TiledInfo):
         return spec
 
     def _tiling(self, tile: tuple[int, int]) -> Fixed | PanAndScan:
-        options = {key: value for key, value in self.files.image.items() if value is not None}
+        options = dict(self.files.image)
         for layer in self.layers["image"]:
             options |= layer
-        if is_low(options) or not options.get("do_pan_and_scan", False):
+        if is_low(options) or not options.get("do_pan_and_scan"):
             return Fixed(tile)
-        least, most = number_of(options, _SCAN[2], 256), number_of(options, _SCAN[1], 4, MOST_PIECES)
-        return PanAndScan(tile, least, most, float(options.get(_SCAN[3], 1.2)))
+        ratio = options.get(_SCAN[3]) or 1.2
+        if not isinstance(ratio, int | float):
+            raise ConfigError(f"{_SCAN[3]} is {ratio!r}; give a number, the longer side over the shorter")
+        return PanAndScan(tile, number_of(options, _SCAN[2], 256), number_of(options, _SCAN[1], 4, MOST_PIECES), ratio)
+
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """Rows of one square, or of several: of a picture, then of its crops."""
+        spec, rows = self.specs[item.modality], len(item.tensors[ROWS])
+        side = spec.tiling.plan(1, 1).views[0].piece[0] // spec.patch
+        squares, left = divmod(rows, (side // spec.merge) ** 2)
+        if left or not squares:
+            raise InputError(f"{rows} rows are no whole number of squares of {(side // spec.merge) ** 2}")
+        return ItemGeometry(squares, side, side, spec.merge)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Empty lines and marks around each square; where there are crops, words before the whole and before them."""

@@ -1,0 +1,81 @@
+"""What the parity suite does not see of Gemma 3's processor: crops only when asked for, options, ready-made rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import small_tokenizer
+from sensorium.mm.embeddings import ROWS
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import EmbeddingItem, ItemGeometry, MediaHeader
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.gemma3 import Gemma3ProcessingInfo
+
+WORDS = small_tokenizer(["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
+START, END, SOFT = (WORDS.token_to_id(name) for name in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"))
+SCAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
+LONG = MediaHeader("image", 40, 150)
+
+
+def info_of(*options: dict[str, Any], **config: Any) -> Gemma3ProcessingInfo:
+    config = {
+        "boi_token_index": START, "eoi_token_index": END, "image_token_index": SOFT, "mm_tokens_per_image": 9,
+        "vision_config": {"image_size": 84, "patch_size": 14}, "text_config": {"vocab_size": 640, "hidden_size": 64},
+    } | config  # fmt: skip
+    image = {"size": {"height": 84, "width": 84}, "do_pan_and_scan": None, "pan_and_scan_max_num_crops": None}
+    encode = lambda text: WORDS.encode(text, add_special_tokens=False).ids  # noqa: E731
+    return Gemma3ProcessingInfo(ProcessorFiles(config, image, encode=encode), *options)
+
+
+def text_of(info: Gemma3ProcessingInfo, grid: ItemGeometry) -> str:
+    span = info.span("image", grid)
+    return WORDS.decode([*span.before, *span.token_ids, *span.after], skip_special_tokens=False)
+
+
+def test_a_long_picture_is_cut_only_when_asked_for() -> None:
+    square = "<start_of_image>" + "<image_soft_token>" * 9 + "<end_of_image>"
+    assert text_of(info_of(), info_of().geometry(LONG)) == f"\n\n{square}\n\n"
+    cut = info_of(SCAN)
+    grid = cut.geometry(LONG)
+    assert (grid.t, grid.tiles) == (5, (1, 4))
+    crops = "\n\n \n\n".join([square] * 4)
+    words = "and here are some crops to help you see better"
+    assert text_of(cut, grid) == f"Here is the original image \n\n{square}\n\n {words} \n\n{crops}\n\n"
+
+
+def test_crops_can_be_done_without() -> None:
+    cut = info_of(SCAN)
+    assert cut.tuned({"detail": "low"}).geometry(LONG).t == 1
+    assert cut.tuned(cut.shrink_options("image", (5, 6, 6), 20) or {}).geometry(LONG).t == 1
+
+
+def test_ready_made_rows_are_whole_squares() -> None:
+    info = info_of()
+    grid = info.rows_geometry(EmbeddingItem("image", {ROWS: torch.zeros(27, 64)}))
+    assert (grid.t, grid.num_embeds) == (3, 27)
+    assert text_of(info, grid).startswith("Here is")
+    with pytest.raises(InputError, match="squares of 9"):
+        info.rows_geometry(EmbeddingItem("image", {ROWS: torch.zeros(10, 64)}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**SCAN, "pan_and_scan_min_ratio_to_activate": "wide"},
+        {**SCAN, "pan_and_scan_max_num_crops": 0},
+        {**SCAN, "detail": "some"},
+        {"pan_and_scan": True},
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        info_of(options)
+
+
+@pytest.mark.parametrize("tokens", [10, 16])
+def test_rows_that_patches_do_not_make_are_refused(tokens: int) -> None:
+    with pytest.raises(ConfigError, match=f"mm_tokens_per_image {tokens}"):
+        info_of(mm_tokens_per_image=tokens)

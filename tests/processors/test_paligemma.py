@@ -1,0 +1,39 @@
+"""Where PaliGemma's slots, the start of its text and the empty line behind it are written."""
+
+from __future__ import annotations
+
+import pytest
+from oracle import small_tokenizer
+from sensorium.mm.errors import ConfigError
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.paligemma import PaliGemmaProcessingInfo
+
+WORDS = small_tokenizer(["<bos>", "<image>"])
+BOS, SLOT = (WORDS.token_to_id(name) for name in ("<bos>", "<image>"))
+SAY, LINE = WORDS.encode("say", add_special_tokens=False).ids, WORDS.encode("\n", add_special_tokens=False).ids
+
+
+def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
+    config = {
+        "image_token_index": SLOT, "bos_token_id": BOS, "vision_config": {"image_size": 56, "patch_size": 14},
+        "text_config": {"vocab_size": 640, "hidden_size": 64},
+    }  # fmt: skip
+    encode = lambda text: WORDS.encode(text, add_special_tokens=False).ids  # noqa: E731
+    return PaliGemmaProcessingInfo(ProcessorFiles(config, {"size": {"height": side, "width": side}}, encode=encode))
+
+
+@pytest.mark.parametrize("start", [[], [BOS]], ids=["plain", "with a start"])
+@pytest.mark.parametrize("slots", [[], [SLOT, SLOT]], ids=["no slots", "slots"])
+def test_slots_start_and_line_are_written_once(start: list[int], slots: list[int]) -> None:
+    written = info_of().prompt_ids([*start, *slots, *SAY], {"image": 2})
+    assert list(written) == [SLOT, SLOT, BOS, *SAY, *LINE]
+    assert list(info_of().prompt_ids(written, {"image": 2})) == list(written)
+
+
+def test_a_text_alone_has_its_start_and_line() -> None:
+    assert list(info_of().prompt_ids(SAY, {})) == [BOS, *SAY, *LINE]
+
+
+def test_a_size_that_is_not_the_towers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="image_size is 56 in vision_config"):
+        info_of(70)
