@@ -22,15 +22,17 @@ from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import Work
 from .layers.connectors import Projector, ProjectorSpec
 from .layers.tree import Stored
+from .text.spec import DecoderSpec
 from .text.stacks import stack_of
-from .vision.encoders import encoder_spec
+from .vision.encoders import completed, encoder_spec
+from .vision.places import Grid
 from .vision.vit import Tower
 
 
 class Llava(DecoderModel):
     """LLaVA 1.5: all patches of a picture, one row each."""
 
-    prefixes = (
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
         ("model.vision_tower.vision_model.", "vision_tower."),
         ("model.vision_tower.", "vision_tower."),
         ("vision_tower.vision_model.", "vision_tower."),
@@ -52,39 +54,55 @@ class Llava(DecoderModel):
     strategy: ClassVar[str] = "default"
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        # published without the factor of logits that a text config may name
-        super().__init__(decoder_spec(config, stack_of(config, self.text), logit_scale=1.0), dtype, device)
-        given = need(config, "vision_config")
-        kind = given.get("model_type", self.vision["model_type"])
-        vision = {**self.vision, **given} if kind == self.vision["model_type"] else given
-        self.layers = _layers(config.get("vision_feature_layer", self.layer), encoder_spec(vision, kind).depth)
+        super().__init__(self.decoder(config), dtype, device)
+        given, kind = need(config, "vision_config"), self.vision["model_type"]
+        vision = completed({**self.vision, **given} if given.get("model_type", kind) == kind else given, kind)
+        self.layers, self.image_size = _layers(self.seen(config), vision["num_hidden_layers"]), vision["image_size"]
         keep = config.get("vision_feature_select_strategy", self.strategy) == "full"
         tower = encoder_spec(vision, kind, features=tuple(sorted(set(self.layers))), keep_class=keep)
         self.vision_tower = Tower(tower, dtype, device)
         self.scale = text_of(config).get("embedding_multiplier", 1.0)  # published as a factor of all that the decoder is given
+        self.connect(config)
+        unused = (*tower.unbuilt, "head.", "embeddings.position_ids")  # a pooling head; numbers that old releases stored
+        self.ignored = tuple(f"vision_tower.{name}" for name in unused)
+
+    def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
+        """Published without the factor of logits that a text config may name."""
+        return decoder_spec(config, stack_of(config, self.text), logit_scale=1.0)
+
+    def seen(self, config: Mapping[str, Any]) -> int | Sequence[int]:
+        """States of the tower by number, from its end where they are negative."""
+        layers: int | Sequence[int] = config.get("vision_feature_layer", self.layer)
+        return layers
+
+    def connect(self, config: Mapping[str, Any]) -> None:
+        """Make what lies between tower and decoder."""
         projector = ProjectorSpec(
-            width=tower.width * len(self.layers),
+            width=self.vision_tower.spec.width * len(self.layers),
             out=self.hidden_size,
             layers=("linear_1", "linear_2"),
             inner=self.hidden_size,
             act=config.get("projector_hidden_act", "gelu"),
             bias=config.get("multimodal_projector_bias", True),
         )
-        self.multi_modal_projector = Projector(projector, dtype, device)
-        unused = (*tower.unbuilt, "head.", "embeddings.position_ids")  # a pooling head; numbers that old releases stored
-        self.ignored = tuple(f"vision_tower.{name}" for name in unused)
+        self.multi_modal_projector = Projector(projector, self.dtype, self.vision_tower.device)
 
     def encode(self, tensors: Mapping[str, Any]) -> list[Tensor]:
         """Projected rows of each item, `[pieces, rows of a piece, hidden]`."""
-        tower = self.vision_tower
-        grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
-        states = dict(zip(tower.spec.states, tower(tensors["pixel_values"], grids), strict=True))
+        states, grids = self.see(tensors)
         rows = self.multi_modal_projector(torch.cat([states[layer] for layer in self.layers], 1))
         if self.scale != 1.0:
             rows *= self.scale
-        of_class = int(tower.spec.class_token and tower.spec.keep_class)
+        spec = self.vision_tower.spec
+        of_class = int(spec.class_token and spec.keep_class)
         pieces = rows.split([t * (h * w + of_class) for t, h, w in grids])
         return [one.view(t, -1, self.hidden_size) for one, (t, _, _) in zip(pieces, grids, strict=True)]
+
+    def see(self, tensors: Mapping[str, Any]) -> tuple[dict[int, Tensor], list[Grid]]:
+        """The tower's states by number, `[rows, width]` of all items, and the items' grids."""
+        grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
+        states = self.vision_tower(tensors["pixel_values"], grids)
+        return dict(zip(self.vision_tower.spec.states, states, strict=True)), grids
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         return [rows.flatten(0, 1) for rows in self.encode(tensors)]
@@ -113,8 +131,8 @@ class LlavaNext(Llava):
         assert table is not None
         self.side = table.side
         sizes = tuple((int(h), int(w)) for h, w in config.get("image_grid_pinpoints") or self.pinpoints)
-        size = need(config, "vision_config").get("image_size", self.vision["image_size"])
-        self.densest = densest(Pinpoints((size, size), (size, size), sizes), self.side, self.most(config))
+        tile = (self.image_size, self.image_size)
+        self.densest = densest(Pinpoints(tile, tile, sizes), self.side, self.most(config))
 
     def most(self, config: Mapping[str, Any]) -> int | None:
         """Tiles' worth of patches beyond which what is left of a picture is pooled, None: never."""

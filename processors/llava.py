@@ -25,14 +25,19 @@ _CLIP = "clip_vision_model"
 
 @dataclass(frozen=True)
 class LlavaSpec(TileSpec):
-    """`most`: tiles' worth of patches beyond which what is left of a picture is pooled, None: never."""
+    """`most`: tiles' worth of rows beyond which what is left of a picture is pooled, None: never.
+
+    `rate`: a tile makes so many rows for so many patches, along each side.
+    """
 
     most: int | None = None
+    rate: tuple[int, int] = (1, 1)
 
     @property
     def side(self) -> int:
-        """Patches along a tile's side."""
-        return self.tiling.plan(1, 1).views[0].piece[0] // self.patch
+        """Rows along a tile's side."""
+        patches = self.tiling.plan(1, 1).views[0].piece[0] // self.patch
+        return patches * self.rate[0] // self.rate[1]
 
 
 class LlavaProcessingInfo(TiledInfo):
@@ -108,7 +113,8 @@ class LlavaNextProcessingInfo(LlavaProcessingInfo):
         if self.keeps_class:
             raise ConfigError('vision_feature_select_strategy "full" keeps a class token, for which tiles have no place')
         grid = super().geometry(header)
-        return replace(grid, extra=self.lines(header).rows - (grid.t - 1) * grid.h * grid.w)
+        rows = self.specs["image"].side ** 2 + self.lines(header).rows
+        return replace(grid, extra=rows - grid.num_embeds)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         kwargs, grid = super().process(item, dtype)

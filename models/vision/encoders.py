@@ -40,10 +40,7 @@ def encoder_spec(vision: Mapping[str, Any], default: str, **changes: Any) -> Tow
     Raises:
         ConfigError: an encoder that is not in the tables, an unknown activation, sizes that do not divide.
     """
-    kind = vision.get("model_type", default)
-    if kind not in DEFAULTS:
-        raise ConfigError(f"vision_config of model_type {kind!r} is not supported; known are {', '.join(DEFAULTS)}")
-    c = {**DEFAULTS[kind], **vision}
+    c = completed(vision, default)
     width, heads, patch, size = (count(c, key) for key in ("hidden_size", "num_attention_heads", "patch_size", "image_size"))
     if width % heads:
         raise ConfigError(f"hidden_size {width} in vision_config is no multiple of num_attention_heads {heads}")
@@ -60,4 +57,12 @@ def encoder_spec(vision: Mapping[str, Any], default: str, **changes: Any) -> Tow
         "table": TableSpec(size // patch),
         "names": ENCODER,
     }
-    return TowerSpec(**{**spec, **PARTS[kind], **changes})
+    return TowerSpec(**{**spec, **PARTS[c["model_type"]], **changes})
+
+
+def completed(vision: Mapping[str, Any], default: str) -> dict[str, Any]:
+    """A vision config with all that it leaves out; ConfigError for an encoder that is not in the tables."""
+    kind = vision.get("model_type", default)
+    if kind not in DEFAULTS:
+        raise ConfigError(f"vision_config of model_type {kind!r} is not supported; known are {', '.join(DEFAULTS)}")
+    return {**DEFAULTS[kind], **vision, "model_type": kind}

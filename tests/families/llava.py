@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family import PICTURES, Family
+from family import PICTURES, Family, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -18,8 +18,22 @@ SHAPE = {
 }  # fmt: skip
 FEW = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
 MANY = [[TILE * rows, TILE * columns] for rows in range(1, 5) for columns in range(1, 5)]
+QFORMER = {"num_hidden_layers": 2, "intermediate_size": 96, "cross_attention_frequency": 2}
 KEYS = "model.vision_tower.encoder.layers.{}.self_attn.k_proj.bias"
+SLIVERS = [(2, 100), (3, 200), (3, 100)]  # of whose tiles nothing is left
 SIZES = [(90, 130), (60, 60), (40, 170)]
+
+
+LAYOUTS = {
+    "transformers 4": [("vision_tower.", "vision_tower.vision_model.")],
+    "transformers 5": [
+        ("vision_tower.", "model.vision_tower."),
+        ("multi_modal_projector.", "model.multi_modal_projector."),
+        ("image_newline", "model.image_newline"),
+        ("language_model.model.", "model.language_model."),
+        ("language_model.lm_head.", "lm_head."),
+    ],
+}
 
 
 def processor_of(name: str, words: Any, select: str) -> Any:
@@ -30,6 +44,9 @@ def processor_of(name: str, words: Any, select: str) -> Any:
     if name == "llava":
         images = tf.CLIPImageProcessor(size=size, crop_size=square)
         return tf.LlavaProcessor(images, patch_size=PATCH, num_additional_image_tokens=1, **shared)
+    if name == "granite4_vision":
+        images = tf.LlavaNextImageProcessor(size=size, crop_size=square, image_grid_pinpoints=FEW)
+        return tf.Granite4VisionProcessor(images, patch_size=PATCH, downsample_rate="1/2", **shared)
     if name == "llava_next":
         images = tf.LlavaNextImageProcessor(size=size, crop_size=square, image_grid_pinpoints=FEW)
         extra = int(select == "default")
@@ -53,10 +70,20 @@ def build(
     import transformers as tf
 
     words = fast_tokenizer(SPECIALS, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|im_start|>")
-    stem = {"llava": "Llava", "llava_next": "LlavaNext", "llava_onevision": "LlavaOnevision"}[name]
+    stem = {
+        "llava": "Llava",
+        "llava_next": "LlavaNext",
+        "llava_onevision": "LlavaOnevision",
+        "granite4_vision": "Granite4Vision",
+    }[name]
     options = {"image_token_index": words.convert_tokens_to_ids("<image>"), "tie_word_embeddings": tie}
-    if name == "llava_next":
+    if name in ("llava_next", "granite4_vision"):
         options["image_grid_pinpoints"] = FEW
+    if name == "granite4_vision":
+        options |= {
+            "downsample_rate": "1/2", "deepstack_layer_map": [[-3, 2], [1, 0]], "spatial_vision_layer": -2,
+            "spatial_target_layers": [1, 3, 4, 5], "qformer_config": {"model_type": "blip_2_qformer", **QFORMER},
+        }  # fmt: skip
     if name == "llava_onevision":
         options |= {
             "image_grid_pinpoints": MANY, "video_token_index": words.convert_tokens_to_ids("<video>"),
@@ -99,8 +126,16 @@ def pixels(inputs, features):
         yield name, made, theirs.view(-1, *made.shape[1:])[: len(made)]
 
 
+def run_cached(model, inputs, answer, positions):
+    """Its text model makes no cache of its own."""
+    from transformers import DynamicCache
+
+    return run_oracle(model, {**inputs, "past_key_values": DynamicCache()}, answer, positions)
+
+
 def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
     build_ = partial(build, family, **more.pop("built"))
+    fullest = {"image": SLIVERS} if family != "llava" else {}
     unused = "no layer behind the last that is seen is used"
     return Family(
         name,
@@ -108,6 +143,8 @@ def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
         slots=more.pop("slots", {"image": "<image>"}),
         sizes=more.pop("sizes", {"image": SIZES}),
         grid=more.pop("grid", {"image": PICTURES}),
+        cases=more.pop("cases", ("", "i", "ii", "iii", "ii")),
+        fullest=fullest,
         tensors=pixels,
         finish=partial(finish, **known),
         silent={
@@ -115,18 +152,7 @@ def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
             **{KEYS.format(i): "a bias of the keys moves all scores of a row alike" for i in range(4)},
             **{f"model.vision_tower.encoder.layers.{i}": unused for i in more.pop("unused", [])},
         },
-        layouts={
-            "transformers 4": [
-                ("vision_tower.", "vision_tower.vision_model."),
-            ],
-            "transformers 5": [
-                ("vision_tower.", "model.vision_tower."),
-                ("multi_modal_projector.", "model.multi_modal_projector."),
-                ("image_newline", "model.image_newline"),
-                ("language_model.model.", "model.language_model."),
-                ("language_model.lm_head.", "lm_head."),
-            ],
-        },
+        layouts=more.pop("layouts", LAYOUTS),
         **more,
     )
 
@@ -164,7 +190,21 @@ FAMILIES = [
         "granite_vision",
         "llava_next",
         FULL,
-        cases=("", "i", "ii", "iii", "ii"),
         built={"vision": SIGLIP, "text": "granite", "layer": [-4, -3, -1], "select": "full", **SCALED},
+    ),
+    row(
+        "granite4_vision",
+        "granite4_vision",
+        FULL | {"downsample_rate": "1/2"},
+        run=run_cached,
+        built={
+            "vision": SIGLIP | {"hidden_size": 64},
+            "text": "granite4_vision_text",
+            "select": "full",
+            "num_hidden_layers": 6,
+            **SCALED,
+        },
+        unused=[3],
+        layouts={"the tower a level deeper": [("model.vision_tower.", "model.vision_tower.vision_model.")]},
     ),
 ]
