@@ -20,6 +20,7 @@ from .files import ProcessorFiles
 from .interface import Span
 from .options import Known, for_modality, with_sampling
 
+_UNREADABLE = "\ufffd"  # what decoding writes for bytes that are no character yet
 _CLIPS = ("video", "vision_chunk")  # modalities whose frames are sampled
 
 
@@ -76,7 +77,7 @@ class FamilyInfo:
             ConfigError: an id that is missing, or that the vocabulary does not have.
         """
         config, last = self.files.config, names[-1]
-        known = [name for name in names if isinstance(name, str) and name in config]
+        known = [name for name in names if isinstance(name, str) and config.get(name) is not None]
         token = config[known[0]] if known else self.special(last) if isinstance(last, str) else last
         size = self.text.get("vocab_size")
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (token + 1 if size is None else size):
@@ -167,6 +168,35 @@ class FamilyInfo:
 def slotted(ids: Sequence[int], slot: int, items: int) -> list[int]:
     """A prompt with a slot per item at its start, unless it holds the slot's token itself."""
     return list(ids) if slot in ids else [slot] * items + list(ids)
+
+
+def with_words(ids: Sequence[int], slot: int, before: str, after: str, files: ProcessorFiles) -> list[int]:
+    """A prompt with words around each slot, as a tokenizer reads them together with the text beside the slot.
+
+    The token beside a slot is read once more with the words; nothing is read across a special token. Example: "Look: ",
+    slot, "a" with "One" and "." around it gives the tokens of "Look: One", the slot, and those of ".a".
+    """
+    encode, decode = files.encode, files.decode
+    if encode is None or decode is None:
+        raise ConfigError("items of this model are written with text, which takes the tokenizer of the checkpoint")
+
+    def readable(ids: Sequence[int]) -> str:
+        text = decode(ids)
+        return "" if _UNREADABLE in text else text
+
+    out: list[int] = []
+    due = ""  # before the next token
+    for token in ids:
+        text = readable([token]) if due else ""
+        out += encode(due + text) if due else []
+        due = ""
+        if token == slot:
+            last = readable(out[-1:])
+            out[len(out) - bool(last) :] = encode(last + before)
+            due = after
+        if token == slot or not text:
+            out.append(token)
+    return out + encode(due) if due else out
 
 
 def build_span(pieces: Sequence[tuple[int, ...] | int], embed: int) -> Span:

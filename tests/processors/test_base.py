@@ -1,0 +1,96 @@
+"""What families inherit: options by layer, token ids, ready-made rows, spans of text and rows, prompts without slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from sensorium.mm.embeddings import ROWS
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import EmbeddingItem
+from sensorium.processors.base import FamilyInfo, build_span, slotted
+from sensorium.processors.files import ProcessorFiles
+
+
+@dataclass(frozen=True)
+class Spec:
+    size: int
+
+
+class Info(FamilyInfo):
+    modalities = ("image",)
+    slots = {"image": ("image_token_id", "image_token_index", 9)}
+    known = {"image": ("size",)}
+    published = {"hidden_size": 4, "vocab_size": 20}
+
+    def read(self, modality):
+        return Spec(next((layer["size"] for layer in reversed(self.layers[modality]) if "size" in layer), 1))
+
+
+def made(*options, encode=None, **config):
+    return Info(ProcessorFiles(config=config, encode=encode), *options)
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [({}, 9), ({"image_token_index": 7}, 7), ({"image_token_index": 7, "image_token_id": 5}, 5)],
+)
+def test_ids_of_slots(config, token):
+    info = made(**config)
+    assert info.slot_ids == {"image": token}
+
+
+@pytest.mark.parametrize("token", [20, -1, True, "9"])
+def test_ids_that_no_token_has(token):
+    with pytest.raises(ConfigError, match=r"image_token_id .* in config.json is outside the vocabulary of 20"):
+        made(image_token_id=token)
+
+
+def test_later_options_lie_over_earlier_ones():
+    info = made({"size": 2})
+    assert info.specs["image"].size == 2
+    assert info.tuned({"images_kwargs": {"size": 3}}).specs["image"].size == 3
+    assert info.tuned({}).options_key("image") == info.options_key("image") != made().options_key("image")
+    with pytest.raises(ConfigError, match="unknown processing option 'sice'"):
+        info.tuned({"sice": 3})
+
+
+def test_what_config_and_preprocessor_both_say_must_agree():
+    info = made(vision_config={"patch_size": 14})
+    info.agree("vision_config", patch_size=14, merge_size=2)
+    with pytest.raises(ConfigError, match=r"patch_size is 14 in vision_config of config.json, .* JSON makes 16"):
+        info.agree("vision_config", patch_size=16)
+
+
+def test_ready_made_rows():
+    info, rows = made(), torch.ones(3, 4)
+    assert info.parser().embeddings["image"].width == 4
+    assert info.rows_geometry(EmbeddingItem("image", {ROWS: rows})).merged == (3, 1, 1)
+
+    class Refusing(Info):
+        rows = None
+
+    refusing = Refusing(ProcessorFiles())
+    assert refusing.parser().embeddings == {}
+    with pytest.raises(InputError, match="takes no ready-made rows"):
+        refusing.rows_geometry(EmbeddingItem("image", {ROWS: rows}))
+
+
+def test_text_of_its_own_takes_the_tokenizer():
+    assert made(encode=lambda text: [ord(letter) for letter in text]).encode("ab") == (97, 98)
+    with pytest.raises(ConfigError, match="takes the tokenizer of the checkpoint"):
+        made().encode  # noqa: B018
+
+
+def test_spans_of_text_and_rows():
+    span = build_span([(7,), 3, (8, 9)], 5)
+    assert span.token_ids == (7, 5, 5, 5, 8, 9)
+    assert span.is_embed.tolist() == [False, True, True, True, False, False]
+    assert build_span([2], 5).is_embed is None
+
+
+def test_prompts_without_slots():
+    assert slotted([1, 2], 9, 2) == [9, 9, 1, 2]
+    assert slotted([1, 9, 2], 9, 1) == [1, 9, 2]
+    assert made().prompt_ids([1, 2], {"image": 2}) == [1, 2]
