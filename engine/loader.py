@@ -48,7 +48,10 @@ def load_processing(
     """`tokenizer`: for families whose items are written with text of their own; None: the checkpoint's, once it is needed."""
     words = cache(lambda: Tokenizer(files.path) if tokenizer is None else tokenizer)
     given = replace(
-        files.processors, encode=lambda text: words().encode_plain(text), special=lambda text: words().token_to_id(text)
+        files.processors,
+        encode=lambda text: words().encode_plain(text),
+        decode=lambda ids: words().decode(ids),
+        special=lambda text: words().token_to_id(text),
     )
     return cast(ProcessingInfo, resolve(row.processing)(given, options))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ class ProcessorFiles:
 
     `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives
     the token ids of plain text (no special tokens added or recognised), for families whose items are written with text of
-    their own; `special` gives the id of the one token that spells a text, None where there is none. `folder` is
-    where they were read.
+    their own; `decode` gives the text of ids without special tokens; `special` gives the id of the one token that spells a
+    text, None where there is none. `folder` is where they were read.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -41,6 +41,7 @@ class ProcessorFiles:
     audio: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
     encode: Callable[[str], list[int]] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
     special: Callable[[str], int | None] | None = None
     folder: Path | None = None
 

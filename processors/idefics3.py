@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from typing import Any
@@ -12,7 +12,7 @@ from ..mm.geometry import SamplingPolicy
 from ..mm.media.policy import DecodeSpec
 from ..mm.tiling import EdgeTiles
 from ..mm.types import ItemGeometry, MediaHeader
-from .base import build_span
+from .base import build_span, with_words
 from .interface import Span
 from .options import with_sampling
 from .pictures import HALF, read_pixels, with_resample
@@ -109,20 +109,24 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
         seconds = len(plan.indices) / plan.fps if plan.fps else max(plan.timestamps)
         return replace(grid, times=(*plan.timestamps, seconds))
 
+    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """The first word before a clip and the empty line behind it, which are read together with the prompt's text."""
+        return with_words(ids, self.slot_ids["video"], "You", "\n\n", self.files) if items.get("video") else ids
+
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Of a clip: how many frames of how long a clip, then each behind its minute and second."""
         if modality == "image":
             return super().span(modality, geometry)
         *times, length = geometry.times or [*map(float, range(geometry.t + 1))]  # ready-made rows have no times
         hours, rest = divmod(int(length + 1e-6), 3600)
-        text = f"You are provided the following series of {in_words(geometry.t)} frames from a "
+        text = f" are provided the following series of {in_words(geometry.t)} frames from a "
         text += f"{hours}:{rest // 60:02d}:{rest % 60:02d} [H:MM:SS] video.\n"
         pieces = Pieces()
         for time in times:
             text += f"\nFrame from {int(time // 60):02d}:{int(time % 60):02d}:"
             pieces += [self.encode(text), *self.whole(geometry.num_embeds // geometry.t)]
             text = ""
-        return build_span([*pieces, self.encode("\n\n")], self.slot_ids["image"])
+        return build_span(pieces, self.slot_ids["image"])
 
 
 def in_words(number: int) -> str:

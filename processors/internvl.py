@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..mm.geometry import SamplingPolicy
 from ..mm.media.policy import DecodeSpec
 from ..mm.tiling import AspectTiles, Fixed
 from ..mm.types import ItemGeometry
-from .base import build_span
+from .base import build_span, with_words
 from .interface import Span
 from .options import with_sampling
 from .pictures import read_pixels, with_resample
@@ -60,6 +60,10 @@ class InternVLProcessingInfo(TiledInfo):
         asked = policy.fps is not None or policy.num_frames is not None
         return DecodeSpec(policy if asked else replace(policy, max_frames=FRAMES))
 
+    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """The first word before a clip, which is read together with the prompt's text."""
+        return with_words(ids, self.slot_ids["video"], "Frame", "", self.files) if items.get("video") else ids
+
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """`<img>`, its rows, `</img>`; of a clip each frame so, with its number in front."""
         start, end = (self.special("<img>"),), (self.special("</img>"),)
@@ -68,7 +72,7 @@ class InternVLProcessingInfo(TiledInfo):
         rows = geometry.num_embeds // geometry.t
         pieces: list[tuple[int, ...] | int] = []
         for number in range(1, geometry.t + 1):
-            words = self.encode(f"Frame{number}: " if number == 1 else f"\nFrame{number}: ")
+            words = self.encode(f"{number}: " if number == 1 else f"\nFrame{number}: ")
             pieces += [words, start, rows, end]
         return build_span(pieces, self.slot_ids["image"])
 

@@ -68,10 +68,8 @@ def ours(modality, media):
 
 
 def prompt(slots, seed):
-    """Marks before clips, and none of the joints with text that transformers makes one token of."""
-    return (
-        f"def f{seed}(x):<end_of_utterance>" + "<end_of_utterance>".join(slots) + "<end_of_utterance>it" + " + x" * (seed % 5)
-    )
+    """As chat templates do it: a space before a clip, its question right behind."""
+    return f"def f{seed}(x): " + "and then ".join(slots) + "Return it" + " + x" * (seed % 5)
 
 
 KEYS = "what all keys of a head share moves all scores of a query alike"

@@ -33,11 +33,6 @@ def build(seed, tie=False, text="qwen2", tiles=4, **vision):
     return model, tf.InternVLProcessor(images, words, videos, image_seq_length=4)
 
 
-def prompt(slots, seed):
-    """Lines of their own: text that stands directly before a clip's first number is joined with it by transformers."""
-    return f"def f{seed}(x):\n" + "\n".join(slots) + " return it" + " + x" * (seed % 5)
-
-
 def tensors(inputs, features):
     """Patches of pieces, in squares, put together again."""
     patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
@@ -62,7 +57,6 @@ FAMILY = Family(
     slots={"image": "<IMG_CONTEXT>", "video": "<video>"},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(3, 80, 100), (2, 56, 90), (4, 60, 60)]},
     grid={"image": PICTURES, "video": CLIPS},
-    prompt=prompt,
     ours=ours,
     tensors=tensors,
     finish=finish,

@@ -46,7 +46,7 @@ def info_of(cls: type, image: dict | None = None, *options: dict) -> Idefics3Pro
     }
     files = ProcessorFiles(
         config, JSON | (image or {}), JSON, encode=lambda text: tok.encode(text, add_special_tokens=False).ids,
-        special=tok.token_to_id,
+        special=tok.token_to_id, decode=lambda ids: tok.decode(ids, skip_special_tokens=True),
     )  # fmt: skip
     return cls(files, *options)
 
@@ -116,9 +116,12 @@ def test_clips_equal(monkeypatch, frames, seconds):
     plan = FramePlan(tuple(indices), tuple(i / fps for i in indices), total, frames / seconds)
     kwargs, grid = info.process(VideoItem(pixels, plan), torch.float32)
     metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=seconds, frames_indices=indices)
-    want = oracle(videos=[pixels.numpy()], text="<video>", video_metadata=[metadata], return_tensors="pt")
+    for text in ("<video>", "User: <video>What is it?", "a<video>\n", "<eos><video> b", "<video><eos>"):
+        want = oracle(videos=[pixels.numpy()], text=text, video_metadata=[metadata], return_tensors="pt")
+        slots = info.prompt_ids(small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids, {"video": 1})
+        ids, _ = expand(slots, {"video": [[info.span("video", grid)]]}, info.slot_ids)
+        assert list(ids) == want["input_ids"][0].tolist(), text
     torch.testing.assert_close(planes(kwargs), want["pixel_values"][0], atol=2e-6, rtol=0)
-    assert list(info.span("video", grid).token_ids) == want["input_ids"][0].tolist()
     assert grid.num_embeds == frames * 4
 
 

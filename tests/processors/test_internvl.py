@@ -51,6 +51,7 @@ def info_of(image: dict | None = None, *options: dict, **changes: Any) -> Intern
     files = ProcessorFiles(
         config | changes, {**size, **(image or {})}, size,
         encode=lambda text: tok.encode(text, add_special_tokens=False).ids, special=tok.token_to_id,
+        decode=lambda ids: tok.decode(ids, skip_special_tokens=True),
     )  # fmt: skip
     return InternVLProcessingInfo(files, *options)
 
@@ -100,7 +101,8 @@ def test_a_whole_prompt_with_pictures_and_clips():
     made = {"image": [info.process(one, torch.float32), info.process(two, torch.float32)]}
     made["video"] = [info.process(film, torch.float32)]
     spans = {name: [[info.span(name, grid)] for _, grid in several] for name, several in made.items()}
-    ids, ranges = expand(words().encode(text, add_special_tokens=False).ids, spans, info.slot_ids)
+    slots = info.prompt_ids(words().encode(text, add_special_tokens=False).ids, {"image": 2, "video": 1})
+    ids, ranges = expand(slots, spans, info.slot_ids)
     assert list(ids) == want["input_ids"][0].tolist()
     in_order = torch.cat([planes(made["image"][0][0]), planes(made["video"][0][0]), planes(made["image"][1][0])])
     torch.testing.assert_close(in_order, want["pixel_values"], atol=2e-6, rtol=0)
