@@ -104,3 +104,25 @@ def test_the_first_of_several_runs_on_what_is_left(toy, core):
         assert toy.tokens_of(outputs[request.request_id]) == expected(toy, request)
     assert engine.stats.preemptions
     toy.assert_empty(engine)
+
+
+@pytest.mark.parametrize("blocks", [64, 18])
+@pytest.mark.parametrize("keep", [41, 44, 58])
+def test_a_running_sequence_rolled_back_goes_on(toy, core, blocks, keep):
+    """As loops are repaired; in the smaller pools it may find no room at once."""
+    engine = core(blocks=blocks, budget=11, seqs=2)
+    request, other = prompt(toy, "r", 40, max_tokens=25), prompt(toy, "other", 9, seed=4, max_tokens=30)
+    answer = expected(toy, request)
+    for added in (request, other):
+        engine.add(added)
+    outputs = {"r": [], "other": []}
+    for _ in range(200):
+        for output in engine.step() if len(outputs["r"]) < 22 else ():
+            outputs[output.request_id] += output.token_ids
+    engine.truncate("r", keep)
+    for name, more in toy.drain(engine).items():
+        outputs[name] = outputs[name][: keep - 40] if name == "r" else outputs[name]
+        outputs[name] += toy.tokens_of(more)
+    assert outputs["r"] == answer
+    assert outputs["other"] == expected(toy, other)
+    toy.assert_empty(engine)
