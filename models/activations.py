@@ -19,6 +19,7 @@ from .text.spec import AttentionSpec, DecoderSpec, LatentSpec, MlpSpec, MoeSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
+_SMALL = 1024  # of all lengths and bounds of a call
 
 
 def _as_float(s: int) -> int:
@@ -241,45 +242,60 @@ def _tower_mlp(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
 
 
 def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.audio.whisper_encoder.Encoder` and a projection to `out_width` for so many frames in one call."""
+    """Of `models.audio.whisper_encoder.Encoder` and a projection to `out_width` for so many frames, which are included."""
+    s, w, rows = dtype.itemsize, c.width, (frames + 1) // 2
+    bands, row = c.mels * s, c.width * s
+    first = max(
+        3 * bands + _product(3 * c.mels, w, frames, dtype, work), _made(w, frames, dtype, work) + row
+    )  # taps, then gelu
+    second = max(3 * row + _product(3 * w, w, rows, dtype, work), _made(w, rows, dtype, work) + row)
+    layers = max(3 * row, speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
+    end = 2 * row + _norm_bytes(w, False, dtype, work) + 2 * out_width * s
+    return _SMALL + frames * bands + max(frames * first, frames * row + rows * second, rows * max(layers, end))
+
+
+def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Work) -> int:
+    """Of a row: the residual stream, and attention or MLP with the sum they end in."""
     s, w = dtype.itemsize, c.width
-    call = 2 * c.mels * s  # of each frame: the items, and all in one tensor
-    first = 2 * 3 * c.mels * s + w * s + _linear(3 * c.mels, w, dtype, work)  # taps twice, gelu, result
-    second = w * s + 2 * 3 * w * s // 2 + (w * s + _linear(3 * w, w, dtype, work)) // 2  # half as many rows
-    normed, laid_out = w * s, _laid_out(w, dtype, work.device)
-    attention = normed + 3 * w * s + 3 * w * s + max(laid_out, _linear(w, 2 * w, dtype, work))  # q, k and v; results and copies
-    mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
-    layer = 2 * w * s + max(attention, mlp) + 2 * out_width * s
-    return frames * (call + max(first, second, layer // 2))
+    row, norm = w * s, _norm_bytes(w, False, dtype, work)
+    qkv, laid_out = 3 * row, _laid_out(w, dtype, work.device)
+    attention = row + max(norm + qkv, row + qkv + row + laid_out, row + qkv + row + _product(w, w, rows, dtype, work), 2 * row)
+    inner = c.inner * s
+    mlp = row + max(norm + _product(w, c.inner, rows, dtype, work), 2 * inner, inner + _product(c.inner, w, rows, dtype, work))
+    return max(attention, mlp)
 
 
 def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.audio.aut.Encoder` for so many frames in one call."""
-    s, layer, w = dtype.itemsize, c.layer, c.layer.width
-    call = 3 * layer.mels * s  # of each frame: the items, all in one tensor, an item in chunks
-    wide, bands = c.channels, -(-layer.mels // 4)
-    first = bands * (9 * s + 2 * 4 * s + _linear(9, wide, dtype, work) + wide * s)  # taps, chunks twice, result, gelu
-    second = 2 * bands * wide * s + -(-bands // 4) * (9 * wide * s + _linear(9 * wide, wide, dtype, work) + wide * s)
-    step = min(frames, AT_ONCE * c.chunk) * max(first, second)
-    normed, laid_out = w * s, _laid_out(w, dtype, work.device)
-    attention = normed + 3 * w * s + 3 * w * s + max(laid_out, _linear(w, 2 * w, dtype, work))
-    mlp = normed + max(3 * layer.inner * s, 2 * layer.inner * s + _linear(layer.inner, w, dtype, work))
-    rows = 3 * w * s + max(attention, mlp) + 2 * c.out * s
-    return frames * call + step + -(-frames // 7) * rows
+    """Of `models.audio.aut.Encoder` for so many frames in one call, which are included."""
+    s, layer, wide = dtype.itemsize, c.layer, c.channels
+    bands, row, rows = layer.mels * s, layer.width * s, c.rows(frames)
+    whole = -(-frames // c.chunk) * c.chunk
+    high, at_once = -(-layer.mels // 2), min(whole, AT_ONCE * c.chunk)
+    made = high * at_once // 2  # numbers of one channel after the first convolution
+    taps = (high + 2) * (at_once // 2 + 2 * at_once // c.chunk) + 9 * -(-made // 4)  # with zeros around, and as they are seen
+    first = at_once * bands * 9 // 8 + made * (9 * s + _product(9, wide, made, dtype, work) + wide * s)
+    second = wide * s * (made + taps) + made // 4 * (_product(9 * wide, wide, made // 4, dtype, work) + wide * s)
+    layers, end = speech_layer_bytes(layer, rows, dtype, work), 3 * row + 2 * c.out * s
+    return _SMALL + frames * bands + max(whole * bands + rows * row + max(first, second), rows * max(layers, end))
 
 
 def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> int:
     """Of `models.text.encoder_decoder.CrossDecoder`: of its rows, and of encoder rows whose keys are written in the step."""
-    s, w = dtype.itemsize, c.hidden_size
-    call = 8 + 16 + 8 + 32 + 3 * w * s  # ids, positions, slots, bounds; x, what is added to it, their sum
-    normed = w * s
-    attention = normed + max(3 * w * s + 3 * w * s, 3 * w * s + 2 * w * s + _linear(w, w, dtype, work))  # q, k, v and copies
-    mlp = normed + max(3 * c.inner * s, 2 * c.inner * s + _linear(c.inner, w, dtype, work))
-    written = w * s + 2 * w * s + _linear(w, 2 * w, dtype, work)  # encoder rows end to end, keys and values twice
+    s, w, rows = dtype.itemsize, c.hidden_size, work.rows
+    row, added, inner = w * s, _made(w, rows, dtype, work), _made(c.inner, rows, dtype, work)
+    held = row + added  # x, and what is added to it next; what was before that lives as long as its layer
+    given = rows * (8 + 8 + 8 + 40) + work.keys * row  # ids, positions, slots, bounds and blocks of sequences; encoder rows
+    done = row + _product(w, w, rows, dtype, work)
+    alone = held + row + max(_product(w, 3 * w, rows, dtype, work), _made(3 * w, rows, dtype, work) + done)
+    written = work.keys * _product(w, 2 * w, work.keys, dtype, work)
+    read = rows * done + work.keys * _made(2 * w, work.keys, dtype, work)
+    across = rows * (held + added + row + added) + max(written, read)
+    widened = max(row + _product(w, c.inner, rows, dtype, work), 2 * inner, inner + _product(c.inner, w, rows, dtype, work))
     gathered = 0
     if backend("attention", work.device, dtype) != "native":
-        gathered = 2 * 2 * work.keys * w * s + work.rows * work.longest * (1 + s)
-    return work.rows * (call + w * s + max(attention, mlp)) + work.keys * written + gathered
+        laid_out = 3 * row  # in the layout of torch's kernels
+        gathered = 2 * 2 * work.keys * row + rows * (work.longest * (1 + s) + laid_out)
+    return _SMALL + given + max(rows * max(alone, held + added + widened), across) + gathered
 
 
 def _laid_out(width: int, dtype: torch.dtype, device: torch.device) -> int:

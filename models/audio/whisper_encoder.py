@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...kernels.varlen import varlen_attention
@@ -132,11 +131,12 @@ class Encoder(nn.Module):
 
 def _windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:
     """What a convolution of three taps sees, zeros around each item: `[sum(given), c]` -> `[sum(wanted), 3 * c]`."""
-    pieces = []
-    for piece, count_ in zip(x.split(list(given)), wanted, strict=True):
-        around = F.pad(piece, (0, 0, 1, 1)).unfold(0, 3, stride)  # [rows, c, 3], the order of the stored weights
-        pieces.append(around[:count_].flatten(1))
-    return torch.cat(pieces)
+    out = x.new_zeros(sum(wanted), x.shape[1], 3)  # the order of the stored weights
+    for piece, part in zip(x.split(list(given)), out.split(list(wanted)), strict=True):
+        for tap, (source, first) in enumerate(((piece[stride - 1 :], 1), (piece, 0), (piece[1:], 0))):
+            seen = source[::stride][: len(part) - first]
+            part[first : first + len(seen), :, tap] = seen
+    return out.flatten(1)
 
 
 def _pooled(rows: Tensor, pool: int) -> Tensor:

@@ -75,9 +75,10 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
         found[what] = max(found.get(what, (0, 0)), (planned, live))
 
     def spy_forward(batch: Any) -> torch.Tensor:
-        lengths = batch.attn[0].seq_lens
+        lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
         work = Work(len(batch.input_ids), sum(lengths), max(lengths), CPU)
         given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
+        given += given_bytes(batch.cross_rows)
         tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))
         return forward(batch)
 
