@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,10 +44,12 @@ class SamplingPolicy:
         max_duration: seconds of the source that are looked at, from its start; None: all of it.
         multiple: the count is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal pieces, "middle" the one in the middle of each, "ends" includes first
-            and last frame and "nearest" too, its frames between them being rounded where the others are floored.
+            and last frame and "nearest" too, its frames between them being rounded where the others are floored. "after"
+            takes the first frame at or behind each step of time, `fps` steps a second, each frame once.
         nearest: the count that `fps` asks for is rounded to the nearest, else floored.
         margin: seconds left out at both ends of a clip of which, without them, more than `max_frames * fps` seconds are left.
             With "ends" only.
+        paces: `(seconds, fps)` in rising order: clips of at most so many seconds are used at another rate than `fps`.
     """
 
     fps: float | None = None
@@ -59,6 +61,7 @@ class SamplingPolicy:
     spread: str = "stride"
     nearest: bool = False
     margin: float = 0.0
+    paces: tuple[tuple[float, float], ...] = ()
 
 
 def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
@@ -119,12 +122,16 @@ def sample_indices(
             of a clip whose own rate is unknown.
     """
     frames, seconds = looked_at(total, source_fps, policy, times)
+    pace = next((fps for longest, fps in policy.paces if seconds is not None and seconds <= longest), policy.fps)
+    policy = replace(policy, fps=pace)
     wanted = _wanted(frames, seconds, policy)
     if wanted > frames:
         part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
         raise InputError(f"{wanted} frames are wanted but the clip {part}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         return _on_screen(times[:frames], seconds, wanted, policy)
+    if policy.spread == "after":
+        return _after(frames, source_fps, seconds, wanted, policy)
     if policy.spread in _BOTH_ENDS:
         first, last = _within(frames, seconds, policy)
         if policy.spread == "nearest":
@@ -192,6 +199,17 @@ def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: Samp
     short = min(wanted, -(-least // policy.multiple) * policy.multiple) - len(chosen)
     spare = [i for i in range(len(times)) if i not in chosen]
     return sorted(chosen | {spare[i * len(spare) // short] for i in range(short)})
+
+
+def _after(frames: int, source_fps: float | None, seconds: float | None, wanted: int, policy: SamplingPolicy) -> list[int]:
+    """Rule: GLM-4.1V. More steps than `max_frames` are that many, the last at the clip's end."""
+    if policy.fps is None or source_fps is None or seconds is None:
+        places = [i * frames / wanted for i in range(wanted)]
+    elif seconds * policy.fps <= policy.max_frames:
+        places = [i * source_fps / policy.fps for i in range(max(1, math.floor(seconds * policy.fps)))]
+    else:
+        places = [float(place) for place in np.linspace(0, frames, policy.max_frames)]
+    return sorted({min(math.ceil(place), frames - 1) for place in places})
 
 
 def _wanted(total: int, seconds: float | None, policy: SamplingPolicy) -> int:

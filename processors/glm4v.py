@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from ..mm.geometry import SamplingPolicy
+from ..mm.media.policy import DecodeSpec
 from ..mm.types import ItemGeometry
 from .base import build_span
 from .interface import Span
@@ -19,19 +21,28 @@ class Glm4VProcessingInfo(NativeInfo):
     """ProcessingInfo of GLM-4.1V. Each temporal step of a clip has a picture's marks, and its time behind them as text."""
 
     slots = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
-    marks: tuple[int, int] = (151339, 151340)
+    marks: ClassVar[tuple[int, int]] = (151339, 151340)
     published = {"vocab_size": 151552, "hidden_size": 4096}
     patches = {
         "image": PatchSpec(min_pixels=112 * 112, max_pixels=15000 * _AREA, together=True),
         "video": PatchSpec(min_pixels=112 * 112, max_pixels=60000 * _AREA, together=True),
     }
-    frames = SamplingPolicy(fps=2.0, max_frames=600)
+    frames = SamplingPolicy(fps=2.0, spread="after")
     timed = 0.0
+    unused: ClassVar[tuple[str, ...]] = ("num_frames",)  # of the preprocessor's JSON: the published sampler looks at others
+    longest: ClassVar[float | None] = 300.0  # seconds of which frames are used at the full rate
 
     def json(self, modality: str) -> Mapping[str, Any]:
-        """The published sampler does not look at its `num_frames`."""
-        json = super().json(modality)
-        return {key: value for key, value in json.items() if key != "num_frames"} if json.get("fps") else json
+        return {key: value for key, value in super().json(modality).items() if key not in self.unused}
+
+    def decoding(self) -> DecodeSpec:
+        """Frames are chosen one by one; a last step that lacks one repeats it."""
+        sampling = replace(super().decoding().sampling, multiple=1)
+        if self.longest is None or sampling.fps is None:
+            return DecodeSpec(sampling)
+        return DecodeSpec(
+            replace(sampling, max_frames=int(self.json("video").get("max_duration", self.longest) * sampling.fps))
+        )
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":
@@ -49,7 +60,11 @@ class Glm4VProcessingInfo(NativeInfo):
 
 
 class Glm46VProcessingInfo(Glm4VProcessingInfo):
-    """ProcessingInfo of GLM-4.6V."""
+    """ProcessingInfo of GLM-4.6V. The longer a clip, the fewer of its frames are used in a second."""
+
+    frames = SamplingPolicy(fps=1.0, max_frames=640, spread="after", paces=((30.0, 6.0), (300.0, 2.0)))
+    unused = ("fps", "num_frames")
+    longest = None
 
     def written(self, seconds: float) -> str:
         return f"{seconds:.1f} seconds"

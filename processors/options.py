@@ -63,7 +63,7 @@ def with_sampling(policy: SamplingPolicy, options: Mapping[str, Any]) -> Samplin
     if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
         raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
     if fps is not None or num_frames is not None:
-        policy = replace(policy, fps=fps, num_frames=num_frames)
+        policy = replace(policy, fps=fps, num_frames=num_frames, paces=())
     return policy if duration is None else replace(policy, max_duration=duration)
 
 
