@@ -78,7 +78,7 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_processor_that_contributing_shows():
-    (block,) = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    block, _ = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(block.splitlines()) < 60
     names: dict = {}
     exec(compile(block, "CONTRIBUTING.md", "exec"), names)
@@ -94,3 +94,14 @@ def test_the_processor_that_contributing_shows():
     assert (grid.t, grid.h, grid.w) == (1, 24, 24)
     (again,) = media.open({"image": None}, {"image": ["a"]}, {}, None)
     assert again.done is not None
+
+
+def test_the_model_that_contributing_shows():
+    _, block = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    names: dict = {}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = {"text_config": sizes | {"vocab_size": 99}, "vision_config": sizes | {"image_size": 336, "patch_size": 14}}
+    model = names["Square"](config, torch.float32, torch.device("meta"))
+    assert (model.row_size, model.vocab_size, model.rope_axes, len(model.cache_specs)) == (32, 99, 1, 2)
+    assert model.input_bytes("image", 576) == 576 * 3 * 14 * 14 * 4
