@@ -125,12 +125,10 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
         raise ConfigError(f"{name} keeps no decoder apart from what makes its embeddings")
     try:
         axes = _axes(decoder)
-        outer.eval().to(_HALF)  # products of grouped experts take no other type without numbers
-        layers, row = _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
-        outer.to(dtype)
+        layers, row = _learnt(outer.eval(), decoder, text, axes)
     except BROKEN as error:
         raise ConfigError(f"{name} cannot run with paged attention: {line(error)}") from None
-    return Built(outer, text, layers, axes, row * dtype.itemsize // _HALF.itemsize)
+    return Built(outer, text, layers, axes, row)
 
 
 def attention_of(parsed: Any) -> dict[str, str]:
@@ -151,6 +149,20 @@ def _axes(decoder: Any) -> int:
     return axes
 
 
+def _learnt(outer: Any, decoder: Any, text: Any, axes: int) -> tuple[tuple[Layer, ...], int]:
+    """Its layers, and the bytes of a row of a step."""
+    dtype = outer.dtype
+    try:
+        return _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
+    except RuntimeError:
+        if dtype == _HALF:
+            raise
+    outer.to(_HALF)  # without numbers, products of grouped experts take no other type
+    layers, row = _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
+    outer.to(dtype)
+    return layers, row * dtype.itemsize // _HALF.itemsize
+
+
 def _layers(decoder: Any, text: Any, axes: int) -> tuple[Layer, ...]:
     """What each layer asks of attention, from a run without numbers; ConfigError for a layer that keeps another state."""
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
@@ -159,7 +171,7 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[Layer, ...]:
         raise ConfigError(f"layer {where} is {odd[0]}, which keeps a state that is no key and value")
     step = Step()
     with torch.inference_mode():
-        decoder(**_nothing(text, axes, _PROBE_ROWS), **{STEP: step})
+        decoder(**_nothing(decoder.dtype, text, axes, _PROBE_ROWS), **{STEP: step})
     found = {layer.index: layer for layer in step.seen}
     for index in range(text.num_hidden_layers):
         calls = sum(layer.index == index for layer in step.seen)
@@ -168,11 +180,11 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[Layer, ...]:
     return tuple(found[index] for index in range(text.num_hidden_layers))
 
 
-def _nothing(text: Any, axes: int, rows: int) -> dict[str, Any]:
+def _nothing(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:
     """Arguments of a decoder for so many rows without numbers."""
     places = torch.arange(rows, device="meta")[None]
     return {
-        "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=_HALF, device="meta"),
+        "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=dtype, device="meta"),
         "position_ids": places if axes == 1 else places.expand(axes, 1, rows),
         "use_cache": False,
     }
@@ -185,21 +197,23 @@ def _kind_of(decoder: Any, index: int) -> str:
 
 def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
     """What a row of a step takes in the decoder, from a run without numbers."""
-    given = _nothing(text, axes, _MEASURED_ROWS)
+    given = _nothing(decoder.dtype, text, axes, _MEASURED_ROWS)
     with torch.inference_mode(), Peak() as peak:
         decoder(**given, **{STEP: Step()})
-    beside: int = 2 * given["inputs_embeds"].nbytes  # what is looked up, and encoder rows
-    return -(-(peak.most + beside) // _MEASURED_ROWS)
+    beside = 2 * given["inputs_embeds"].nbytes + 8 * (axes + 4) * _MEASURED_ROWS  # looked up, encoder rows, ids, places
+    return int(-(-(peak.most + beside) // _MEASURED_ROWS))
 
 
 def make_encoders(outer: Any) -> None:
     """Give all but the layers of the decoder memory, so that an item can be run; what it holds does not matter."""
     decoder = outer.get_decoder()
     inside = set(decoder.modules()) - set(decoder.get_input_embeddings().modules())
+    made: dict[Tensor, nn.Parameter] = {}  # what is tied stays so
     for module in (module for module in outer.modules() if module not in inside):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
+                fresh = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
+                module._parameters[name] = made.setdefault(parameter, fresh)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -35,7 +36,17 @@ _ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 _PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes unlike each other
 _SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
-_REFUSES = (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError)  # of a processor that takes no such item
+_OURS = ("device", "return_tensors", "data_format", "input_data_format")  # options that are not the caller's
+_TIMES, _LEAST = 16, 4096  # how far an option may go beyond the processor's own number, or where it has none
+_REFUSES = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    ZeroDivisionError,
+)  # of a processor that takes no such item
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,8 @@ class FallbackProcessingInfo(FamilyInfo):
         import transformers
 
         given = {key: value for layer in self.layers[modality] for key, value in layer.items()}
+        for key, value in given.items():
+            _bound(key, value, getattr(self._part(modality), key, None))
         return ReadSpec(type(self._processor).__name__, transformers.__version__, json.dumps(given, sort_keys=True))
 
     def decoding(self) -> DecodeSpec:
@@ -142,7 +155,8 @@ class FallbackProcessingInfo(FamilyInfo):
 
     def _options(self, modality: str) -> tuple[str, ...]:
         """Names that the processor takes, as far as it says."""
-        return tuple(getattr(getattr(self._part(modality), "valid_kwargs", None), "__annotations__", ()))
+        names = getattr(getattr(self._part(modality), "valid_kwargs", None), "__annotations__", ())
+        return tuple(name for name in names if name not in _OURS)
 
     def _elements(self, made: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, FieldElem]:
         kept = {name: value for name, value in made.items() if name != "attention_mask"}
@@ -168,7 +182,13 @@ class FallbackProcessingInfo(FamilyInfo):
     @cached_property
     def _law(self) -> tuple[Fraction, Fraction] | None:
         """Slope and start of a picture's tokens over `_told`; None where they lie on no line."""
-        points = sorted((self._told(size), len(self._run("image", size))) for size in _PROBES)
+        points = []
+        for size in _PROBES:
+            with suppress(InputError):  # a size that is refused tells nothing
+                points.append((self._told(size), len(self._run("image", size))))
+        points.sort()
+        if len(points) < 3:
+            return None
         (x, y), (far_x, far_y) = points[0], points[-1]
         slope = Fraction(far_y - y, far_x - x) if far_x > x else Fraction(0)
         start = y - slope * x
@@ -196,6 +216,8 @@ class FallbackProcessingInfo(FamilyInfo):
         options: dict[str, Any] = json.loads(self.specs[modality].options)
         if modality == "audio":
             options["sampling_rate"] = self._part("audio").sampling_rate
+        elif isinstance(item, Tensor):
+            options["input_data_format"] = "channels_first"  # else it is guessed from the sides
         settings = {f"{_ARGUMENT[modality]}_kwargs": options, "text_kwargs": {"add_special_tokens": False}}
         inputs: dict[str, Any] = {"text": [text or self._token(modality)], _ARGUMENT[modality]: [item]}
         try:
@@ -218,6 +240,24 @@ def _load(folder: Path) -> tuple[Any, Lock]:
         raise ConfigError(f"transformers makes no processor of {folder}: {line(error)}") from None
     logging.getLogger(type(processor).__module__).setLevel(logging.ERROR)  # it would warn of blank items that nobody gave
     return processor, Lock()
+
+
+def _bound(key: str, value: object, own: object) -> None:
+    """ConfigError for numbers far beyond the processor's own: it may count up to them."""
+    most = max(_numbers(own), default=_LEAST / _TIMES) * _TIMES
+    beyond = next((number for number in _numbers(value) if number > most), None)
+    if beyond is not None:
+        raise ConfigError(f"{key} is {beyond:g}, more than {_TIMES} times the processor's own; give at most {most:g}")
+
+
+def _numbers(value: object) -> list[float]:
+    """Those in a number, or in a mapping, a list or an object of them."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    inside = value if isinstance(value, list | tuple) else list(getattr(value, "__dict__", {}).values())
+    return [number for entry in inside for number in _numbers(entry)]
 
 
 def _tokens(made: Mapping[str, Tensor]) -> tuple[int, ...]:

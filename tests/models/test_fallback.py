@@ -213,11 +213,8 @@ def check(outputs, wanted):
         assert (found - sure).abs().max() < 2e-4
 
 
-HOW = {
-    "whole": {},
-    "chunked": {"max_num_batched_tokens": 7},
-    "preempted": {"kv_cache_memory_bytes": 246_000, "max_num_batched_tokens": 40},
-}
+HOW = {"whole": {}, "chunked": {"max_num_batched_tokens": 7}, "preempted": {"max_num_batched_tokens": 40}}
+TIGHT = {"aya_vision": 150_000}  # bytes for the keys and values of one long sequence
 
 
 @pytest.mark.parametrize("family", BUILD)
@@ -225,7 +222,8 @@ def test_tokens_are_those_of_the_class_itself(built, oracle, family):
     asked = prompts(family)
     wanted = [expected(oracle, family, prompt) for prompt in asked]
     for how, options in HOW.items():
-        llm = LLM(built(family), max_model_len=240, max_num_seqs=8, **options)
+        room = TIGHT.get(family, 246_000) if how == "preempted" else None
+        llm = LLM(built(family), max_model_len=240, max_num_seqs=8, kv_cache_memory_bytes=room, **options)
         check(llm.generate(asked, GREEDY, use_tqdm=False), wanted)  # together
         assert llm.stats.encoder_calls == len(PICTURES), "each item is encoded once, in however many prompts it is"
         assert (llm.stats.cut_items > 0) == (how != "whole")
@@ -275,6 +273,8 @@ def test_options_of_the_processor_are_the_callers(built):
     (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patchez": 2}}, GREEDY, use_tqdm=False)
     assert "unknown processing option 'max_patchez'" in refused.error
     assert "max_patches" in refused.error
+    (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patches": 10**9}}, GREEDY, use_tqdm=False)
+    assert "max_patches is 1e+09, more than 16 times the processor's own; give at most 64" in refused.error
 
 
 @pytest.mark.parametrize("family", ["aya_vision", "audioflamingo3"])
