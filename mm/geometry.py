@@ -22,7 +22,7 @@ class ResizePolicy:
     """What `smart_resize` aims at: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
 
     `frames`: where it is more than one, the areas are of so many frames together, which count as `counted` until they have
-    to be made smaller or larger; sides below the factor are enlarged to it first.
+    to be made smaller or larger; sides below the factor are enlarged to it first. `enlarge`: those of a picture too, rounded.
     """
 
     factor: int
@@ -31,6 +31,7 @@ class ResizePolicy:
     max_ratio: int = 200
     frames: int = 1
     counted: int = 1
+    enlarge: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
     if policy.frames > 1 and min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
+    if policy.enlarge and height < factor:
+        height, width = factor, round(width * factor / height)
+    if policy.enlarge and width < factor:
+        height, width = round(height * factor / width), factor
     if max(height, width) / min(height, width) > policy.max_ratio:
         raise InputError(f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first")
     tall, wide = round(height / factor) * factor, round(width / factor) * factor

@@ -26,7 +26,7 @@ class PatchSpec(PixelSpec):
 
     `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
     `together`: the areas are of all frames of an item together (a picture is one temporal patch of them); `clip_pixels` is
-    then one frame's.
+    then one frame's. `enlarge`: sides shorter than a merged patch are enlarged to one first.
     """
 
     patch: int = 14
@@ -36,6 +36,7 @@ class PatchSpec(PixelSpec):
     max_pixels: int = 28 * 28 * 1280
     clip_pixels: int | None = None
     together: bool = False
+    enlarge: bool = False
 
     def policy(self, frames: int = 1) -> ResizePolicy:
         """What the pictures of an item of `frames` frames are resized by."""
@@ -48,7 +49,7 @@ class PatchSpec(PixelSpec):
             return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
         if self.clip_pixels is not None:
             most = max(min(most, self.clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
-        return ResizePolicy(self.patch * self.merge, self.min_pixels, most)
+        return ResizePolicy(self.patch * self.merge, self.min_pixels, most, enlarge=self.enlarge)
 
 
 def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:

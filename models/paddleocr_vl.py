@@ -1,0 +1,51 @@
+"""PaddleOCR-VL: SigLIP's encoder at native size with rotary places, joined squares, an Ernie decoder (arXiv 2510.14528)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .config import decoder_spec, need
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .native_model import NativeModel, axial_theta
+from .text.stacks import STACKS
+from .vision.encoders import encoder_spec
+from .vision.spec import RotarySpec, TableSpec
+
+_ERNIE = STACKS["ernie4_5"]
+_STACK = replace(_ERNIE, defaults={**_ERNIE.defaults, "mrope_section": (16, 24, 24)}, neighbours=False)
+_VISION = {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 384,
+    "patch_size": 14, "spatial_merge_size": 2,
+}  # fmt: skip
+
+
+class PaddleOcrVL(NativeModel):
+    """Its text config may lie at the top level."""
+
+    prefixes = (
+        ("model.visual.vision_model.", "visual."),
+        ("visual.vision_model.", "visual."),
+        ("model.projector.", "merger."),
+        ("mlp_AR.", "merger."),
+        *TEXT_PREFIXES,
+        ("model.", "language_model."),
+    )
+    ignored = (  # a pooling head, a table of another size, numbers that old releases stored
+        "visual.head.",
+        "visual.embeddings.packing_position_embedding.",
+        "visual.embeddings.position_ids",
+    )
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = {**_VISION, **need(config, "vision_config"), "model_type": "siglip_vision_model"}
+        decoder, merge = decoder_spec(config, _STACK), vision["spatial_merge_size"]
+        tower = encoder_spec(vision, "siglip_vision_model", merge=merge, post_norm=True, rotary=RotarySpec(axial_theta(vision)))
+        assert tower.table is not None
+        tower = replace(tower, table=TableSpec(tower.table.side, "bilinear"))
+        merger = ProjectorSpec(tower.width, decoder.hidden_size, ("linear_1", "linear_2"), merge**2, norm="pre_norm")
+        super().__init__(decoder, tower, (merger,), dtype, device)
