@@ -28,6 +28,12 @@ def files_of(family: str) -> list[Path]:
     return [ROOT / room / f"{family}.py" for room in ("models", "processors")]
 
 
+def row_file(family: str) -> Path | None:
+    """Where its row in the parity suite is."""
+    files = sorted((ROOT / "tests" / "families").glob("*.py"), key=lambda path: path.stem != family)
+    return next((path for path in files if path.stem == family or f'"{family}"' in path.read_text("utf-8")), None)
+
+
 def logical_lines(path: Path) -> int:
     """Without comments, blank lines and docstrings."""
     return sum(1 for _ in _lines(path.read_text("utf-8")))
@@ -51,7 +57,8 @@ def write() -> str:
         names = [name for name, row in ARCHITECTURES.items() if row.family == family]
         infos, note = [resolve(ARCHITECTURES[name].processing) for name in names], NOTES[family]
         modalities = dict.fromkeys(name for info in infos for name in info.modalities)
-        proofs = [f"[suite](../tests/families/{family}.py)"] if (ROOT / "tests" / "families" / f"{family}.py").exists() else []
+        suite = row_file(family)
+        proofs = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]
         cells = (
             "<br>".join(f"`{name}`" for name in names),
             ", ".join(name.replace("_", " ") for name in modalities),

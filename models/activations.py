@@ -11,7 +11,7 @@ from ..kernels.dispatch import backend
 from ..kernels.linear import padded_rows
 from ..kernels.panels import WIDTH
 from .audio.aut import AT_ONCE, AutSpec
-from .audio.whisper_encoder import EncoderConfig
+from .audio.mel_encoder import EncoderConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
 from .text.encoder_decoder import CrossDecoderSpec
@@ -241,8 +241,8 @@ def _tower_mlp(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
     return c.width * s + 2 * _WIDE + max(steps)  # beside the normed input
 
 
-def whisper_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.audio.whisper_encoder.Encoder` and a projection to `out_width` for so many frames, which are included."""
+def mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.audio.mel_encoder.Encoder` and a projection to `out_width` for so many frames, which are included."""
     s, w, rows = dtype.itemsize, c.width, (frames + 1) // 2
     bands, row = c.mels * s, c.width * s
     first = max(

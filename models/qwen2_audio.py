@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
-from .activations import whisper_bytes
-from .audio.whisper_encoder import Encoder, encoder_config
+from .activations import mel_encoder_bytes
+from .audio.mel_encoder import Encoder, encoder_config
 from .config import decoder_spec, need
 from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import Work
@@ -55,7 +55,7 @@ class Qwen2Audio(DecoderModel):
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
         tower = self.audio_tower
-        return whisper_bytes(tower.config, _frames(rows), self.hidden_size, self.dtype, work)
+        return mel_encoder_bytes(tower.config, _frames(rows), self.hidden_size, self.dtype, work)
 
 
 def _frames(rows: int) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
-from .activations import cross_decoder_bytes, whisper_bytes
-from .audio.whisper_encoder import Encoder, encoder_config
+from .activations import cross_decoder_bytes, mel_encoder_bytes
+from .audio.mel_encoder import Encoder, encoder_config
 from .config import count
 from .interface import ForwardBatch, Work
 from .layers.basic import ACTIVATIONS
@@ -73,7 +73,7 @@ class Whisper(nn.Module):
         return 2 * rows * self.encoder.config.mels * self.encoder.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        return whisper_bytes(self.encoder.config, 2 * rows, 0, self.encoder.dtype, work)
+        return mel_encoder_bytes(self.encoder.config, 2 * rows, 0, self.encoder.dtype, work)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {} if self.head.proj is not None else {"head.lm_head.weight": "decoder.embed_tokens.weight"}

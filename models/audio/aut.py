@@ -21,7 +21,7 @@ from ...mm.errors import ConfigError
 from ..config import count
 from ..layers.basic import ACTIVATIONS, Norm
 from ..layers.linear import Linear
-from .whisper_encoder import EncoderConfig, Layer
+from .mel_encoder import EncoderConfig, Layer
 
 _EPS = 1e-5
 _TIMESCALE = 10_000.0  # between the fastest and the slowest sinusoid
