@@ -7,7 +7,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from sensorium.engine.loader import resolve
+from sensorium.engine.config import resolve
 from sensorium.mm.registry import ARCHITECTURES, NOTES
 
 ROOT = Path(__file__).resolve().parents[1]
