@@ -99,6 +99,17 @@ def test_positions_are_the_oracles(row: Family, world: World) -> None:
 
 
 @each
+def test_what_is_left_out_is_said(row: Family) -> None:
+    """With its reason: a wider tolerance, positions that are not the oracle's, tensors that nothing depends on."""
+    assert row.tolerance == Family.tolerance or row.tolerance_note
+    said = {"tolerance": row.tolerance_note, "positions": row.own_positions, **row.silent}
+    for what, why in said.items():
+        assert why is None or isinstance(why, str)
+        if why:
+            print(f"{row.name}, {what}: {why}")
+
+
+@each
 def test_logits_are_the_oracles(row: Family, world: World) -> None:
     for answered in world.alone(row.name):
         assert answered.theirs.std() >= 1.0, "the oracle's logits are too flat to tell"
