@@ -40,7 +40,7 @@ TEXT = {
 
 def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that this family is made from: the published layout nests it."""
-    inner = config.get("thinker_config", config)
+    inner: Mapping[str, Any] = config.get("thinker_config", config)
     for key in ("text_config", "audio_config"):
         if not isinstance(inner, Mapping) or not isinstance(inner.get(key), Mapping):
             raise ConfigError(f"{key} in config.json must be an object")

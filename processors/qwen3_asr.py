@@ -56,8 +56,9 @@ class Qwen3ASRProcessingInfo(SpeechInfo):
 
     def num_rows(self, frames: int) -> int:
         """Three convolutions of stride 2 over each chunk."""
-        whole, rest = divmod(frames, self.specs["audio"].chunk)
-        return whole * -(-self.specs["audio"].chunk // 8) + -(-rest // 8)
+        chunk: int = self.specs["audio"].chunk
+        whole, rest = divmod(frames, chunk)
+        return whole * -(-chunk // 8) + -(-rest // 8)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         return replace(super().geometry(header), linear=True)

@@ -229,7 +229,8 @@ def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any
     caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
     tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)
     starts = tuple(range(0, requests * new + 1, new))
-    slots = [torch.cat([table.long()[torch.arange(n) // 16] * 16 + torch.arange(n) % 16 for table in tables]) for n in (new, keys)]
+    tokens = (torch.arange(new), torch.arange(keys))
+    slots = [torch.cat([table.long()[token // 16] * 16 + token % 16 for table in tables]) for token in tokens]
     own = AttentionMetadata(starts, (new,) * requests, tables, slots[0], 16)
     other = AttentionMetadata(starts, (keys,) * requests, tables, slots[1] if written else slots[1][:0], 16, causal=False)
 
