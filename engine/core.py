@@ -31,9 +31,11 @@ class EngineCore:
             InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
                 broke the encoder a short while ago, a grammar that cannot be compiled.
         """
-        params, words = request.params, [token for word in request.bad_word_ids for token in word]
+        params = request.params
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
-        self._check_tokens("sampling parameters", (*params.stop_ids, *(params.logit_bias or {}), *words))
+        self._check_tokens("stop_token_ids", params.stop_ids)
+        self._check_tokens("logit_bias", params.logit_bias or {})
+        self._check_tokens("bad_words", (token for word in request.bad_word_ids for token in word))
         if params.structured_outputs is not None:
             self.runner.check_grammar(params.structured_outputs)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))
@@ -141,7 +143,7 @@ class EngineCore:
         vocab = self.runner.model.vocab_size
         for token in token_ids:
             if not 0 <= token < vocab:
-                raise InputError(f"{what} hold {token}; the vocabulary has the ids 0 to {vocab - 1}")
+                raise InputError(f"{what} holds {token}; the vocabulary has the ids 0 to {vocab - 1}")
 
 
 def _ended(request: Request, result: TokenOutput) -> TokenOutput:

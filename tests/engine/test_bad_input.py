@@ -99,6 +99,13 @@ def test_sampling_params_name_what_is_wrong(wrong: dict[str, Any]) -> None:
         SamplingParams(**wrong)
 
 
+@pytest.mark.parametrize("field", [{"stop_token_ids": [10**6]}, {"logit_bias": {10**6: 1.0}}])
+def test_tokens_outside_the_vocabulary_are_named_with_their_field(field: dict[str, Any], llm: LLM) -> None:
+    (output,) = llm.generate("x", SamplingParams(max_tokens=1, **field), use_tqdm=False)
+    assert output.error is not None
+    assert f"{next(iter(field))} holds 1000000" in output.error
+
+
 def test_numpy_numbers_are_numbers() -> None:
     params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(4), stop_token_ids=[np.int64(3)])
     assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.5, 4, (3,))
