@@ -27,7 +27,7 @@ from .text.stacks import STACKS
 
 STACK = replace(STACKS["granite"], defaults={**STACKS["granite"].defaults, "attention_multiplier": 1.0})
 CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # of 2 x 2 patches: a row is made from each
-_COPIES = 8  # of a state: normed, in windows, with positions, as keys and values, and as torch's attention takes those
+_COPIES = 6  # of a state: normed, in windows, with positions, as keys and values, and as attention takes one of those
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ SHAPE = {
 FEW = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
 MANY = [[TILE * rows, TILE * columns] for rows in range(1, 5) for columns in range(1, 5)]
 QFORMER = {"num_hidden_layers": 2, "intermediate_size": 96, "cross_attention_frequency": 2}
+PARTS = "a part of one of six Q-Formers says little alone; tests/models/test_connectors.py compares one of them"
 KEYS = "model.vision_tower.encoder.layers.{}.self_attn.k_proj.bias"
 SLIVERS = [(2, 100), (3, 200), (3, 100)]  # of whose tiles nothing is left
 SIZES = [(90, 130), (60, 60), (40, 170)]
@@ -46,7 +47,7 @@ def processor_of(name: str, words: Any, select: str) -> Any:
         return tf.LlavaProcessor(images, patch_size=PATCH, num_additional_image_tokens=1, **shared)
     if name == "granite4_vision":
         images = tf.LlavaNextImageProcessor(size=size, crop_size=square, image_grid_pinpoints=FEW)
-        return tf.Granite4VisionProcessor(images, patch_size=PATCH, downsample_rate="1/2", **shared)
+        return tf.Granite4VisionProcessor(images, patch_size=PATCH, downsample_rate="2/4", **shared)
     if name == "llava_next":
         images = tf.LlavaNextImageProcessor(size=size, crop_size=square, image_grid_pinpoints=FEW)
         extra = int(select == "default")
@@ -81,7 +82,7 @@ def build(
         options["image_grid_pinpoints"] = FEW
     if name == "granite4_vision":
         options |= {
-            "downsample_rate": "1/2", "deepstack_layer_map": [[-3, 2], [1, 0]], "spatial_vision_layer": -2,
+            "downsample_rate": "2/4", "deepstack_layer_map": [[-3, 2], [1, 0]], "spatial_vision_layer": -2,
             "spatial_target_layers": [1, 3, 4, 5], "qformer_config": {"model_type": "blip_2_qformer", **QFORMER},
         }  # fmt: skip
     if name == "llava_onevision":
@@ -99,10 +100,26 @@ def build(
     model = getattr(tf, f"{stem}ForConditionalGeneration")(config).eval()
     randomise(model, seed)
     sharpen(model.model.vision_tower)
+    amplify(model)
     processor = processor_of(name, words, select)
     if name == "llava_onevision":
         processor.vision_aspect_ratio = "anyres_max_3"
     return model, processor
+
+
+def amplify(model: torch.nn.Module) -> None:
+    """What goes through six Q-Formers says little by itself."""
+    factors = {
+        "attention.query.weight": 4,
+        "attention.key.weight": 4,
+        ".query": 12,
+        ".image_positions": 12,
+        "out_linear.weight": 6,
+    }
+    for name, p in model.named_parameters():
+        for end, factor in factors.items():
+            if "projectors." in name and name.endswith(end):
+                p.data.mul_(factor)
 
 
 def finish(folder: Path, **known: Any) -> None:
@@ -151,6 +168,7 @@ def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
             "model.vision_tower.post_layernorm": "last states of the tower are not seen",
             **{KEYS.format(i): "a bias of the keys moves all scores of a row alike" for i in range(4)},
             **{f"model.vision_tower.encoder.layers.{i}": unused for i in more.pop("unused", [])},
+            **more.pop("quiet", {}),
         },
         layouts=more.pop("layouts", LAYOUTS),
         **more,
@@ -195,7 +213,7 @@ FAMILIES = [
     row(
         "granite4_vision",
         "granite4_vision",
-        FULL | {"downsample_rate": "1/2"},
+        FULL | {"downsample_rate": "2/4"},
         run=run_cached,
         built={
             "vision": SIGLIP | {"hidden_size": 64},
@@ -205,6 +223,11 @@ FAMILIES = [
             **SCALED,
         },
         unused=[3],
+        quiet={
+            "model.layerwise_projectors": PARTS,
+            "model.spatial_projectors": PARTS,
+            "model.vision_tower.encoder.layers.2.layer_norm2.bias": "seen through those alone",
+        },
         layouts={"the tower a level deeper": [("model.vision_tower.", "model.vision_tower.vision_model.")]},
     ),
 ]
