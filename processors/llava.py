@@ -27,11 +27,12 @@ _CLIP = "clip_vision_model"
 class LlavaSpec(TileSpec):
     """`most`: tiles' worth of rows beyond which what is left of a picture is pooled, None: never.
 
-    `rate`: a tile makes so many rows for so many patches, along each side.
+    `rate`: a tile makes so many rows for so many patches, along each side. `class_row`: the tower's class token is one, too.
     """
 
     most: int | None = None
     rate: tuple[int, int] = (1, 1)
+    class_row: bool = False
 
     @property
     def side(self) -> int:
@@ -52,11 +53,17 @@ class LlavaProcessingInfo(TiledInfo):
     def read(self, modality: str) -> LlavaSpec:
         json = self.files.image if modality == "image" else self.files.video or self.files.image
         vision = {**self.vision, **(self.files.config.get("vision_config") or {})}
+        chosen, is_clip = self.files.config.get("vision_feature_select_strategy", self.strategy), vision["model_type"] == _CLIP
+        if chosen == "default" and not is_clip:
+            raise ConfigError(
+                'vision_feature_select_strategy "default" drops a class token, which this tower has not; use "full"'
+            )
         tiling = self.tiling(json, modality)
         tile = tiling.plan(1, 1).views[0].piece
         if tile != pair(vision["image_size"]):
             raise ConfigError(f"image_size in vision_config is {vision['image_size']}, but pictures are made {tile}")
-        spec = read_pixels(json, LlavaSpec(CLIP_MEAN, CLIP_STD, tiling=tiling, patch=pair(vision["patch_size"])[0]))
+        default = LlavaSpec(CLIP_MEAN, CLIP_STD, tiling=tiling, patch=pair(vision["patch_size"])[0])
+        spec = read_pixels(json, replace(default, class_row=is_clip and chosen == "full"))
         for layer in self.layers[modality]:
             spec = with_resample(spec, layer)
         return spec
@@ -71,19 +78,8 @@ class LlavaProcessingInfo(TiledInfo):
             return Fixed(pair(size))
         return Centre(pair(size)[0], pair(crop))
 
-    @property
-    def keeps_class(self) -> bool:
-        """Whether the tower's class token is among the rows; ConfigError for a choice that its tower does not allow."""
-        vision = {**self.vision, **(self.files.config.get("vision_config") or {})}
-        chosen = self.files.config.get("vision_feature_select_strategy", self.strategy)
-        if chosen == "default" and vision["model_type"] != _CLIP:
-            raise ConfigError(
-                'vision_feature_select_strategy "default" drops a class token, which this tower has not; use "full"'
-            )
-        return bool(chosen == "full" and vision["model_type"] == _CLIP)
-
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        return replace(super().geometry(header), extra=int(self.keeps_class))
+        return replace(super().geometry(header), extra=int(self.specs["image"].class_row))
 
 
 class LlavaNextProcessingInfo(LlavaProcessingInfo):
@@ -104,14 +100,18 @@ class LlavaNextProcessingInfo(LlavaProcessingInfo):
         sizes = json.get("image_grid_pinpoints") or self.files.config.get("image_grid_pinpoints") or self.pinpoints
         return Pinpoints(base, base, tuple(pair(size, "image_grid_pinpoints") for size in sizes))
 
+    def read(self, modality: str) -> LlavaSpec:
+        spec = super().read(modality)
+        if spec.class_row:
+            raise ConfigError('vision_feature_select_strategy "full" keeps a class token, for which tiles have no place')
+        return spec
+
     def lines(self, header: MediaHeader) -> Lines:
         """What is kept of a picture's tiles."""
         spec = self.specs["image"]
         return lines(*header.size, spec.tiling, spec.side, spec.most) if isinstance(spec.tiling, Pinpoints) else WHOLE
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        if self.keeps_class:
-            raise ConfigError('vision_feature_select_strategy "full" keeps a class token, for which tiles have no place')
         grid = super().geometry(header)
         rows = self.specs["image"].side ** 2 + self.lines(header).rows
         return replace(grid, extra=rows - grid.num_embeds)

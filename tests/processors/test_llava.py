@@ -1,0 +1,115 @@
+"""LLaVA's processors at their published sizes against transformers' counts, their options and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracle import ensure_torchvision, fast_tokenizer
+from sensorium.mm.errors import ConfigError
+from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.types import FramePlan, ItemGeometry, MediaHeader, VideoItem
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.granite4_vision import Granite4VisionProcessingInfo
+from sensorium.processors.llava import LlavaNextProcessingInfo, LlavaOnevisionProcessingInfo, LlavaProcessingInfo
+
+SIDES = (1, 30, 57, 336, 500, 777, 1200, 3000)
+SIZES = [(tall, wide) for tall in SIDES for wide in SIDES]
+SQUARE = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+LARGE = {"size": {"height": 384, "width": 384}}
+SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
+
+
+def files(image: dict[str, Any], **config: Any) -> ProcessorFiles:
+    return ProcessorFiles({"text_config": {"hidden_size": 64, "vocab_size": 151700}} | config, image)
+
+
+def published(name: str) -> Any:
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(("<|endoftext|>", "<image>", "<video>"), eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    if name == "next":
+        images = tf.LlavaNextImageProcessor(**SQUARE)
+        more = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+        return tf.LlavaNextProcessor(images, tokenizer=words, **more)
+    if name == "granite":
+        images = tf.LlavaNextImageProcessor(**LARGE, crop_size=LARGE["size"])
+        more = {"patch_size": 16, "vision_feature_select_strategy": "full", "downsample_rate": "4/8"}
+        return tf.Granite4VisionProcessor(images, tokenizer=words, **more)
+    parts = {"image_processor": tf.LlavaOnevisionImageProcessor(), "video_processor": tf.LlavaOnevisionVideoProcessor()}
+    return tf.LlavaOnevisionProcessor(**parts, tokenizer=words, num_image_tokens=729, vision_feature_select_strategy="full")
+
+
+def counts(info: Any) -> list[int]:
+    return [info.geometry(MediaHeader("image", *size)).num_embeds for size in SIZES]
+
+
+def test_counts_are_the_published_ones() -> None:
+    """At the sizes of the published checkpoints, with sizes that are fitted to left out of the JSON."""
+    wanted = published("next")._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
+    assert counts(LlavaNextProcessingInfo(files(SQUARE))) == wanted
+    wanted = published("onevision")._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
+    assert counts(LlavaOnevisionProcessingInfo(files(LARGE))) == wanted
+
+
+def test_fewer_rows_than_patches() -> None:
+    """5 x 5 pixels a row and level; a row of a level is as wide as the decoder."""
+    oracle = published("granite")
+    sizes = oracle.image_processor.image_grid_pinpoints = [[384, 768], [768, 384], [768, 768]]
+    config = {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0], [3, 9]], "image_grid_pinpoints": sizes}
+    chosen = {"vision_feature_select_strategy": "full", "vision_config": SIGLIP | {"patch_size": 16}}
+    info = Granite4VisionProcessingInfo(files(LARGE, **config, **chosen))
+    assert counts(info) == oracle._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
+    assert info.row_width == 64 * 6
+    with pytest.raises(ConfigError, match="downsample_rate"):
+        Granite4VisionProcessingInfo(files(LARGE, **config | {"downsample_rate": "8/4"}, **chosen))
+
+
+def test_one_square_and_its_class_token() -> None:
+    header = MediaHeader("image", 90, 1000)
+    assert LlavaProcessingInfo(files(SQUARE)).geometry(header) == ItemGeometry(1, 24, 24)
+    kept = LlavaProcessingInfo(files(SQUARE, vision_feature_select_strategy="full"))
+    assert kept.geometry(header).num_embeds == 577
+
+
+def test_low_detail_is_the_whole_picture_alone() -> None:
+    info, header = LlavaNextProcessingInfo(files(SQUARE)), MediaHeader("image", 600, 600)
+    assert info.geometry(header).t == 5
+    low = info.tuned({"detail": "low"})
+    assert low.geometry(header) == ItemGeometry(1, 24, 24, extra=1)
+    assert info.shrink_options("image", (5, 24, 24), 700) == {"detail": "low"}
+    assert info.shrink_options("image", (1, 24, 24), 100) is None
+    assert low.options_key("image") != info.options_key("image")
+
+
+def test_frames_are_pooled() -> None:
+    info = LlavaOnevisionProcessingInfo(files(LARGE))
+    plan = FramePlan((0, 3, 9), (0.0, 1.0, 3.0), 12, 1.0)
+    item = VideoItem(torch.zeros(3, 40, 50, 3, dtype=torch.uint8), plan)
+    kwargs, grid = info.process(item, torch.float32)
+    assert grid.num_embeds == 3 * 14 * 14 + 1
+    assert kwargs["pixel_values"].data.shape == (3 * 27 * 27, 3 * 14 * 14)
+    assert set(kwargs) == {"pixel_values", "grid"}
+    assert info.decode_spec.sampling == SamplingPolicy(spread="ends", max_frames=32)
+    assert info.tuned({"num_frames": 4}).decode_spec.sampling.num_frames == 4
+    assert info.shrink_options("video", (3, 27, 27), 2 * 196 + 1) == {"num_frames": 2}
+    assert info.shrink_options("video", (3, 27, 27), 196) is None
+
+
+@pytest.mark.parametrize(
+    ("cls", "image", "config", "text"),
+    [
+        (LlavaProcessingInfo, SQUARE | {"do_pad": True}, {}, "do_pad"),
+        (LlavaProcessingInfo, SQUARE, {"vision_config": {"image_size": 224}}, "image_size in vision_config is 224"),
+        (LlavaNextProcessingInfo, SQUARE | {"size": {"shortest_edge": 448}}, {}, "differ"),
+        (LlavaNextProcessingInfo, SQUARE | {"image_grid_pinpoints": [[300, 300]]}, {}, "whole number of tiles"),
+        (LlavaOnevisionProcessingInfo, LARGE, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio"),
+        (LlavaNextProcessingInfo, LARGE, {"vision_config": SIGLIP}, 'use "full"'),
+        (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "tiles have no place"),
+    ],
+)
+def test_what_is_refused_is_named(cls: Any, image: dict[str, Any], config: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        cls(files(image, **config))
