@@ -77,6 +77,7 @@ class FallbackProcessingInfo(FamilyInfo):
         self.slots = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
         self.known = {name: self._options(name) for name in self.modalities}
         self._run = lru_cache(maxsize=4096)(self._written)
+        self._kinds: dict[object, int] = {}
         super().__init__(files, *options)
 
     def read(self, modality: str) -> ReadSpec:
@@ -106,9 +107,9 @@ class FallbackProcessingInfo(FamilyInfo):
         data = Image.fromarray(item.pixels.numpy()) if isinstance(item, ImageItem) else item.samples.numpy()
         made = self._call(modality, data)
         written = _tokens(made)
-        if written != self.span(modality, grid).token_ids or len(written) != grid.num_embeds:
+        if written != self.span(modality, grid).token_ids:
             raise InputError("the processor of this model writes other tokens for it than for a blank one of its size")
-        return self._elements(made, dtype), self._placed(modality, grid, made)
+        return self._elements(made, dtype), self._placed(modality, replace(grid, w=len(written)), made)
 
     def _placed(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
         """With the grid that positions follow, where the processor tells one and it is one row per merged patch."""
@@ -173,35 +174,42 @@ class FallbackProcessingInfo(FamilyInfo):
         return _tokens(self._call(modality, np.zeros(size[0], dtype=np.float32)))
 
     def _rows(self, modality: str, size: tuple[int, int]) -> int:
-        """How many they are."""
-        if modality == "audio" or self._law is None:
+        """How many they are; those of a picture follow from what is told of it, where something is."""
+        if modality == "audio":
             return len(self._run(modality, size))
-        slope, start = self._law
-        return int(slope * self._told(size) + start)
+        told = self._told(size)
+        if self._law is not None:
+            slope, start = self._law
+            return int(slope * (told or 0) + start)
+        kind = size if told is None else told
+        if kind not in self._kinds:
+            self._kinds[kind] = len(self._run(modality, size))
+        return self._kinds[kind]
 
     @cached_property
     def _law(self) -> tuple[Fraction, Fraction] | None:
-        """Slope and start of a picture's tokens over `_told`; None where they lie on no line."""
-        points = []
+        """Slope and start of a picture's tokens over `_told`; None where unlike sizes do not show that they lie on a line."""
+        points: set[tuple[int, int]] = set()
         for size in _PROBES:
             with suppress(InputError):  # a size that is refused tells nothing
-                points.append((self._told(size), len(self._run("image", size))))
-        points.sort()
-        if len(points) < 3:
+                points.add((self._told(size) or 0, len(self._run("image", size))))
+        (x, y), (far_x, far_y) = min(points, default=(0, 0)), max(points, default=(0, 0))
+        if self._told(_PROBES[0]) is None:
+            return (Fraction(0), Fraction(y)) if len(points) == 1 else None
+        if len({told for told, _ in points}) < 3:
             return None
-        (x, y), (far_x, far_y) = points[0], points[-1]
-        slope = Fraction(far_y - y, far_x - x) if far_x > x else Fraction(0)
+        slope = Fraction(far_y - y, far_x - x)
         start = y - slope * x
         return (slope, start) if all(slope * told + start == rows for told, rows in points) else None
 
-    def _told(self, size: tuple[int, int]) -> int:
-        """What the processor says of a size without processing it: its patches or tokens; 0 where it says nothing."""
+    def _told(self, size: tuple[int, int]) -> int | None:
+        """What the processor says of a size without processing it: its patches or tokens; None where it says nothing."""
         patches = getattr(self._part("image"), "get_number_of_image_patches", None)
         tokens = getattr(self._processor, "_get_num_multimodal_tokens", None)
         try:
             if patches is not None:
                 return int(patches(*size, self._merged))
-            return int(tokens(image_sizes=[list(size)], **self._merged).num_image_tokens[0]) if tokens else 0
+            return int(tokens(image_sizes=[list(size)], **self._merged).num_image_tokens[0]) if tokens else None
         except _REFUSES as error:
             raise InputError(f"the processor of this model refuses it: {line(error)}") from None
 

@@ -33,11 +33,12 @@ EXTRA = {
         "TILE",
         "TILE_GLOBAL",
     ),
+    "ovis2": ("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
     "video_llama_3": (),
     "glm4v_moe": ("<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
     "audioflamingo3": ("<sound>",),
 }
-SLOT = {"aya_vision": "<image>", "video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamingo3": "<sound>"}
+SLOT = {"video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamingo3": "<sound>"}  # others: <image>
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
 
 
@@ -70,6 +71,23 @@ def aya_vision(tok):
     pictures = tf.GotOcr2ImageProcessor(size={"height": 56, "width": 56}, min_patches=1, max_patches=4)
     processor = tf.AyaVisionProcessor(pictures, tok, patch_size=14, img_size=56, downsample_factor=2)
     return tf.AyaVisionForConditionalGeneration(config), processor
+
+
+def ovis2(tok):
+    """Rows are means over a table of visual words; the tags around them have embeddings of that table, too."""
+    import transformers as tf
+
+    vision = VISION | {"image_size": 56, "vocab_size": 90, "hidden_stride": 2}
+    config = tf.Ovis2Config(
+        text_config=tf.Qwen2Config(**text_config(tok)),
+        vision_config=vision,
+        hidden_size=64,
+        vocab_size=len(tok),
+        image_token_id=tok.convert_tokens_to_ids("<IMG_ATOM>"),
+        visual_indicator_token_ids=[tok.convert_tokens_to_ids(tag) for tag in EXTRA["ovis2"][2:]],
+    )
+    pictures = tf.Ovis2ImageProcessor(size={"height": 56, "width": 56}, max_patches=4)
+    return tf.Ovis2ForConditionalGeneration(config), tf.Ovis2Processor(pictures, tok, image_seq_length=4)
 
 
 def video_llama_3(tok):
@@ -129,7 +147,7 @@ def audioflamingo3(tok):
     return tf.AudioFlamingo3ForConditionalGeneration(config), tf.AudioFlamingo3Processor(mel, tok, max_audio_len=8)
 
 
-BUILD = {"aya_vision": aya_vision, "video_llama_3": video_llama_3, "glm4v_moe": glm4v_moe, "audioflamingo3": audioflamingo3}
+BUILD = {build.__name__: build for build in (aya_vision, ovis2, video_llama_3, glm4v_moe, audioflamingo3)}
 
 
 def build(folder, family, seed=0):
@@ -176,7 +194,7 @@ TEXTS = ("def f(x): {} return x", "import os\n{} and then the rest of it, as it 
 
 def prompts(family, seed=0):
     """A prompt for each size, one of text only and, of pictures, one with three."""
-    sizes, slot = SIZES.get(family, PICTURES), SLOT[family]
+    sizes, slot = SIZES.get(family, PICTURES), SLOT.get(family, "<image>")
     name = "audio" if family == "audioflamingo3" else "image"
     items = [item(family, seed + i, size) for i, size in enumerate(sizes)]
     given = [(text.format(slot), [one]) for text, one in zip(TEXTS, items, strict=True)]
@@ -247,9 +265,9 @@ def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
     assert [len(rows) for rows in alone] == [f.range.length for f in features]
 
 
-@pytest.mark.parametrize("family", ["aya_vision", "video_llama_3", "glm4v_moe"])
+@pytest.mark.parametrize("family", ["aya_vision", "ovis2", "video_llama_3", "glm4v_moe"])
 def test_planned_tokens_are_those_of_the_processor(built, oracle, family):
-    llm, slot = LLM(built(family), max_model_len=256), SLOT[family]
+    llm, slot = LLM(built(family), max_model_len=256), SLOT.get(family, "<image>")
     for i, size in enumerate([(20, 20), (57, 56), (60, 500), (500, 61), (333, 217), (1000, 900)]):
         picture = item(family, i, size)
         (plan,) = llm.plan({"prompt": slot, "multi_modal_data": {"image": [picture]}})
