@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from .config import decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
 from .layers.connectors import ProjectorSpec
 from .text.stacks import stack_of
-from .tower_model import TowerModel
+from .tower_model import TOWER_PREFIXES, TowerModel
 from .vision.encoders import encoder_spec
 
 _MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
@@ -24,15 +23,9 @@ class Gemma3(TowerModel):
     """Gemma 3 with pictures."""
 
     prefixes = (
-        ("model.vision_tower.vision_model.", "tower."),
-        ("model.vision_tower.", "tower."),
-        ("vision_tower.vision_model.", "tower."),
-        ("vision_tower.", "tower."),
         (f"model.multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
         (f"multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
-        ("model.multi_modal_projector.", "projector."),
-        ("multi_modal_projector.", "projector."),
-        *TEXT_PREFIXES,
+        *TOWER_PREFIXES,
     )
     ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
 

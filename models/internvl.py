@@ -10,10 +10,9 @@ import torch
 
 from ..mm.errors import ConfigError
 from .config import count, decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
 from .layers.connectors import ProjectorSpec
 from .text.stacks import stack_of
-from .tower_model import TowerModel, state_of
+from .tower_model import TOWER_PREFIXES, TowerModel, state_of
 from .vision.spec import TableSpec, TowerNames, TowerSpec
 
 _VISION: Mapping[str, Any] = {
@@ -36,13 +35,7 @@ _NAMES = TowerNames(
 class InternVL(TowerModel):
     """InternVL in the layout of the Hub."""
 
-    prefixes = (
-        ("model.vision_tower.", "tower."),
-        ("vision_tower.", "tower."),
-        ("model.multi_modal_projector.", "projector."),
-        ("multi_modal_projector.", "projector."),
-        *TEXT_PREFIXES,
-    )
+    prefixes = TOWER_PREFIXES
     ignored = ("tower.embeddings.mask_token",)  # of training
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:

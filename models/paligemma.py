@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from .config import decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
 from .layers.connectors import ProjectorSpec
 from .text.stacks import stack_of
-from .tower_model import TowerModel
+from .tower_model import TOWER_PREFIXES, TowerModel
 from .vision.encoders import encoder_spec
 
 _VISION: Mapping[str, Any] = {
@@ -23,15 +22,7 @@ _VISION: Mapping[str, Any] = {
 class PaliGemma(TowerModel):
     """The tower's rows, one for each patch."""
 
-    prefixes = (
-        ("model.vision_tower.vision_model.", "tower."),
-        ("model.vision_tower.", "tower."),
-        ("vision_tower.vision_model.", "tower."),
-        ("vision_tower.", "tower."),
-        ("model.multi_modal_projector.", "projector."),
-        ("multi_modal_projector.", "projector."),
-        *TEXT_PREFIXES,
-    )
+    prefixes = TOWER_PREFIXES
     ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:

@@ -10,12 +10,23 @@ from torch import Tensor
 
 from ..mm.errors import ConfigError
 from .activations import tower_bytes
-from .decoder_model import DecoderModel
+from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import Work
 from .layers.connectors import Projector, ProjectorSpec
 from .text.spec import DecoderSpec
 from .vision.spec import TowerSpec
 from .vision.vit import Tower
+
+TOWER_PREFIXES = (
+    ("model.vision_tower.vision_model.", "tower."),
+    ("model.vision_tower.", "tower."),
+    ("vision_tower.vision_model.", "tower."),
+    ("vision_tower.", "tower."),
+    ("model.multi_modal_projector.", "projector."),
+    ("multi_modal_projector.", "projector."),
+    *TEXT_PREFIXES,
+)
+"""Names of tower, projector, decoder and head, of transformers 5 and 4."""
 
 
 class TowerModel(DecoderModel):

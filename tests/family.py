@@ -53,6 +53,18 @@ Data = Mapping[str, list[Any]]
 
 LETTERS = {"i": "image", "v": "video", "a": "audio", "c": "vision_chunk"}
 RATE = 16_000
+LAYOUTS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "transformers 4": [
+        ("vision_tower.", "vision_tower.vision_model."),
+    ],
+    "transformers 5": [
+        ("vision_tower.", "model.vision_tower."),
+        ("multi_modal_projector.", "model.multi_modal_projector."),
+        ("language_model.model.", "model.language_model."),
+        ("language_model.lm_head.", "lm_head."),
+    ],
+}
+"""Names of an image encoder, a projector and a decoder, as releases before and after wrote them; see `Family.layouts`."""
 
 # (height, width): round sizes, odd ones, slivers, and ratios up to 1:150
 PICTURES = [
@@ -103,6 +115,22 @@ def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[t
             ours.setdefault(name, []).append(torch.as_tensor(element.data).flatten())
     for name, parts in ours.items():
         yield name, torch.cat(parts), torch.as_tensor(inputs[name]).flatten()
+
+
+def patches_in_squares(
+    merge: int, patch: int
+) -> Callable[[Mapping[str, Any], Sequence[Any]], Iterator[tuple[str, torch.Tensor, torch.Tensor]]]:
+    """`Family.tensors` of families that are fed patches in squares of merge x merge, where transformers has whole planes."""
+
+    def pairs(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        ordered = sorted(features, key=lambda feature: feature.range.offset)
+        patches = torch.cat([feature.kwargs["pixel_values"].data for feature in ordered])
+        theirs = inputs["pixel_values"]
+        side = theirs.shape[-1] // (merge * patch)
+        planes = patches.view(-1, side, side, merge, merge, 3, patch, patch).permute(0, 5, 1, 3, 6, 2, 4, 7)
+        yield "pixel_values", planes.reshape(theirs.shape), theirs
+
+    return pairs
 
 
 def rope_index(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:

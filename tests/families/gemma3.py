@@ -2,8 +2,7 @@
 
 import json
 
-import torch
-from family import PICTURES, Family
+from family import LAYOUTS, PICTURES, Family, patches_in_squares
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
@@ -59,14 +58,6 @@ def finish(folder):
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 9, "processor_class": "Gemma3Processor"}))
 
 
-def tensors(inputs, features):
-    """Patches of squares, put together again."""
-    patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
-    side = SIDE // PATCH // 2
-    squares = patches.view(-1, side, side, 2, 2, 3, PATCH, PATCH).permute(0, 5, 1, 3, 6, 2, 4, 7)
-    yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
-
-
 KEYS = "a bias of the keys moves all scores of a row alike"
 FAMILY = Family(
     "gemma3",
@@ -76,7 +67,7 @@ FAMILY = Family(
     grid={"image": PICTURES},
     prompt=prompt,
     call=call,
-    tensors=tensors,
+    tensors=patches_in_squares(2, PATCH),
     finish=finish,
     prefill="item_atomic",
     silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
@@ -89,15 +80,5 @@ FAMILY = Family(
             }
         },
     },
-    layouts={
-        "transformers 4": [
-            ("vision_tower.", "vision_tower.vision_model."),
-        ],
-        "transformers 5": [
-            ("vision_tower.", "model.vision_tower."),
-            ("multi_modal_projector.", "model.multi_modal_projector."),
-            ("language_model.model.", "model.language_model."),
-            ("language_model.lm_head.", "lm_head."),
-        ],
-    },
+    layouts=LAYOUTS,
 )

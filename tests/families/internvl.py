@@ -2,8 +2,7 @@
 
 import json
 
-import torch
-from family import CLIPS, PICTURES, Family
+from family import CLIPS, PICTURES, Family, patches_in_squares
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 
 NAMED = {
@@ -33,14 +32,6 @@ def build(seed, tie=False, text="qwen2", tiles=4, **vision):
     return model, tf.InternVLProcessor(images, words, videos, image_seq_length=4)
 
 
-def tensors(inputs, features):
-    """Patches of pieces, in squares, put together again."""
-    patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
-    side = inputs["pixel_values"].shape[-1] // 28
-    squares = patches.view(-1, side, side, 2, 2, 3, 14, 14).permute(0, 5, 1, 3, 6, 2, 4, 7)
-    yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
-
-
 def ours(modality, media):
     """Every frame of a clip, as transformers takes it."""
     return (media, {"fps": 1.0, "do_sample_frames": False}) if modality == "video" else media
@@ -58,7 +49,7 @@ FAMILY = Family(
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(3, 80, 100), (2, 56, 90), (4, 60, 60)]},
     grid={"image": PICTURES, "video": CLIPS},
     ours=ours,
-    tensors=tensors,
+    tensors=patches_in_squares(2, 14),
     finish=finish,
     variants={
         "tied": {"tie": True},

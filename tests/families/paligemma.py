@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from family import PICTURES, Family
+from family import LAYOUTS, PICTURES, Family, patches_in_squares
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 SIDE, PATCH = 56, 14
@@ -56,13 +56,6 @@ def call(processor, text, data):
     return {name: value for name, value in inputs.items() if name != "labels"}
 
 
-def tensors(inputs, features):
-    patches = torch.cat([feature.kwargs["pixel_values"].data for feature in sorted(features, key=lambda f: f.range.offset)])
-    side = SIDE // PATCH
-    squares = patches.view(-1, side, side, 3, PATCH, PATCH).permute(0, 3, 1, 4, 2, 5)
-    yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
-
-
 KEYS = "a bias of the keys moves all scores of a row alike"
 
 
@@ -76,20 +69,10 @@ def row(name, kind, **more):
         cases=("", "i", "i", "ii", "iii"),
         prompt=prompt,
         call=call,
-        tensors=tensors,
+        tensors=patches_in_squares(1, PATCH),
         prefill="prompt_atomic",
         silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
-        layouts={
-            "transformers 4": [
-                ("vision_tower.", "vision_tower.vision_model."),
-            ],
-            "transformers 5": [
-                ("vision_tower.", "model.vision_tower."),
-                ("multi_modal_projector.", "model.multi_modal_projector."),
-                ("language_model.model.", "model.language_model."),
-                ("language_model.lm_head.", "lm_head."),
-            ],
-        },
+        layouts=LAYOUTS,
         **more,
     )
 
