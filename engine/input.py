@@ -229,6 +229,8 @@ class InputProcessor:
     ) -> tuple[tuple[int, ...], list[list[PlaceholderRange]]]:
         """The tokens, and the ranges of each item's pieces in the order of `items`; of one read across, among its own rows."""
         if self._crosses:
+            if len(items) > 1:
+                raise InputError(f"this model reads one item across, not {len(items)}; give each a prompt of its own")
             return tuple(ids), [[PlaceholderRange(0, item.plan.num_embeds)] for item, _ in items]
         slots: dict[str, list[Sequence[Span]]] = {}
         for item, spans in items:

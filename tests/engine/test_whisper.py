@@ -1,10 +1,11 @@
-"""Whisper through the whole engine: greedy tokens against transformers, with the real tiny.en."""
+"""Whisper through the whole engine: the real tiny.en against transformers, and what a prompt that is read across may be."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import family
 import pytest
 import soundfile
 import torch
@@ -12,6 +13,7 @@ from oracle import load_oracle
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import load_model_files
 from sensorium.engine.loader import load_processing
+from sensorium.kernels.int8 import supported
 from sensorium.mm.registry import find
 from sensorium.mm.types import AudioItem
 
@@ -46,3 +48,87 @@ def test_every_clip_is_heard_as_by_transformers(shared_data: Path) -> None:
         with torch.inference_mode():
             ids = model.generate(mine.T[None])[0].tolist()
         assert [token for token in ids if token < 50_256] == [t for t in output.outputs[0].token_ids if t < 50_256], name
+
+
+START = "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"
+ROW = family.load_rows()["whisper"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.save(ROW, tmp_path_factory.mktemp("models") / "whisper")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, max_num_seqs=4)
+
+
+def asked(seed: int = 0, text: str = "") -> dict[str, Any]:
+    sound = family.make_media("audio", (4000 + 3000 * seed,), seed)
+    return {"prompt": START + text, "multi_modal_data": {"audio": (sound, 16_000)}}
+
+
+def error(llm: LLM, prompt: object) -> str | None:
+    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].error
+
+
+def test_encoder_and_decoder_prompts_are_one_prompt(llm: LLM) -> None:
+    whole = asked()
+    parted = {"encoder_prompt": {**whole, "prompt": ""}, "decoder_prompt": START}
+    first, second = llm.generate([whole, parted], GREEDY, use_tqdm=False)
+    assert first.error is second.error is None
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert "reads media alone" in error(llm, {**parted, "encoder_prompt": {**whole, "prompt": "words"}})
+    assert "reads media alone" in error(llm, {"encoder_prompt": {**whole, "prompt": ""}})
+
+
+def test_one_sound_and_no_more(llm: LLM) -> None:
+    sound = asked()["multi_modal_data"]["audio"]
+    assert "needs an encoder side" in error(llm, START)
+    assert "At most 1 audio" in error(llm, {"prompt": START, "multi_modal_data": {"audio": [sound, sound]}})
+    assert "no tokens" in error(llm, {**asked(), "prompt": ""})
+
+
+def test_a_sound_takes_rows_and_no_tokens(llm: LLM) -> None:
+    (plan,) = llm.plan(asked())
+    assert (plan.num_tokens, plan.num_embeds) == (0, 50)
+    (output,) = llm.generate(asked(), GREEDY, use_tqdm=False)
+    assert len(output.prompt_token_ids) == 4
+    assert output.items[0].num_embeds == 50
+
+
+def test_the_same_sound_is_encoded_once(folder: Path) -> None:
+    """Another prompt about it finds its rows; the same prompt finds its keys, too."""
+    llm = LLM(folder, block_size=4)
+    for text in ("", " def f(x): return x", " def f(x): return x"):
+        assert error(llm, asked(1, text)) is None
+    assert llm.stats.encoder_calls == 1
+    assert llm.stats.prefix_hits > 0
+
+
+def test_rows_that_the_caller_made(llm: LLM) -> None:
+    def given(*rows: int) -> dict[str, Any]:
+        return {"prompt": START, "multi_modal_data": {"audio": {"audio_embeds": [torch.randn(n, 64) for n in rows]}}}
+
+    assert error(llm, given(50)) is None
+    assert "at most 50" in error(llm, given(51))
+    assert "reads one item across, not 2" in error(llm, given(50, 50))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_company(folder: Path, dtype: str) -> None:
+    prompts = [asked(seed, " x" * seed) for seed in range(4)]
+    options = {"dtype": dtype, "batch_invariant": True, "enable_prefix_caching": False}
+    together = LLM(folder, max_num_batched_tokens=5, max_num_seqs=4, **options).generate(prompts, GREEDY, use_tqdm=False)
+    llm = LLM(folder, **options)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+        assert output.outputs[0].cumulative_logprob == alone.outputs[0].cumulative_logprob
+
+
+def test_in_8_bits(folder: Path) -> None:
+    if supported(torch.device("cpu")):
+        assert error(LLM(folder, quantization="int8"), asked()) is None
