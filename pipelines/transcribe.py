@@ -70,7 +70,7 @@ def transcribe(
 
     Raises:
         ConfigError: a model that does not write down speech.
-        InputError: an unknown language or task, timestamps of a model that has none, or no list of sounds.
+        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long.
     """
     speech = llm.speech
     if speech is None:
@@ -82,7 +82,7 @@ def transcribe(
     given = list(sounds) if is_several("audio", sounds) else [sounds]  # type: ignore[call-overload]
     code = None if language is None else code_of(language, speech.languages)
     codes, failed = ([code] * len(given), {}) if code is not None else _detect(llm, given, use_tqdm)
-    words = llm.get_tokenizer().without_specials(context)
+    words = _cleaned(llm, context)
     places = [place for place in range(len(given)) if place not in failed]
     asked = [speech.transcription(codes[place], task, timestamps, words) for place in places]
     outputs = _ask(llm, [given[place] for place in places], asked, sampling_params or _GREEDY, use_tqdm)
@@ -90,6 +90,15 @@ def transcribe(
     for place, one, output in zip(places, asked, outputs, strict=True):
         made[place] = _written(llm, one, codes[place], output)
     return [made[place] for place in range(len(given))]
+
+
+def _cleaned(llm: LLM, context: str) -> str:
+    """Without control tokens; InputError where it leaves less than half of the model's positions for all else."""
+    words = llm.get_tokenizer().without_specials(context)
+    count, most = len(llm.get_tokenizer().encode_plain(words)), llm.max_model_len // 2 - 1
+    if count > most:
+        raise InputError(f"the context takes {count} tokens, at most {most} leave room for what is said; shorten it")
+    return words
 
 
 def _detect(llm: LLM, sounds: Sequence[object], use_tqdm: bool) -> tuple[list[str | None], dict[int, Transcript]]:

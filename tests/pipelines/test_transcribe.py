@@ -135,6 +135,8 @@ def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> No
     before, after = prompts[0].split("<|startoftranscript|>")
     assert before == "<|startofprev|> Ann  Bob"
     assert after == "<|en|><|transcribe|><|notimestamps|>"
+    with pytest.raises(InputError, match=r"the context takes \d+ tokens, at most 511 leave room"):
+        heard(llm, (sound(), 16_000), context="word " * 600)
 
 
 @pytest.fixture(scope="module")
