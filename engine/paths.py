@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from ..processors.fallback import FallbackProcessingInfo
 from ..processors.interface import ProcessingInfo
 from .config import EngineConfig, ModelFiles
 
+_log = logging.getLogger(__name__)
 FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo")
 
 
@@ -35,8 +37,8 @@ def describe(row: Architecture, files: ModelFiles) -> str:
     """The path in words, and why."""
     if row is not FALLBACK:
         return f"own implementation ({row.model.partition(':')[0].replace('.', '/')}.py)"
-    name = files.architecture
-    return f"fallback, transformers' {name} with our paged attention, because the registry does not have it"
+    way = f"fallback, transformers' {files.architecture} with our paged attention"
+    return f"{way}, because the registry does not have it; its memory is measured in a run of one item"
 
 
 def check(row: Architecture, config: EngineConfig) -> None:
@@ -56,4 +58,5 @@ def rehearse(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
         item, geometry, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
         device = model.item_device
         tensors: dict[str, Any] = merge([item], device)
+        _log.info("one %s is run through a class of transformers, to measure it and to hold our way to its own", modality)
         model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in whole.items()})
