@@ -137,7 +137,9 @@ def _ruled(llm: LLM, params: SamplingParams, asked: SpeechRequest) -> SamplingPa
 def _written(llm: LLM, asked: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
     if output.error or llm.speech is None:
         return Transcript("", language, None, output.error, output)
-    tokens, times = output.outputs[0].token_ids, asked.times
+    answer, times = output.outputs[0], asked.times
+    ended = answer.finish_reason == "stop" and answer.stop_reason is None
+    tokens = answer.token_ids[:-1] if ended else answer.token_ids  # the token that ends it is no text
     words = tokens if times is None else [token for token in tokens if token < times.first]
     decode = llm.get_tokenizer().decode
     text, spoken = llm.speech.transcript(decode(words, False), language)
