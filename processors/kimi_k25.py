@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,10 +79,10 @@ class KimiK25ProcessingInfo(FamilyInfo):
         self.picture, self.begin = self.slot_ids["vision_chunk"], self.token("vision_start_token_id", 163602)
         # config.json names no `content`: in the published vocabulary it follows `begin`.
         self.content, self.end = self.begin + 1, self.token("vision_end_token_id", 163604)
-        frame = files.config.get("video_token_id", 163840)
+        self.video = files.config.get("video_token_id", 163840)
         # The token of a video's embeddings lies outside the published vocabulary; the picture's then takes its place, as
         # in the code that the first checkpoints came with.
-        self.frame = frame if 0 <= frame < self.text["vocab_size"] else self.picture
+        self.frame = self.video if 0 <= self.video < self.text["vocab_size"] else self.picture
 
     def read(self, modality: str) -> ChunkSpecs:
         image, frame = _read_json(self.files.image, "in_patch_limit"), self._clip()
@@ -119,6 +119,14 @@ class KimiK25ProcessingInfo(FamilyInfo):
             "pixel_values": FieldElem(pixels, FlatField()),
             "grid_thw": FieldElem(shape, BatchedField(keep_on_cpu=True)),
         }, grid
+
+    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """A video's own token, as published templates write it, is its slot where it is no embedding of a chunk."""
+        out: list[int] = []
+        for token in ids:
+            slot = token == self.video and out[-1:] not in ([self.content], [self.video])
+            out.append(self.picture if slot else token)
+        return out
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """A picture is its embeddings alone, its marks are in the prompt; a chunk brings its time and marks with it."""

@@ -1,0 +1,142 @@
+"""Kimi-K2.5: a tower whose patches see all frames of their chunk, frames averaged, latent attention (arXiv 2504.07491)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.activation import REFERENCES
+from ..mm.errors import ConfigError
+from .activations import tower_bytes
+from .config import count, decoder_spec, need
+from .decoder_model import TEXT_PREFIXES, DecoderModel
+from .interface import Work
+from .layers.basic import Form, Weighted
+from .layers.connectors import Projector, ProjectorSpec, squares
+from .native_model import axial_theta
+from .text.stacks import stack_of
+from .vision.places import Grid
+from .vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
+from .vision.vit import Tower
+
+_VISION: dict[str, Any] = {
+    "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "pos_emb_time": 4, "num_attention_heads": 16,
+    "num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304, "hidden_act": "gelu_pytorch_tanh",
+    "merge_kernel_size": (2, 2),
+}  # fmt: skip
+_NAMES = TowerNames(
+    table="patch_embed.pos_emb.position_embeddings",
+    post_norm="final_layernorm",
+    layers="layers",
+    qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+)
+_FIRST_NAMES = (("norm0", "norm1"), ("norm1", "norm2"), ("mlp.fc0", "mlp.fc1"), ("mlp.fc1", "mlp.fc2"), ("wo", "attn.proj"))
+"""Parts of a layer in the first checkpoints -> in the later ones."""
+
+
+class MoonViT(Tower, Weighted):
+    """The tower, in the layout of the first checkpoints too: q, k and v as one, whose pairs are neighbouring numbers."""
+
+    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
+        for i in range(self.spec.depth):
+            old, new = f"{path}.encoder.blocks.{i}", f"{path}.layers.{i}"
+            for kind in ("weight", "bias"):
+                for before, after in _FIRST_NAMES:
+                    yield f"{old}.{before}.{kind}", partial(_named, f"{new}.{after}.{kind}")
+                yield f"{old}.wqkv.{kind}", partial(self._apart, new, kind)
+
+    def _apart(self, layer: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        q, k, v = tensor.chunk(3)
+        for name, part in zip(_NAMES.qkv[:2], (q, k), strict=True):
+            pairs = part.unflatten(0, (self.spec.heads, -1, 2))
+            yield f"{layer}.{name}.{kind}", pairs.transpose(1, 2).flatten(0, 2)
+        yield f"{layer}.{_NAMES.qkv[2]}.{kind}", v
+
+
+class KimiK25(DecoderModel):
+    """Pictures, and pieces of videos of a few frames each, which share their rows."""
+
+    prefixes = (
+        ("model.vision_tower.", "visual."),
+        ("vision_tower.patch_embed.pos_emb.weight", "visual.patch_embed.pos_emb.position_embeddings"),
+        ("vision_tower.encoder.final_layernorm.", "visual.final_layernorm."),
+        ("vision_tower.encoder.patch_embed.", "visual.patch_embed."),  # so does transformers 5 write it
+        ("vision_tower.", "visual."),
+        ("model.mm_projector.", "merger."),
+        ("mm_projector.proj.0.", "merger.in_proj."),
+        ("mm_projector.proj.2.", "merger.out_proj."),
+        ("mm_projector.", "merger."),
+        ("language_model.model.blocks.", "language_model.layers."),
+        *TEXT_PREFIXES,
+    )
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(decoder_spec(config, stack_of(config, "deepseek_v3")), dtype, device)
+        vision = {**_VISION, **need(config, "vision_config")}
+        self.merge, self.frames = _merge(vision), count(vision, "pos_emb_time")
+        self.visual = MoonViT(_tower(vision, self.frames), dtype, device)
+        width, eps = self.visual.spec.width, config.get("projection_layer_norm_eps", 1e-5)
+        self.merger = Projector(
+            ProjectorSpec(width, self.hidden_size, ("in_proj", "out_proj"), self.merge**2, norm="pre_norm", eps=eps),
+            dtype,
+            device,
+        )
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        """`pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[items, 3]`."""
+        grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid_thw"].tolist()]
+        (state,) = self.visual(tensors["pixel_values"].flatten(1), grids)
+        shown = [(1, h, w) for _, h, w in grids]
+        rows = self.merger(squares(_averaged(state, grids), shown, self.merge))
+        return list(rows.split([h * w // self.merge**2 for _, h, w in shown]))
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return rows * self.merge**2 * self.frames * self.visual.spec.patch_dim * self.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
+        """All rows are those of whole chunks."""
+        tower, merger, patches = self.visual.spec, self.merger.spec, rows * self.merge**2
+        return tower_bytes(tower, patches * self.frames, merger, self.dtype, work)
+
+
+def _tower(vision: Mapping[str, Any], frames: int) -> TowerSpec:
+    act, side, patch = vision["hidden_act"], count(vision, "pos_emb_height"), count(vision, "patch_size")
+    if act not in REFERENCES:
+        raise ConfigError(f"vision hidden_act {act!r} is not supported; known are {', '.join(REFERENCES)}")
+    if vision["pos_emb_width"] != side:
+        raise ConfigError(f"a table of {side}x{vision['pos_emb_width']} places is not supported; its sides must be the same")
+    return TowerSpec(
+        depth=count(vision, "num_hidden_layers"),
+        width=count(vision, "hidden_size"),
+        heads=count(vision, "num_attention_heads"),
+        inner=count(vision, "intermediate_size"),
+        patch_dim=3 * patch * patch,
+        act=act,
+        eps=1e-5,
+        rotary=RotarySpec(axial_theta(vision), "alternating"),
+        table=TableSpec(side, "bicubic", frames=frames),
+        post_norm=True,
+        across_time=True,
+        names=_NAMES,
+    )
+
+
+def _merge(vision: Mapping[str, Any]) -> int:
+    tall, wide = vision["merge_kernel_size"]
+    if tall != wide:
+        raise ConfigError(f"merge_kernel_size {tall}x{wide} is not supported; its sides must be the same")
+    return int(tall)
+
+
+def _averaged(patches: Tensor, grids: list[Grid]) -> Tensor:
+    """`[patches, width]` -> those of one frame for each item."""
+    items = patches.split([t * h * w for t, h, w in grids])
+    return torch.cat([item.view(t, h * w, -1).mean(0) for item, (t, h, w) in zip(items, grids, strict=True)])
+
+
+def _named(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield name, tensor
