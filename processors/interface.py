@@ -43,7 +43,7 @@ class ProcessingInfo(Protocol):
     """
 
     modalities: tuple[str, ...]
-    slot_ids: Mapping[str, int]  # modality -> the one token that marks an unexpanded slot in a prompt
+    slot_ids: Mapping[str, int]  # modality -> the one token that marks an unexpanded slot in a prompt; none: it is read across
     prefill: str  # "causal" | "item_atomic" | "prompt_atomic"
     decode_spec: DecodeSpec  # frames and rate its items are decoded with
 
