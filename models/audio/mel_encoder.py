@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.activation import activation
+from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
 from ..config import count
@@ -22,11 +23,35 @@ from ..layers.basic import ACTIVATIONS, Embedding, Norm
 from ..layers.linear import Linear
 
 _EPS = 1e-5
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+    "num_hidden_layers": "encoder_layers",
+    "hidden_act": "activation_function",
+    "max_position_embeddings": "max_source_positions",
+}
+"""Names that configs have for the same number -> those that are read here, and win where both are there."""
+
+Angles = tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Names:
+    """Of parts in the checkpoint: of a layer, and the norm behind all."""
+
+    norms: tuple[str, str] = ("self_attn_layer_norm", "final_layer_norm")
+    out: str = "out_proj"
+    mlp: tuple[str, str] = ("fc1", "fc2")
+    end: str = "layer_norm"
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames; `key_bias`: keys have one."""
+    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames; `key_bias`: keys have one.
+
+    `turned`: leading numbers of a head that rotary positions of base `theta` turn; 0: positions come from a table instead.
+    """
 
     mels: int
     width: int
@@ -36,6 +61,9 @@ class EncoderConfig:
     positions: int
     act: str = "gelu"
     key_bias: bool = False
+    turned: int = 0
+    theta: float = 10_000.0
+    names: Names = Names()
 
 
 def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
@@ -44,6 +72,7 @@ def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
     Raises:
         ConfigError: a missing key, an activation that is not known, heads that do not divide the width.
     """
+    audio = {ALIASES[key]: value for key, value in audio.items() if key in ALIASES} | dict(audio)
     act, width, heads = (
         audio.get("activation_function", "gelu"),
         count(audio, "d_model"),
@@ -67,14 +96,17 @@ def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
 class Attention(nn.Module):
     def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.heads, self.dim = c.heads, c.width // c.heads
+        self.heads, self.dim, self.turned = c.heads, c.width // c.heads, c.turned
         self.qv = Linear(c.width, {"q_proj": c.width, "v_proj": c.width}, True, dtype, device)
         self.k = Linear(c.width, {"k_proj": c.width}, c.key_bias, dtype, device)
-        self.out = Linear(c.width, {"out_proj": c.width}, True, dtype, device)
+        self.out = Linear(c.width, {c.names.out: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None) -> Tensor:
         q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
         k = self.k(x).view(x.shape[0], self.heads, self.dim)
+        if angles is not None:
+            for part in (q, k):
+                rotate_(part[..., : self.turned], *angles)
         return self.out(varlen_attention(q, k, v, lengths, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
 
 
@@ -82,14 +114,16 @@ class Layer(nn.Module):
     def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.act = ACTIVATIONS[c.act]
-        self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device)
-        self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device)
+        first, last = c.names.norms
+        self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=first)
+        self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=last)
         self.self_attn = Attention(c, dtype, device)
-        self.first = Linear(c.width, {"fc1": c.inner}, True, dtype, device)
-        self.second = Linear(c.inner, {"fc2": c.width}, True, dtype, device)
+        up, down = c.names.mlp
+        self.first = Linear(c.width, {up: c.inner}, True, dtype, device)
+        self.second = Linear(c.inner, {down: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths)
+    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, angles)
         return x + self.second(self.act(self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
 
 
@@ -101,12 +135,12 @@ class Encoder(nn.Module):
 
     def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device, pool: int = 1) -> None:
         super().__init__()
-        self.config, self.pool, self.dtype = c, pool, dtype
+        self.config, self.pool, self.dtype, self.device = c, pool, dtype, device
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
         self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
-        self.embed_positions = Embedding(c.positions, c.width, dtype, device)
+        self.embed_positions = None if c.turned else Embedding(c.positions, c.width, dtype, device)
         self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
-        self.layer_norm = Norm(c.width, _EPS, True, dtype, device)
+        self.layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=c.names.end)
 
     def rows(self, frames: int) -> int:
         """Rows of so many frames of sound, before pooling."""
@@ -119,17 +153,28 @@ class Encoder(nn.Module):
         lengths = [self.rows(n) for n in frames]
         given = [min(2 * n + 1, 2 * self.config.positions) for n in lengths]
         x = features.to(self.dtype)
-        x = activation("gelu", self.conv1(_windows(x, given, [2 * n for n in lengths], 1)))
-        x = activation("gelu", self.conv2(_windows(x, [2 * n for n in lengths], lengths, 2)))
-        x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
+        x = activation("gelu", self.conv1(windows(x, given, [2 * n for n in lengths], 1)))
+        x = activation("gelu", self.conv2(windows(x, [2 * n for n in lengths], lengths, 2)))
+        if self.embed_positions is not None:
+            x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
+        angles = self._angles(lengths)
         for layer in self.layers:
-            x = layer(x, lengths)
-        pooled = [_pooled(rows, self.pool) for rows in x.split(lengths)]
+            x = layer(x, lengths, angles)
+        pooled = [averaged(rows, self.pool) for rows in x.split(lengths)]
         normed: Tensor = self.layer_norm(torch.cat(pooled))
         return list(normed.split([len(rows) for rows in pooled]))
 
+    def _angles(self, lengths: Sequence[int]) -> Angles:
+        """Cosines and sines of each row's place in its sound; None where positions come from a table."""
+        if not self.config.turned:
+            return None
+        half, device = self.config.turned // 2, self.device
+        frequencies = self.config.theta ** (-torch.arange(half, device=device) / half)
+        places = torch.cat([torch.arange(n, device=device) for n in lengths])
+        return rotary_cos_sin(places[None], frequencies, torch.zeros(half, dtype=torch.int64, device=device))
 
-def _windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:
+
+def windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:
     """What a convolution of three taps sees, zeros around each item: `[sum(given), c]` -> `[sum(wanted), 3 * c]`."""
     out = x.new_zeros(sum(wanted), x.shape[1], 3)  # the order of the stored weights
     for piece, part in zip(x.split(list(given)), out.split(list(wanted)), strict=True):
@@ -139,7 +184,7 @@ def _windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int
     return out.flatten(1)
 
 
-def _pooled(rows: Tensor, pool: int) -> Tensor:
+def averaged(rows: Tensor, pool: int) -> Tensor:
     if pool == 1:
         return rows
     whole = len(rows) // pool * pool
