@@ -1,0 +1,68 @@
+"""GLM-ASR: rows of an encoder with rotary positions, joined by four and projected, take the place of placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..mm.errors import ConfigError
+from .audio.mel_encoder import Names, encoder_config
+from .config import count, decoder_spec
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .text.stacks import STACKS
+from .window_model import AUDIO_PREFIXES, WindowModel
+
+AUDIO = {  # what the published config.json leaves out
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "max_position_embeddings": 1500,
+    "num_mel_bins": 128,
+}
+TEXT = {
+    "vocab_size": 59264,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+}
+_JOINED = 4  # rows
+_NAMES = Names(("input_layernorm", "post_attention_layernorm"), "o_proj", ("mlp.fc1", "mlp.fc2"), "norm")
+
+
+class GlmAsr(WindowModel):
+    """See `DecoderModel`."""
+
+    prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise ConfigError("text_config and audio_config in config.json must be objects")
+        text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
+        decoder = decoder_spec({"tie_word_embeddings": True, **config, "text_config": text}, STACKS["llama"])
+        rope, tower = audio.get("rope_parameters") or {}, replace(encoder_config(audio), names=_NAMES)
+        if rope.get("rope_type", "default") != "default" or (audio.get("num_key_value_heads") or tower.heads) != tower.heads:
+            raise ConfigError("audio_config scales its rotary positions, or has fewer heads of keys; neither is supported")
+        part = rope.get("partial_rotary_factor", audio.get("partial_rotary_factor", 0.5))
+        turned = int(tower.width // tower.heads * part)
+        tower = replace(tower, turned=turned, theta=float(rope.get("rope_theta", tower.theta)))
+        if count(audio, "intermediate_size") != _JOINED * tower.width:
+            raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
+        projector = ProjectorSpec(
+            width=tower.width,
+            out=decoder.hidden_size,
+            layers=("linear_1", "linear_2"),
+            group=_JOINED,
+            inner=2 * decoder.hidden_size,
+            act=config.get("projector_hidden_act", "gelu"),
+        )
+        super().__init__(decoder, tower, projector, dtype, device)
