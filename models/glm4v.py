@@ -108,7 +108,8 @@ class GlmOcr(Glm4V):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(config, dtype, device)
-        first, more = len(self.spec.layers), text_of(config).get("num_nextn_predict_layers", 1)
+        text = {"num_nextn_predict_layers": 1, **text_of(config)}
+        first, more = len(self.spec.layers), count(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
         self.kept = tuple(f"language_model.layers.{first + i}." for i in range(more))
 
     def parts(self, vision: Mapping[str, Any]) -> tuple[TowerSpec, MergerSpec]:
@@ -120,10 +121,13 @@ class GlmOcr(Glm4V):
 def _tower(vision: Mapping[str, Any], inner: int) -> TowerSpec:
     if vision["hidden_act"] not in REFERENCES:
         raise ConfigError(f"vision hidden_act {vision['hidden_act']!r} is not supported; known are {', '.join(REFERENCES)}")
+    width, heads = count(vision, "hidden_size"), count(vision, "num_heads")
+    if width % (4 * heads):
+        raise ConfigError(f"hidden_size {width} in vision_config is no multiple of 4 numbers for each of num_heads {heads}")
     return TowerSpec(
         depth=count(vision, "depth"),
-        width=count(vision, "hidden_size"),
-        heads=count(vision, "num_heads"),
+        width=width,
+        heads=heads,
         inner=inner,
         patch_dim=patch_numbers(vision),
         act=vision["hidden_act"],

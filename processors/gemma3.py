@@ -12,10 +12,12 @@ from ..mm.errors import ConfigError, InputError
 from ..mm.tiling import Fixed, PanAndScan
 from ..mm.types import EmbeddingItem, ItemGeometry
 from .base import build_span
+from .files import ProcessorFiles
 from .interface import Span
 from .pictures import HALF, read_pixels, with_resample
 from .tiles import DETAIL, MOST_PIECES, TiledInfo, TileSpec, is_low, number_of, pair
 
+_SOFT = ("image_token_index", "image_token_id")
 _SCAN = ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
 
 
@@ -28,13 +30,17 @@ class Gemma3ProcessingInfo(TiledInfo):
     known = {"image": (*DETAIL, *_SCAN)}
     published = {"vocab_size": 262208, "hidden_size": 2304}
 
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        super().__init__(files, *options)
+        self.end, self.soft = self.token("eoi_token_index", "eoi_token_id", 256000), self.token(*_SOFT, 262144)
+
     def read(self, modality: str) -> TileSpec:
         json, vision = self.files.image, self.files.config.get("vision_config") or {}
-        tile, patch = pair(json.get("size") or 224), pair(vision.get("patch_size", 16))[0]
+        tile, patch = pair(json.get("size") or 224), number_of(vision, "patch_size", 16)
         self.agree("vision_config", image_size=tile[0])
-        tokens = self.files.config.get("mm_tokens_per_image", 256)
+        tokens = number_of(self.files.config, "mm_tokens_per_image", 256)
         side, left = divmod(tile[0] // patch, math.isqrt(tokens))
-        if left or math.isqrt(tokens) ** 2 != tokens:
+        if left or not side or math.isqrt(tokens) ** 2 != tokens:
             raise ConfigError(f"mm_tokens_per_image {tokens} are no square that {tile[0] // patch} patches a side divide into")
         spec = TileSpec(HALF, HALF, filter="bilinear", tiling=self._tiling(tile), patch=patch, merge=side)
         spec = read_pixels(json, spec)
@@ -64,13 +70,13 @@ class Gemma3ProcessingInfo(TiledInfo):
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Empty lines and marks around each square; where there are crops, words before the whole and before them."""
-        start, end = (self.slot_ids["image"],), (self.token("eoi_token_index", "eoi_token_id", 256000),)
+        start, end = (self.slot_ids["image"],), (self.end,)
         rows, crops = geometry.num_embeds // geometry.t, geometry.t - 1
         pieces: list[tuple[int, ...] | int] = [start, rows, end]
         for crop in range(crops):
             between = " " if crop else " and here are some crops to help you see better "
             pieces += [self.encode(f"\n\n{between}\n\n"), start, rows, end]
-        span = build_span(pieces, self.token("image_token_index", "image_token_id", 262144))
+        span = build_span(pieces, self.soft)
         before = self.encode("Here is the original image \n\n" if crops else "\n\n")
         return replace(span, before=before, after=self.encode("\n\n"), joins=self.line_joins)
 

@@ -10,6 +10,7 @@ from ..mm.geometry import SamplingPolicy
 from ..mm.media.policy import DecodeSpec
 from ..mm.types import ItemGeometry
 from .base import build_span
+from .files import ProcessorFiles
 from .interface import Span
 from .native import NativeInfo
 from .patches import PatchSpec
@@ -32,6 +33,11 @@ class Glm4VProcessingInfo(NativeInfo):
     unused: ClassVar[tuple[str, ...]] = ("num_frames",)  # of the preprocessor's JSON: the published sampler looks at others
     longest: ClassVar[float | None] = 300.0  # seconds of which frames are used at the full rate
 
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        super().__init__(files, *options)
+        names = ("image_start_token_id", "image_end_token_id")
+        self.start, self.end = (self.token(*both) for both in zip(names, self.marks, strict=True))
+
     def json(self, modality: str) -> Mapping[str, Any]:
         return {key: value for key, value in super().json(modality).items() if key not in self.unused}
 
@@ -47,11 +53,10 @@ class Glm4VProcessingInfo(NativeInfo):
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":
             return super().span(modality, geometry)
-        start, end = self.token("image_start_token_id", self.marks[0]), self.token("image_end_token_id", self.marks[1])
         rows = geometry.num_embeds // geometry.t
         pieces: list[tuple[int, ...] | int] = []
         for seconds in geometry.times:
-            pieces += [(start,), rows, (end, *self.encode(self.written(seconds)))]
+            pieces += [(self.start,), rows, (self.end, *self.encode(self.written(seconds)))]
         return build_span(pieces, self.slot_ids["image"])
 
     def written(self, seconds: float) -> str:
