@@ -90,7 +90,8 @@ class Llava(DecoderModel):
     def encode(self, tensors: Mapping[str, Any]) -> list[Tensor]:
         """Projected rows of each item, `[pieces, rows of a piece, hidden]`."""
         states, grids = self.see(tensors)
-        rows = self.multi_modal_projector(torch.cat([states[layer] for layer in self.layers], 1))
+        seen = [states[layer] for layer in self.layers]
+        rows = self.multi_modal_projector(seen[0] if len(seen) == 1 else torch.cat(seen, 1))
         if self.scale != 1.0:
             rows *= self.scale
         spec = self.vision_tower.spec

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import activation
+from ...kernels.activation import REFERENCES, activation
+from ...mm.errors import ConfigError
 from .tree import Maker
 
 
@@ -54,10 +55,12 @@ class ProjectorSpec:
 
 
 class Projector(nn.Module):
-    """`[rows, width]` -> `[rows / group, out]`."""
+    """`[rows, width]` -> `[rows / group, out]`; ConfigError names an activation that is not there."""
 
     def __init__(self, spec: ProjectorSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        if spec.act not in REFERENCES:
+            raise ConfigError(f"a projector's activation {spec.act!r} is not supported; known are {', '.join(REFERENCES)}")
         self.spec, make = spec, Maker(self, dtype, device)
         normed = spec.wide if spec.joined_norm else spec.width
         self.norms = [] if spec.norm is None else [make.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]

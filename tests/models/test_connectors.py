@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import ensure_torchvision, randomise
+from sensorium.mm.errors import ConfigError
 from sensorium.models.layers.connectors import Projector, ProjectorSpec, squares
 from sensorium.models.layers.qformer import QFormer, QFormerSpec
 from sensorium.models.vision.places import in_squares
@@ -51,6 +52,11 @@ def test_channels_first_is_a_convolution() -> None:
     planes = x.view(6, 2, 2, 8).permute(0, 3, 1, 2)
     wanted = F.conv2d(planes, w["downsample.weight"].view(12, 8, 2, 2), w["downsample.bias"]).flatten(1)
     torch.testing.assert_close(made(x.flatten(0, 1)), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_unknown_activation_is_named() -> None:
+    with pytest.raises(ConfigError, match="'relu' is not supported; known are silu"):
+        Projector(ProjectorSpec(8, 12, ("a", "b"), act="relu"), torch.float32, CPU)
 
 
 def test_squares() -> None:
