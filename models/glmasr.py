@@ -16,7 +16,7 @@ from .layers.connectors import ProjectorSpec
 from .text.stacks import STACKS
 from .window_model import AUDIO_PREFIXES, WindowModel
 
-AUDIO = {  # what the published config.json leaves out
+AUDIO: dict[str, Any] = {  # what the published config.json leaves out
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -49,7 +49,8 @@ class GlmAsr(WindowModel):
             raise ConfigError("text_config and audio_config in config.json must be objects")
         text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
         decoder = decoder_spec({"tie_word_embeddings": True, **config, "text_config": text}, STACKS["llama"])
-        rope, tower = audio.get("rope_parameters") or {}, replace(encoder_config(audio), names=_NAMES)
+        tower = replace(encoder_config(audio), names=_NAMES)
+        rope: Mapping[str, Any] = audio.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default" or (audio.get("num_key_value_heads") or tower.heads) != tower.heads:
             raise ConfigError("audio_config scales its rotary positions, or has fewer heads of keys; neither is supported")
         part = rope.get("partial_rotary_factor", audio.get("partial_rotary_factor", 0.5))

@@ -1,0 +1,63 @@
+"""Voxtral: rows of an encoder of log-mel frames, joined by four and projected, take the place of placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..mm.errors import ConfigError
+from .audio.mel_encoder import encoder_config
+from .config import count, decoder_spec
+from .decoder_model import TEXT_PREFIXES
+from .layers.connectors import ProjectorSpec
+from .text.stacks import STACKS
+from .window_model import AUDIO_PREFIXES, WindowModel
+
+AUDIO = {  # what the published config.json leaves out
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "max_source_positions": 1500,
+    "num_mel_bins": 128,
+}
+TEXT = {
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
+}
+_JOINED = 4  # rows
+
+
+class Voxtral(WindowModel):
+    """See `DecoderModel`."""
+
+    prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise ConfigError("text_config and audio_config in config.json must be objects")
+        text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
+        decoder, tower = decoder_spec({**config, "text_config": text}, STACKS["llama"], tied=False), encoder_config(audio)
+        if count(audio, "intermediate_size") != _JOINED * tower.width:
+            raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
+        projector = ProjectorSpec(
+            width=tower.width,
+            out=decoder.hidden_size,
+            layers=("linear_1", "linear_2"),
+            group=_JOINED,
+            inner=decoder.hidden_size,
+            act=config.get("projector_hidden_act", "gelu"),
+            bias=False,
+        )
+        super().__init__(decoder, tower, projector, dtype, device)
