@@ -49,6 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
     "Glm46VForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm46VProcessingInfo"),
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
+    "GlmAsrForConditionalGeneration": Architecture("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
     "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
@@ -71,6 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "VoxtralForConditionalGeneration": Architecture("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 
@@ -79,6 +81,8 @@ NOTES: dict[str, Note] = {
     "glm4v": Note(
         "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
     ),
+    "voxtral": Note("windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them"),
+    "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "654 s a sound"),
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
     "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
     "internvl": Note("tiles by the best aspect ratio, thumbnail, pixel shuffle", "12 tiles a picture unless asked otherwise"),
