@@ -46,6 +46,8 @@ class Layout:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
+    "Ernie4_5_VL_MoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
     "Glm46VForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm46VProcessingInfo"),
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
@@ -77,6 +79,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 NOTES: dict[str, Note] = {
+    "ernie4_5_vl": Note(
+        "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
+    ),
     "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
     "glm4v": Note(
         "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
