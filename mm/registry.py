@@ -69,8 +69,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "PixtralConsolidated": Architecture("pixtral", "PixtralFormat", "MistralFormatProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
     "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
+    "Qwen2_5OmniForConditionalGeneration": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
+    "Qwen2_5OmniModel": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
     "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
     "Qwen3ASRForConditionalGeneration": Architecture("qwen3_asr", "Qwen3ASR", "Qwen3ASRProcessingInfo"),
+    "Qwen3OmniMoeForConditionalGeneration": Architecture("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": Architecture("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
     "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
@@ -86,7 +91,6 @@ NOTES: dict[str, Note] = {
     "glm4v": Note(
         "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
     ),
-    "voxtral": Note("windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them"),
     "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "654 s a sound"),
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
     "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
@@ -99,14 +103,20 @@ NOTES: dict[str, Note] = {
     "paddleocr_vl": Note("pages at their own size; text config nested or at the top level", "sides up to 200:1"),
     "paligemma": Note("pictures before the prompt, without slots; the prompt sees itself whole"),
     "pixtral": Note("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
+    "qwen2_5_omni": Note("pictures, clips and sounds together; times as positions; reads, does not speak", "5 minutes a sound"),
     "qwen2_audio": Note("Whisper's tower, rows averaged in pairs", "30 s a sound"),
     "qwen2_vl": Note("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
     "qwen3_asr": Note("writes down speech; linear M-RoPE"),
+    "qwen3_omni": Note(
+        "pictures, clips and sounds together; levels added behind the first layers, experts; reads, does not speak",
+        "40 minutes a sound",
+    ),
     "qwen3_vl": Note(
         "levels added behind the first layers, interleaved M-RoPE, times as text, experts; `embed` and `score`",
         "2048 frames a clip; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
+    "voxtral": Note("windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them"),
     "whisper": Note(
         "encoder and decoder: cross-attention, language and task tokens, rules about times",
         "30 s a sound",

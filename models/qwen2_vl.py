@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +13,7 @@ from .decoder_model import TEXT_PREFIXES
 from .layers.basic import ACTIVATIONS
 from .layers.connectors import ProjectorSpec
 from .native_model import NativeModel, axial_theta, patch_numbers
-from .vision.spec import GATED_BLOCKS, RotarySpec, TowerSpec
+from .vision.spec import GATED_BLOCKS, RotarySpec, TowerNames, TowerSpec
 
 STACK = Stack(
     {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "mrope_section": (16, 24, 24), "use_sliding_window": False},
@@ -25,7 +25,7 @@ STACK = Stack(
 class _QwenVL(NativeModel):
     """What both share."""
 
-    prefixes = (  # new names first, since old ones are shorter
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (  # new names first, since old ones are shorter
         ("model.visual.merger.", "merger."),
         ("visual.merger.", "merger."),
         ("model.visual.", "visual."),
@@ -66,7 +66,9 @@ class Qwen2VL(_QwenVL):
 
 
 class Qwen25VL(_QwenVL):
-    """RMSNorm and SwiGLU tower, windows in all but a few layers."""
+    """RMSNorm and SwiGLU tower, windows in all but a few layers. `names`: of the tower's layers."""
+
+    names: ClassVar[TowerNames] = GATED_BLOCKS
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = need(config, "vision_config")
@@ -84,6 +86,6 @@ class Qwen25VL(_QwenVL):
             rms=True,
             window=size // side,
             full_layers=frozenset(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
-            names=GATED_BLOCKS,
+            names=self.names,
         )
         super().__init__(config, tower, count(vision, "out_hidden_size"), dtype, device)

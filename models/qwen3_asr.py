@@ -15,6 +15,7 @@ from .config import decoder_spec
 from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import Work
 from .text.stacks import STACKS
+from .thinker import SPEAKING, thinker
 
 AUDIO = {  # what the published config.json leaves out
     "num_mel_bins": 128,
@@ -38,15 +39,6 @@ TEXT = {
 }
 
 
-def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that this family is made from: the published layout nests it."""
-    inner: Mapping[str, Any] = config.get("thinker_config", config)
-    for key in ("text_config", "audio_config"):
-        if not isinstance(inner, Mapping) or not isinstance(inner.get(key), Mapping):
-            raise ConfigError(f"{key} in config.json must be an object")
-    return inner
-
-
 class Qwen3ASR(DecoderModel):
     """See `DecoderModel`. Where its positions have axes, sound advances on all of them together."""
 
@@ -59,14 +51,12 @@ class Qwen3ASR(DecoderModel):
         ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
         *TEXT_PREFIXES,
     )
-    ignored = ("talker.", "code2wav.")  # of models that also speak
+    ignored = SPEAKING
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        config = thinker(config)
-        text = {"tie_word_embeddings": True, **config, "text_config": TEXT | dict(config["text_config"])}
-        super().__init__(decoder_spec(text, STACKS["qwen3"]), dtype, device)
-        audio = AUDIO | dict(config["audio_config"])
-        self.audio_tower = Encoder(aut_spec(audio), dtype, device)
+        config = thinker(config, tied=True, text_config=TEXT, audio_config=AUDIO)
+        super().__init__(decoder_spec(config, STACKS["qwen3"]), dtype, device)
+        self.audio_tower = Encoder(aut_spec(config["audio_config"]), dtype, device)
         out = self.audio_tower.spec.out
         if out != self.hidden_size:
             raise ConfigError(f"output_dim {out} of audio_config in config.json is not hidden_size {self.hidden_size}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,9 +28,15 @@ NAMES = TowerNames(mlp=("mlp.linear_fc1", "mlp.linear_fc2"))
 
 
 class Qwen3VL(NativeModel):
-    """LayerNorm tower with a learned table and rotary places; a merger, and one for each level."""
+    """LayerNorm tower with a learned table and rotary places; a merger, and one for each level.
 
-    prefixes = (
+    `merging`: names of a merger's norm and of its layers; `stack`: its decoder's.
+    """
+
+    stack: ClassVar[Stack] = STACK
+    merging: ClassVar[tuple[str, tuple[str, str]]] = ("norm", ("linear_fc1", "linear_fc2"))
+
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
         ("model.visual.merger.", "merger."),
         ("visual.merger.", "merger."),
         ("model.visual.deepstack_merger_list.", "levels."),
@@ -42,17 +48,12 @@ class Qwen3VL(NativeModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = need(config, "vision_config")
         tower, places = _tower(vision), vision.get("deepstack_visual_indexes", (8, 16, 24))
-        merger = ProjectorSpec(
-            tower.width,
-            count(vision, "out_hidden_size"),
-            ("linear_fc1", "linear_fc2"),
-            tower.merge**2,
-            norm="norm",
-            eps=tower.eps,
-        )
+        norm, layers = self.merging
+        out, square = count(vision, "out_hidden_size"), tower.merge**2
+        merger = ProjectorSpec(tower.width, out, layers, square, norm=norm, eps=tower.eps)
         levels = [replace(merger, joined_norm=True) for _ in places]
         super().__init__(
-            decoder_spec(config, STACK, deepstack=tuple(range(len(places)))), tower, (merger, *levels), dtype, device
+            decoder_spec(config, self.stack, deepstack=tuple(range(len(places)))), tower, (merger, *levels), dtype, device
         )
 
 

@@ -54,11 +54,13 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
     folder = Path(path)
     nested, plain = read_json(folder / "processor_config.json"), read_json(folder / "preprocessor_config.json")
     sound = "feature_extractor_type" in plain
+    sees = "image_processor_type" in plain or not sound
+    heard = {key: value for key, value in plain.items() if not (sees and key == "do_normalize")}  # there it is of pictures
     return ProcessorFiles(
         config=read_json(folder / "config.json"),
-        image=nested.get("image_processor") or ({} if sound else plain),
+        image=nested.get("image_processor") or (plain if sees else {}),
         video=nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json"),
-        audio=nested.get("feature_extractor") or nested.get("audio_processor") or (plain if sound else {}),
+        audio=nested.get("feature_extractor") or nested.get("audio_processor") or (heard if sound else {}),
         generation=read_json(folder / "generation_config.json"),
         folder=folder,
     )

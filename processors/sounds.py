@@ -47,7 +47,7 @@ class SoundInfo(FamilyInfo):
         return DecodeSpec(rate=self.window.rate)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """One step per embedding; InputError for a sound that is longer than the window, or that makes no row."""
+        """A step per embedding, as of text; InputError for a sound that is longer than the window, or that makes no row."""
         spec, samples = self.window, header.samples
         if not header.exact:  # decoding gives no more, and may give less
             samples = min(samples, spec.longest)
@@ -59,13 +59,13 @@ class SoundInfo(FamilyInfo):
             frames = next(frames for frames in range(spec.longest) if self.num_rows(frames))
             least = (frames - 1) * spec.hop + 1
             raise InputError(f"its {samples} samples make no token; {least} ({1000 * least / spec.rate:.0f} ms) are needed")
-        return ItemGeometry(rows, 1, 1)
+        return ItemGeometry(rows, 1, 1, linear=True)
 
     def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         rows, most = len(item.tensors[ROWS]), self.num_rows(self.window.frames(self.window.longest))
         if rows > most:
             raise InputError(f"it holds {rows} rows, the model takes at most {most} for one sound; give several")
-        return ItemGeometry(rows, 1, 1)
+        return ItemGeometry(rows, 1, 1, linear=True)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """`input_features` `[frames, mels]` and `audio_frames`, how many of them hold sound."""

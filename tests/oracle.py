@@ -302,12 +302,13 @@ def save_checkpoint(path: str | os.PathLike[str], model: Any, processor: Any, sh
     model.save_pretrained(target, max_shard_size=shard_size)
     processor.save_pretrained(target)
     parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor")]
+    file, said = target / "preprocessor_config.json", {}  # one for pictures and sounds
     for part in parts:
         if part is not None:
             part.save_pretrained(target)
-    file = target / "preprocessor_config.json"
-    if parts[0] is not None and file.is_file():
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"processor_class": type(processor).__name__}))
+            said |= json.loads(file.read_text()) if file.is_file() else {}
+    if said:
+        file.write_text(json.dumps(said | ({"processor_class": type(processor).__name__} if parts[0] is not None else {})))
     (target / "processor_config.json").unlink(missing_ok=True)
     return target
 

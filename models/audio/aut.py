@@ -30,13 +30,17 @@ AT_ONCE = 8  # chunks that go through the convolutions together: their windows a
 
 @dataclass(frozen=True)
 class AutSpec:
-    """`layer`: of the stack; `channels`: of the convolutions; `chunk`, `window`: frames; `out`: width of the rows."""
+    """`layer`: of the stack; `channels`: of the convolutions; `chunk`, `window`: frames; `out`: width of the rows.
+
+    `filled`: a sound that is shorter than a chunk is filled up to one, as the last chunk of longer ones always is.
+    """
 
     layer: EncoderConfig
     channels: int
     chunk: int
     window: int
     out: int
+    filled: bool = True
 
     def rows(self, frames: int) -> int:
         """Of a sound of so many frames."""
@@ -71,12 +75,16 @@ def aut_spec(audio: Mapping[str, Any]) -> AutSpec:
     for name, value, part in (("d_model", width, heads), ("n_window_infer", window, chunk)):
         if value % part:
             raise ConfigError(f"{name} {value} of the audio config is no multiple of {part}")
-    shape = {
-        "mels": count(audio, "num_mel_bins"),
-        "inner": count(audio, "encoder_ffn_dim"),
-        "layers": count(audio, "encoder_layers"),
-    }
-    layer = EncoderConfig(**shape, width=width, heads=heads, positions=halved(chunk), act=act, key_bias=True)
+    layer = EncoderConfig(
+        mels=count(audio, "num_mel_bins"),
+        width=width,
+        inner=count(audio, "encoder_ffn_dim"),
+        heads=heads,
+        layers=count(audio, "encoder_layers"),
+        positions=halved(chunk),
+        act=act,
+        key_bias=True,
+    )
     return AutSpec(layer, count(audio, "downsample_hidden_size"), chunk, window, count(audio, "output_dim"))
 
 
@@ -93,7 +101,7 @@ class Encoder(nn.Module):
             self.add_module(name, layer)
             self.convolutions.append(layer)
         self.join = Linear(wide * halved(c.mels), {"conv_out": c.width}, False, dtype, device)
-        self.places = _sinusoids(c.positions, c.width).to(device, dtype)
+        self.places = sinusoids(c.positions, c.width).to(device, dtype)
         self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
         self.ln_post = Norm(c.width, _EPS, True, dtype, device)
         self.first = Linear(c.width, {"proj1": c.width}, True, dtype, device)
@@ -111,10 +119,9 @@ class Encoder(nn.Module):
 
     def _rows(self, features: Tensor, rows: int) -> Tensor:
         """Of one item `[frames, mels]` -> `[rows, width]`: silence behind the sound, up to a whole chunk, is zeros."""
-        whole = -(-len(features) // self.spec.chunk) * self.spec.chunk
-        chunks = F.pad(features.to(self.dtype), (0, 0, 0, whole - len(features))).view(
-            -1, self.spec.chunk, self.spec.layer.mels
-        )
+        chunk = self.spec.chunk if self.spec.filled else min(self.spec.chunk, len(features))
+        silent = -len(features) % chunk
+        chunks = F.pad(features.to(self.dtype), (0, 0, 0, silent)).view(-1, chunk, self.spec.layer.mels)
         made = torch.cat([self._convolved(part) for part in chunks.split(AT_ONCE)])
         return made[:rows]
 
@@ -126,11 +133,11 @@ class Encoder(nn.Module):
             shape = around.shape[:3]
             x = activation("gelu", layer(around.reshape(-1, 9 * x.shape[3]))).view(*shape, -1)
         joined = self.join(x.permute(0, 2, 3, 1).reshape(x.shape[0] * x.shape[2], -1))
-        placed: Tensor = joined.view(x.shape[0], x.shape[2], -1) + self.places
+        placed: Tensor = joined.view(x.shape[0], x.shape[2], -1) + self.places[: x.shape[2]]
         return placed.flatten(0, 1)
 
 
-def _sinusoids(length: int, width: int) -> Tensor:
+def sinusoids(length: int, width: int) -> Tensor:
     """float32 `[length, width]`: sines, then cosines, of frequencies from 1 to 1 / 10,000."""
     step = torch.log(torch.tensor(_TIMESCALE, dtype=torch.float64)).item() / (width // 2 - 1)
     angles = torch.arange(length)[:, None] * torch.exp(-step * torch.arange(width // 2).float())
