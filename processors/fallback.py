@@ -1,8 +1,8 @@
 """What a class of transformers wants to be fed: its own processor, one item at a time. Knows no family and no model.
 
-Such a processor has no function from an item's size to its tokens. So an item of that size is processed without its content, once,
-and each real item is held to what is written for it. How many tokens they are is asked of thousands of sizes when memory is planned:
-there, sizes of which the processor tells the same count as one, or lie on a line.
+Such a processor has no function from an item's size to its tokens. So an item of that size is processed without its content,
+once, and each real item is held to what is written for it. How many tokens they are is asked of thousands of sizes when memory
+is planned: there, sizes of which the processor tells the same count as one, or lie on a line.
 """
 
 from __future__ import annotations
