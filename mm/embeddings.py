@@ -24,12 +24,14 @@ class EmbeddingSpec:
         name: the tensor's name in the form `{name: [rows, width] or [items, rows, width] or a list of [rows, width]}`.
         grid: name of the int tensor `[items, 3]` of (t, h, w) in patches that must lie beside it; None: rows have no grid.
         merge: patches merged to one row along h and along w.
+        merge_t: likewise along t.
     """
 
     width: int
     name: str
     grid: str | None = None
     merge: int = 1
+    merge_t: int = 1
 
 
 def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[EmbeddingItem] | None:
@@ -107,7 +109,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
         several = _split(modality, rows, spec)
         return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(several)]
     grids = _grids(modality, value[spec.grid], spec)
-    counts = [t * h * w // spec.merge**2 for t, h, w in grids]
+    counts = [t // spec.merge_t * h * w // spec.merge**2 for t, h, w in grids]
     flat = rows if isinstance(rows, list | tuple) else _flat(modality, rows, counts, spec)
     if len(flat) != len(grids):
         raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} names {len(grids)}")
@@ -140,7 +142,11 @@ def _grids(modality: str, value: object, spec: EmbeddingSpec) -> list[tuple[int,
     if grid.ndim != 2 or grid.shape[-1] != 3 or grid.is_floating_point() or not bool((grid > 0).all()):
         raise MediaError(modality, 0, f"{spec.grid} is a list of [t, h, w], whole numbers above 0, one per item")
     grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
-    for index, (_, h, w) in enumerate(grids):
+    for index, (t, h, w) in enumerate(grids):
+        if t % spec.merge_t:
+            raise MediaError(
+                modality, index, f"the {t} frames of its grid are no multiple of the {spec.merge_t} that make a row"
+            )
         if h % spec.merge or w % spec.merge:
             raise MediaError(modality, index, f"its grid {h}x{w} is not divisible by the merge size {spec.merge}")
     return grids
