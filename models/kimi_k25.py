@@ -76,10 +76,10 @@ class KimiK25(DecoderModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(decoder_spec(config, stack_of(config, "deepseek_v3")), dtype, device)
-        vision = {**_VISION, **need(config, "vision_config")}
+        vision = {**_VISION, **_later(need(config, "vision_config"))}
         self.merge, self.frames = _merge(vision), count(vision, "pos_emb_time")
         self.visual = MoonViT(_tower(vision, self.frames), dtype, device)
-        width, eps = self.visual.spec.width, config.get("projection_layer_norm_eps", 1e-5)
+        width, eps = self.visual.spec.width, config.get("projection_layer_norm_eps", vision.get("projector_ln_eps", 1e-5))
         self.merger = Projector(
             ProjectorSpec(width, self.hidden_size, ("in_proj", "out_proj"), self.merge**2, norm="pre_norm", eps=eps),
             dtype,
@@ -123,6 +123,11 @@ def _tower(vision: Mapping[str, Any], frames: int) -> TowerSpec:
         across_time=True,
         names=_NAMES,
     )
+
+
+def _later(vision: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The vision config of the first checkpoints, in the names of the later ones."""
+    return {key.removeprefix("vt_").removeprefix("init_"): value for key, value in vision.items()}
 
 
 def _merge(vision: Mapping[str, Any]) -> int:

@@ -13,9 +13,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ..mm.embeddings import EmbeddingSpec
 from ..mm.errors import ConfigError
 from ..mm.geometry import SamplingPolicy
-from ..mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from .base import build_span
 from .interface import Span
 from .native import NativeInfo
@@ -52,6 +53,11 @@ class Ernie45VLProcessingInfo(NativeInfo):
         grid = super().geometry(header)
         return grid if header.frames is None else replace(grid, t=grid.t + grid.t % PAIR, merge_t=PAIR)
 
+    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """A clip's grid counts its frames."""
+        grid = super().rows_geometry(item)
+        return replace(grid, merge_t=PAIR) if item.modality == "video" else grid
+
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """As of every family of its kind; the last of an odd number of frames comes twice."""
         if not isinstance(item, VideoItem):
@@ -82,6 +88,10 @@ class Ernie45VLProcessingInfo(NativeInfo):
             return super().shrink_options(modality, grid, rows)
         given = dict(super().shrink_options(modality, (grid[0] // PAIR, *grid[1:]), rows) or {})
         return given | ({"num_frames": PAIR * given["num_frames"]} if "num_frames" in given else {})
+
+    def _row_spec(self, modality: str) -> EmbeddingSpec:
+        spec = super()._row_spec(modality)
+        return replace(spec, merge_t=PAIR) if modality == "video" else spec
 
     def _marks(self, modality: str) -> tuple[int, int]:
         first, last = self.marks[modality]

@@ -379,3 +379,13 @@ def test_shrunk_items_fit(height, width, frames, rows):
 def _least(height: int, width: int) -> int:
     """Rows of a picture so long that one patch across is still too much: it is only ever shrunk in proportion."""
     return -(-max(height, width) // max(1, min(height, width)))
+
+
+def test_a_videos_own_token_is_its_slot_but_not_a_chunks_embeddings():
+    info = info_of()
+    begin, content, end, pad, video = (words().token_to_id(name) for name in MARKS)
+    assert info.prompt_ids([1, video, video, pad], {}) == [1, pad, pad, pad]
+    written = [begin, 7, content, video, video, end]
+    assert info.prompt_ids([*written, video], {}) == [*written, pad]
+    published = info_of(video_token_id=10**6)  # outside the vocabulary
+    assert published.prompt_ids([10**6, begin, content, pad], {}) == [pad, begin, content, pad]
