@@ -194,6 +194,7 @@ class Family:
         fullest: modality -> sizes of items that take the most memory for each row they make, where sizes differ in that.
         options: of `LLM`.
         finish: called with the folder once a checkpoint is saved, for files that `save_pretrained` does not write.
+        load: the oracle's model and processor of a saved checkpoint, where transformers has no class for them.
     """
 
     name: str
@@ -224,6 +225,7 @@ class Family:
     fullest: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Path], None] = no_more_files
+    load: Callable[[Path], tuple[Any, Any]] = load_oracle
 
     def default_cases(self) -> list[str]:
         """Letters of the items of each prompt."""

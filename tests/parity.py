@@ -39,7 +39,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = functools.cache(self._folder)
-        self.oracle = functools.cache(lambda name, seed=0, variant="": family.load(self.folder(name, seed, variant)))
+        self.oracle = functools.cache(lambda name, seed=0, variant="": ROWS[name].load(self.folder(name, seed, variant)))
         self.llm = functools.cache(self._llm)
         self.alone = functools.cache(self._alone)
 
