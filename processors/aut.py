@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import torch
@@ -36,7 +36,7 @@ class AutInfo(SoundInfo):
     def read(self, modality: str) -> AutMelSpec:
         made, half = super().read(modality), (self.files.config.get("audio_config") or {}).get("n_window", 50)
         least = self.files.audio.get("min_length", self.shortest)
-        return AutMelSpec(made.mels, made.rate, made.window, made.hop, self.seconds * made.rate, least, 2 * half)
+        return AutMelSpec(**asdict(made) | {"longest": self.seconds * made.rate}, least=least, chunk=2 * half)
 
     def num_rows(self, frames: int) -> int:
         """Three convolutions of stride 2 over each chunk."""

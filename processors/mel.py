@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..mm.errors import ConfigError, InputError
 
@@ -26,17 +27,24 @@ _GROUP = 32  # filters multiplied at a time
 
 @dataclass(frozen=True)
 class MelSpec:
-    """How sound becomes bands. `window` and `hop` in samples; `longest`: samples that an encoder's one pass takes."""
+    """How sound becomes bands. `window` and `hop` in samples; `longest`: samples that an encoder's one pass takes.
+
+    `heard`: samples in the middle of a window that count, None: all. `ends`: the frame around a sound's end is one, too.
+    `plain`: filters are of equal height, at mels that are logarithmic throughout.
+    """
 
     mels: int = 80
     rate: int = 16000
     window: int = 400
     hop: int = 160
     longest: int = 480_000
+    heard: int | None = None
+    ends: bool = False
+    plain: bool = False
 
     def frames(self, samples: int) -> int:
-        """Frames that hold sound: 1 to 160 samples make one frame, 161 two."""
-        return -(-samples // self.hop)
+        """Frames that hold sound: 1 to 160 samples make one frame, 161 two; with the one around the end, each 160 one more."""
+        return samples // self.hop + 1 if self.ends else -(-samples // self.hop)
 
 
 def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
@@ -56,7 +64,7 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
     if audio.get("dither") or audio.get("do_normalize"):
         raise ConfigError("dither and do_normalize of the feature extractor are not supported; remove them")
     longest = values.pop("seconds") * values["rate"]
-    return MelSpec(**values, longest=longest)
+    return replace(default, **values, longest=longest)
 
 
 def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: int | None = None) -> Tensor:
@@ -73,7 +81,7 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: i
     length = count if length is None else length
     if count > length or length <= edge:
         raise InputError(f"{count} samples do not fit a window of {length}, or are not more than half a frame ({edge})")
-    total = length // spec.hop
+    total = length // spec.hop + spec.ends
     wanted = total if frames is None else min(frames, total)
     sounding = min(total, (count + edge) // spec.hop + 1)  # frames that any sample falls into
     bands = _energies(_mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window), sounding, spec)
@@ -112,7 +120,9 @@ def _energies(padded: Tensor, frames: int, spec: MelSpec) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _window(spec: MelSpec) -> Tensor:
-    return torch.hann_window(spec.window)
+    heard = spec.window if spec.heard is None else spec.heard
+    left = (spec.window - heard) // 2
+    return F.pad(torch.hann_window(heard), (left, spec.window - heard - left))
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,12 +138,15 @@ def _bands(spec: MelSpec) -> list[tuple[slice, slice, Tensor]]:
 
 
 def filter_bank(spec: MelSpec) -> Tensor:
-    """Triangles of equal area between 0 and half the rate: float32 `[window // 2 + 1, mels]`."""
+    """Triangles between 0 and half the rate, of equal area or height: float32 `[window // 2 + 1, mels]`."""
     hertz = np.linspace(0, spec.rate / 2, spec.window // 2 + 1)
-    corners = _to_hertz(np.linspace(0, _to_mel(spec.rate / 2), spec.mels + 2))
+    if spec.plain:
+        corners = 700 * (10 ** (np.linspace(0, math.log10(1 + spec.rate / 2 / 700), spec.mels + 2)) - 1)
+    else:
+        corners = _to_hertz(np.linspace(0, _to_mel(spec.rate / 2), spec.mels + 2))
     rise = (hertz[:, None] - corners[:-2]) / np.diff(corners)[:-1]
     fall = (corners[2:] - hertz[:, None]) / np.diff(corners)[1:]
-    triangles = np.maximum(0, np.minimum(rise, fall)) * (2 / (corners[2:] - corners[:-2]))
+    triangles = np.maximum(0, np.minimum(rise, fall)) * (1 if spec.plain else 2 / (corners[2:] - corners[:-2]))
     return torch.from_numpy(triangles.astype(np.float32))
 
 
