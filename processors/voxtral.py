@@ -18,10 +18,6 @@ class VoxtralProcessingInfo(WindowedInfo):
     mel = MelSpec(mels=128)
     codes = ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")
 
-    def most_windows(self, seconds: int, rows: int) -> int:
-        """That fit the decoder's context."""
-        return max(1, int(self.text["max_position_embeddings"]) // rows)
-
     def num_rows(self, frames: int) -> int:
         """Of whole windows."""
         window = self.window.piece // self.window.hop

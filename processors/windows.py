@@ -30,7 +30,7 @@ class WindowSpec(MelSpec):
 
 
 class WindowedInfo(SpeechInfo):
-    """A family says how many windows it takes (`most_windows`), and how many rows so many sounding frames make (`num_rows`).
+    """A family says how many rows so many sounding frames make (`num_rows`).
 
     `joined`: rows of its encoder, of two frames each, that become one. `apart`: the loudest band is looked for in each
     window; else in the whole sound, whose windows lie side by side.
@@ -40,8 +40,13 @@ class WindowedInfo(SpeechInfo):
     apart: ClassVar[bool] = False
 
     def most_windows(self, seconds: int, rows: int) -> int:
-        """Of so many seconds and rows each."""
-        raise NotImplementedError
+        """Of so many seconds and rows each: those that fit the decoder's context, one at least."""
+        return max(1, int(self.text["max_position_embeddings"]) // rows)
+
+    @property
+    def window(self) -> WindowSpec:
+        spec: WindowSpec = self.specs["audio"]
+        return spec
 
     def read(self, modality: str) -> WindowSpec:
         spec = super().read(modality)
@@ -56,8 +61,8 @@ class WindowedInfo(SpeechInfo):
         """
         if not isinstance(item, AudioItem):
             raise TypeError(f"a {type(item).__name__} is no sound")
-        spec, grid = self.specs["audio"], self.geometry(item.header)
-        windows = self._windows(item.samples)
+        spec, grid = self.window, self.geometry(item.header)
+        windows = self.windows(item.samples)
         frames = torch.tensor([len(window) for window in windows])
         return {
             "input_features": FieldElem(torch.cat(windows).to(dtype), FlatField()),
@@ -66,8 +71,9 @@ class WindowedInfo(SpeechInfo):
             "audio_rows": FieldElem(torch.tensor(grid.num_embeds), BatchedField(keep_on_cpu=True)),
         }, grid
 
-    def _windows(self, samples: Tensor) -> list[Tensor]:
-        spec: WindowSpec = self.specs["audio"]
+    def windows(self, samples: Tensor) -> list[Tensor]:
+        """Frames of each, up to where all is silent."""
+        spec = self.window
         pieces = list(samples.split(spec.piece)) if self.apart else [samples]
         heard = [log_mel(piece, spec, spec.pieces(len(piece)) * spec.piece, spec.audible(len(piece))) for piece in pieces]
         return heard if self.apart else list(heard[0].split(spec.piece // spec.hop))

@@ -130,12 +130,15 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Log-mel frames of items, end to end -> `[rows, width]`, `rows(frames) // pool` of each item, normed.
 
-    `pool`: neighbouring rows averaged to one before the last norm; a row that is left over is dropped.
+    `pool`: neighbouring rows averaged to one before the last norm; a row that is left over is dropped. `silence`: follows
+    each sound; without it the convolutions see zeros behind it.
     """
 
-    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device, pool: int = 1) -> None:
+    def __init__(
+        self, c: EncoderConfig, dtype: torch.dtype, device: torch.device, pool: int = 1, *, silence: bool = True
+    ) -> None:
         super().__init__()
-        self.config, self.pool, self.dtype, self.device = c, pool, dtype, device
+        self.config, self.pool, self.silence, self.dtype, self.device = c, pool, silence, dtype, device
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
         self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
         self.embed_positions = None if c.turned else Embedding(c.positions, c.width, dtype, device)
@@ -147,14 +150,15 @@ class Encoder(nn.Module):
         return (frames + 1) // 2
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
-        """`features` `[frames, mels]`: of each item the frames of its sound, as many as `frames` says, then silence up to
-        `2 * rows + 1` frames, or to the longest sound the encoder takes where that is less.
+        """`features` `[frames, mels]`: of each item the frames of its sound, as many as `frames` says, then any
+        silence up to `2 * rows + 1` frames, or to the longest sound the encoder takes where that is less.
         """
         lengths = [self.rows(n) for n in frames]
-        given = [min(2 * n + 1, 2 * self.config.positions) for n in lengths]
+        heard = [2 * n for n in lengths] if self.silence else list(frames)
+        given = [min(n + 1, 2 * self.config.positions) for n in heard] if self.silence else heard
         x = features.to(self.dtype)
-        x = activation("gelu", self.conv1(windows(x, given, [2 * n for n in lengths], 1)))
-        x = activation("gelu", self.conv2(windows(x, [2 * n for n in lengths], lengths, 2)))
+        x = activation("gelu", self.conv1(windows(x, given, heard, 1)))
+        x = activation("gelu", self.conv2(windows(x, heard, lengths, 2)))
         if self.embed_positions is not None:
             x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
         angles = self._angles(lengths)
