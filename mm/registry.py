@@ -79,6 +79,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "UltravoxModel": Architecture("ultravox", "Ultravox", "UltravoxProcessingInfo"),
     "VoxtralForConditionalGeneration": Architecture("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
@@ -87,6 +88,7 @@ NOTES: dict[str, Note] = {
     "ernie4_5_vl": Note(
         "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
     ),
+    "ultravox": Note("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
     "glm4v": Note(
         "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
