@@ -46,6 +46,7 @@ class Layout:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "DeepseekOcr2ForConditionalGeneration": Architecture("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
     "Ernie4_5_VLMoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Ernie4_5_VL_MoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
@@ -85,6 +86,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 NOTES: dict[str, Note] = {
+    "deepseek_ocr2": Note(
+        "a decoder reads the tower's rows by learned queries; tiles by the best aspect ratio, the whole on a square"
+    ),
     "ernie4_5_vl": Note(
         "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
     ),

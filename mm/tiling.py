@@ -160,6 +160,32 @@ class AspectTiles:
 
 
 @dataclass(frozen=True)
+class SquareAndTiles:
+    """The whole in the middle of a square of `square` pixels comes last; a picture longer than a tile is also cut by `tiles`.
+
+    `fill`: of the square's margins, RGB. `tiles` None: nothing is cut. Rule: DeepSeek-OCR.
+    """
+
+    square: int
+    fill: tuple[int, int, int]
+    tiles: AspectTiles | None
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        scale = self.square / max(height, width)
+        tall, wide = round(height * scale), round(width * scale)
+        if min(tall, wide) < 1:
+            raise InputError(f"a picture of {width}x{height} is no pixel wide at {self.square} pixels; cut it")
+        window = Window(-((self.square - tall) // 2), -((self.square - wide) // 2), self.square, self.square, self.fill)
+        whole = View((Resize(tall, wide), window))
+        if self.tiles is None or max(height, width) <= self.tiles.tile[0]:
+            return CropPlan((whole,))
+        rows, columns = self.tiles.arrangement(height, width)
+        cut = View((Resize(self.tiles.tile[0] * rows, self.tiles.tile[1] * columns),), rows, columns)
+        return CropPlan((cut, whole), (rows, columns))
+
+
+@dataclass(frozen=True)
 class Pinpoints:
     """The whole at `base` comes first; then the picture, its shape kept, in the middle of the best of `sizes`, cut in tiles.
 

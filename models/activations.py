@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ..kernels.dispatch import backend
 from ..kernels.linear import padded_rows
 from ..kernels.panels import WIDTH
 from .audio.aut import AT_ONCE, AutSpec
+from .audio.conformer import ConformerSpec
 from .audio.mel_encoder import EncoderConfig
 from .interface import Work
 from .layers.connectors import ProjectorSpec
 from .text.encoder_decoder import CrossDecoderSpec
 from .text.spec import AttentionSpec, DecoderSpec, LatentSpec, MlpSpec, MoeSpec
+from .vision.sam import TAPS, SamSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
@@ -168,6 +172,24 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     return held + max(patches * _tower_start(c, patches, dtype, work), rows * layers, rows * end, patches * behind)
 
 
+def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.vision.sam.Tower` for one picture of so many patches."""
+    t, s, side = c.tower, dtype.itemsize, math.isqrt(patches)
+    row, heads = t.width * s, t.heads * s
+    whole = not t.window or any(layer in t.full_layers for layer in range(t.depth))
+    squares = {(patches, side)} if whole else set()
+    if t.window:
+        squares.add(((-(-side // t.window) * t.window) ** 2, t.window))
+    attention = 0
+    for rows, edge in squares:
+        beside = edge * c.relative
+        wide = heads * (t.head_dim + 2 * beside)
+        made = 3 * wide + max(3 * row + row + heads * beside, wide)  # beside the products they are of, or what comes out
+        attention = max(attention, rows * ((rows > patches) * row + made))
+    layers = 3 * row * patches + max(attention, patches * _tower_mlp(t, patches, dtype, work))  # x, what is added, normed rows
+    return _SMALL + max(layers, patches * (row + c.neck * s * (2 * TAPS + 2)))
+
+
 def _tower_start(c: TowerSpec, patches: int, dtype: torch.dtype, work: Work) -> int:
     """Of a patch, before the first layer."""
     row, norm = c.width * dtype.itemsize, _norm_bytes(c.width, c.rms, dtype, work)
@@ -252,6 +274,16 @@ def mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torc
     layers = max(3 * row, speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
     end = 2 * row + _norm_bytes(w, False, dtype, work) + 2 * out_width * s
     return _SMALL + frames * bands + max(frames * first, frames * row + rows * second, rows * max(layers, end))
+
+
+def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
+    """Of `models.audio.conformer.Conformer` for so many rows in one call, which are included."""
+    s, w, inner = dtype.itemsize, c.width, c.heads * c.head_dim
+    mlp = 2 * w + 2 * c.inner  # x, normed, what the activation makes of the first product
+    attention = 2 * w + 4 * inner  # queries, keys, values and results
+    convolution = 2 * w + 3 * c.wide  # the product and its gated half, then that of each item and all joined
+    block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and what torch makes of both
+    return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s
 
 
 def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Work) -> int:

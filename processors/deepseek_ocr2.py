@@ -1,0 +1,95 @@
+"""What DeepSeek-OCR 2 wants to be fed: tiles by best aspect ratio, then the whole on a square, and one row. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..mm.errors import ConfigError
+from ..mm.fields import BatchedField, FieldElem, FlatField
+from ..mm.tiling import AspectTiles, CropPlan, SquareAndTiles
+from ..mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from .base import FamilyInfo
+from .pictures import HALF, PixelSpec, patch_rows, read_pixels, with_resample
+from .tiles import DETAIL, MOST_PIECES, is_low, number_of, pair
+
+WHOLE, TILE = 16, 12  # rows along a side, for each of which the model has a query
+MERGE = 4  # patches along a side of a row
+GREY = (127, 127, 127)
+_WHOLE = SquareAndTiles(1024, GREY, None)
+
+
+@dataclass(frozen=True)
+class SquareSpec(PixelSpec):
+    """How pictures are cut, and each piece into patches of `patch` pixels a side."""
+
+    tiling: SquareAndTiles = _WHOLE
+    patch: int = 16
+
+    @property
+    def side(self) -> int:
+        """Patches of the whole, along a side."""
+        return self.tiling.square // self.patch
+
+
+class DeepseekOcr2ProcessingInfo(FamilyInfo):
+    """ProcessingInfo of DeepSeek-OCR 2.
+
+    The tensors are `pixel_values_local` and `pixel_values` `[patches, 3 * patch^2]` of the tiles and of the whole, row by
+    row, and `tiles` int64 `[3]`: how many, patches along a side of each, and of the whole.
+    """
+
+    modalities = ("image",)
+    slots = {"image": ("image_token_id", 128815)}
+    known = {"image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches")}
+
+    def read(self, modality: str) -> SquareSpec:
+        json, sam = self.files.image, (self.files.config.get("vision_config") or {}).get("sam_config") or {}
+        patch = pair(sam.get("patch_size", 16), "patch_size")[0]
+        options = {"crop_to_patches": True, **json}
+        for layer in self.layers[modality]:
+            options |= layer
+        whole, tile = pair(json.get("size") or 1024), pair(json.get("tile_size", 768), "tile_size")
+        for name, (tall, wide), rows in (("size", whole, WHOLE), ("tile_size", tile, TILE)):
+            if tall != wide or tall != rows * MERGE * patch:
+                must = rows * MERGE * patch
+                raise ConfigError(f"{name} in the preprocessor JSON is {tall}x{wide}, this model has queries for {must}x{must}")
+        fill = tuple(json.get("background_color", GREY))
+        least, most = number_of(options, "min_patches", 2), number_of(options, "max_patches", 6, MOST_PIECES)
+        tiles = AspectTiles(tile, least, most)
+        cut = options["crop_to_patches"] and not is_low(options)
+        tiling = SquareAndTiles(whole[0], fill, tiles) if cut else SquareAndTiles(tile[0], fill, None)
+        spec = read_pixels(json, SquareSpec(HALF, HALF, tiling=tiling, patch=patch))
+        for layer in self.layers[modality]:
+            spec = with_resample(spec, layer)
+        return spec
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        spec: SquareSpec = self.specs["image"]
+        rows, columns = spec.tiling.plan(*header.size).tiles
+        return ItemGeometry(1, spec.side, spec.side, MERGE, extra=rows * columns * TILE**2 + 1, tiles=(rows, columns))
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        assert isinstance(item, ImageItem)
+        spec: SquareSpec = self.specs["image"]
+        *cut, whole = spec.tiling.plan(*item.header.size).views
+        frames, grid = item.pixels[None], self.geometry(item.header)
+        tiles = torch.empty(0, 3 * spec.patch**2, dtype=dtype)
+        if cut:
+            tiles = patch_rows(frames, CropPlan(tuple(cut)), spec, spec.patch, dtype=dtype)
+        made = torch.tensor((grid.tiles[0] * grid.tiles[1], TILE * MERGE, spec.side))
+        return {
+            "pixel_values": FieldElem(patch_rows(frames, CropPlan((whole,)), spec, spec.patch, dtype=dtype), FlatField()),
+            "pixel_values_local": FieldElem(tiles, FlatField()),
+            "tiles": FieldElem(made, BatchedField(keep_on_cpu=True)),
+        }, grid
+
+    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """Fewer tiles, or the whole alone at a tile's size."""
+        tiles = (rows - 1 - WHOLE**2) // TILE**2
+        if grid[1] == TILE * MERGE or rows < 1 + TILE**2:
+            return None
+        return {"detail": "low"} if tiles < 1 else {"min_patches": 1, "max_patches": tiles}
