@@ -48,6 +48,7 @@ class Pixtral(TowerModel):
     bias: ClassVar[bool] = True
     tied: ClassVar[bool] = False
     neighbours: ClassVar[bool] = False
+    decoder: ClassVar[str] = "mistral"  # its model_type, where config.json does not say
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text, tower = decoder_spec(config, self.stack(config)), self.tower_spec(config)
@@ -55,7 +56,7 @@ class Pixtral(TowerModel):
 
     def stack(self, config: Mapping[str, Any]) -> Stack:
         """Of the decoder."""
-        stack = stack_of(config, "mistral")
+        stack = stack_of(config, self.decoder)
         return replace(stack, defaults={"tie_word_embeddings": self.tied, **stack.defaults}, neighbours=self.neighbours)
 
     def tower_spec(self, config: Mapping[str, Any]) -> TowerSpec:
@@ -118,7 +119,7 @@ class Mistral3(Pixtral):
             width=tower.width,
             out=tower.width,
             layers=("patch_merger.merging_layer",),
-            group=tower.merge**2,
+            group=self.merge_of(config) ** 2,
             bias=False,
             norm="norm",
             eps=self.spec.eps,

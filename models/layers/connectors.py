@@ -85,10 +85,15 @@ class Projector(nn.Module):
 
 
 def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> Tensor:
-    """`[patches, width]` row by row of grids `(t, h, w)` -> the same in squares of merge x merge, row by row of squares."""
+    """`[patches, width]` row by row of grids `(t, h, w)` -> the same in squares of merge x merge, row by row of squares.
+
+    What is left of a grid on the right and below a whole number of squares is dropped.
+    """
     parts, start = [], 0
     for t, h, w in grids:
-        grid = rows[start : start + t * h * w].view(t, h // merge, merge, w // merge, merge, -1)
-        parts.append(grid.transpose(2, 3).reshape(t * h * w, -1))
+        tall, wide = h // merge, w // merge
+        grid = rows[start : start + t * h * w].view(t, h, w, -1)[:, : tall * merge, : wide * merge]
+        grid = grid.unflatten(2, (wide, merge)).unflatten(1, (tall, merge))
+        parts.append(grid.transpose(2, 3).reshape(t * tall * wide * merge**2, -1))
         start += t * h * w
     return torch.cat(parts)

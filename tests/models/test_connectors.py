@@ -67,6 +67,13 @@ def test_squares() -> None:
     assert squares(rows, grids, 2)[:, 0].tolist() == wanted.tolist()
 
 
+def test_squares_leave_out_what_fills_none() -> None:
+    rows = torch.arange(2 * 3 * 5 + 4)[:, None]
+    frames = [rows[:15].view(3, 5)[:2, :4], rows[15:30].view(3, 5)[:2, :4], rows[30:].view(2, 2)]
+    wanted = torch.cat([in_squares(frame, 2).flatten() for frame in frames])
+    assert squares(rows, [(2, 3, 5), (1, 2, 2)], 2)[:, 0].tolist() == wanted.tolist()
+
+
 @torch.inference_mode()
 def test_qformer() -> None:
     ensure_torchvision()
