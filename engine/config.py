@@ -16,6 +16,7 @@ from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
 from ..mm.registry import LAYOUTS, row_name
+from ..models.config import check_parts
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -217,7 +218,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     """Read a checkpoint's JSON files.
 
     Raises:
-        ConfigError: no such folder, no config.json, or a config that asks for remote code.
+        ConfigError: no such folder, no config.json, or one that asks for remote code or describes what no model is.
         CheckpointError: a file that is not a JSON object.
     """
     path = Path(folder)
@@ -229,6 +230,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     config = raw["config.json"] or _own_layout(path)
     if not config:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
+    check_parts(config)
     if config.get("quantization_config"):
         raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
     processors = replace(read_preprocessors(path), config=config)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ..kernels import dispatch
 from ..mm.types import MediaHeader
-from ..models.interface import Model
-from .config import DTYPES, EngineConfig, load_model_files, make_config, resolve
-from .loader import load_processing, resolve_max_model_len
+from .config import DTYPES, EngineConfig, load_model_files, make_config
+from .loader import build_model, load_processing, resolve_max_model_len
 from .memory import MemoryPlan, plan_memory
 from .paths import choose, describe, rehearse
 
@@ -37,7 +36,7 @@ def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does."""
     files = load_model_files(folder)
     row = choose(files)
-    resolve(row.model)(files.config, files.dtype("auto"), torch.device("meta"))
+    build_model(row, files, files.dtype("auto"), torch.device("meta"))
     info = load_processing(row, files, {})
     return {
         "architecture": files.architecture,
@@ -53,7 +52,7 @@ def explain(config: EngineConfig) -> MemoryPlan:
     """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
     files = load_model_files(config.model)
     row, dtype = choose(files), files.dtype(config.dtype)
-    model = cast(Model, resolve(row.model)(files.config, dtype, torch.device("meta")))
+    model = build_model(row, files, dtype, torch.device("meta"))
     info = load_processing(row, files, config.mm_processor_kwargs)
     rehearse(model, info, dtype)
     return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))

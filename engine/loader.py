@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
 import torch
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, SensoriumError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
 from ..models.interface import Model
@@ -30,6 +30,8 @@ from .scheduler import Scheduler, SchedulerLimits
 from .structured import GrammarFactory
 
 _log = logging.getLogger(__name__)
+_NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+"""What JSON raises that is read as something it is not, or as sizes that no memory holds."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class Engine:
 def load_processing(
     row: Architecture, files: ModelFiles, options: Mapping[str, Any], tokenizer: Tokenizer | None = None
 ) -> ProcessingInfo:
-    """`tokenizer`: for families whose items are written with text of their own; None: the checkpoint's, once it is needed."""
+    """`tokenizer`: for families whose items are written with text of their own; None: the checkpoint's, once it is needed.
+
+    ConfigError: options, or a checkpoint's JSON, of which no inputs can be made.
+    """
     words = cache(lambda: Tokenizer(files.path) if tokenizer is None else tokenizer)
     given = replace(
         files.processors,
@@ -53,7 +58,23 @@ def load_processing(
         decode=lambda ids: words().decode(ids),
         special=lambda text: words().token_to_id(text),
     )
-    return cast(ProcessingInfo, resolve(row.processing)(given, options))
+    return cast(ProcessingInfo, _made("inputs", resolve(row.processing), given, options))
+
+
+def build_model(row: Architecture, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Model:
+    """Without weights; ConfigError for a config.json of which no model can be made."""
+    return cast(Model, _made("model", resolve(row.model), files.config, dtype, device))
+
+
+def _made(what: str, kind: Callable[..., object], *arguments: object) -> object:
+    """`kind(*arguments)`; ConfigError where that fails, since it is made of what the checkpoint's JSON says."""
+    try:
+        return kind(*arguments)
+    except SensoriumError:
+        raise
+    except _NONSENSE as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"the checkpoint's JSON does not say how its {what} can be made ({reason})") from error
 
 
 def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
@@ -68,7 +89,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     check(row, config)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
-    model = cast(Model, resolve(row.model)(files.config, dtype, device))
+    model = build_model(row, files, dtype, device)
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes

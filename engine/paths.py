@@ -23,8 +23,9 @@ FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo")
 
 def choose(files: ModelFiles) -> Architecture:
     """The registry's row of a checkpoint, FALLBACK where only transformers has its class; ConfigError where nobody has."""
+    name = files.architecture
     try:
-        return find(files.architecture)
+        return find(name)
     except ConfigError as unknown:
         try:
             class_of(files.config)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..kernels.activation import REFERENCES
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, SensoriumError
 from .text.rope import kind_of, yarn_temper
 from .text.spec import (
     PLAIN_NORMS,
@@ -64,11 +65,28 @@ ALIASES = {
 FOR_EACH_KIND = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
 """Numbers that configs of mixtures by kind may repeat for each."""
 
+_MANY, _MOST = ("layers", "depth", "experts"), 4096  # of what is made one by one: more than any model has
+_WIDEST_HEAD = 1 << 14
+_AXES = (1, 3, 4)  # of positions: one, or time, height and width, or those behind a plain count
+
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text part of a config.json: `text_config` when it is there, else the top level."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
+
+
+def check_parts(config: Mapping[str, Any]) -> None:
+    """ConfigError for a part of a config.json that is no object, and for more layers or experts than any model has."""
+    for key, value in config.items():
+        if key.endswith("_config") and not isinstance(value, Mapping | None):
+            raise ConfigError(f"{key} in config.json is a {type(value).__name__}; it must be an object")
+        if isinstance(value, Mapping):
+            check_parts(value)
+        elif any(word in key for word in _MANY):
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, int) and number > _MOST:
+                    raise ConfigError(f"{key} in config.json is {number:.3g}, the limit is {_MOST}; download it again")
 
 
 def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **changes: Any) -> DecoderSpec:
@@ -82,6 +100,8 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
     text |= {key: text[key][0] for key in FOR_EACH_KIND if isinstance(text.get(key), list)}
     try:
         return replace(_read(config, text, stack), **changes)
+    except SensoriumError:
+        raise
     except (TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"config.json says something of its decoder that cannot be read ({error})") from None
 
@@ -96,7 +116,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         vocab_size=count(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        eps=text.get("rms_norm_eps", 1e-6),
+        eps=_positive({"rms_norm_eps": 1e-6, **text}, "rms_norm_eps"),
         max_positions=count({"max_position_embeddings": 32768, **text}, "max_position_embeddings"),
         tied=_tied(config, stack),
         norm_offset=stack.norm_offset,
@@ -117,10 +137,10 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
     if text.get("kv_lora_rank"):
         return _latent(text, stack)
     heads = count(text, "num_attention_heads")
-    kv_heads = text.get("num_key_value_heads") or heads
+    kv_heads = count(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
     if heads % kv_heads:
         raise ConfigError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    dim = text.get("head_dim") or count(text, "hidden_size") // heads
+    dim = count(text, "head_dim") if text.get("head_dim") else count(text, "hidden_size") // heads
     window = _window(text, layer)
     bias = bool(text.get("attention_bias", text.get("use_bias", False)))
     return AttentionSpec(
@@ -181,15 +201,19 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
         given = given[kind]
     elif kind == "sliding_attention" and text.get("rope_local_base_freq"):
         given, theta = {}, text["rope_local_base_freq"]
+    if dim > _WIDEST_HEAD:
+        raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_WIDEST_HEAD}; download config.json again")
     turned = int(dim * (given.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
     sections = tuple(given.get("mrope_section") or text.get("mrope_section") or (turned // 2,))
     if sum(sections) * 2 != turned:
         raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {turned // 2}")
-    order = stack.axes or (in_turns if given.get("mrope_interleaved") else in_runs)
+    axes = (stack.axes or (in_turns if given.get("mrope_interleaved") else in_runs))(sections)
+    if len(sections) not in _AXES or len(axes) != turned // 2:
+        raise ConfigError(f"mrope_section {list(sections)} deals out no head; it has a count for time, height and width")
     return RopeSpec(
-        theta=float(given.get("rope_theta") or theta),
+        theta=_positive({"rope_theta": given.get("rope_theta") or theta}, "rope_theta"),
         dim=turned,
-        axes=order(sections),
+        axes=axes,
         neighbours=stack.neighbours,
         scaling=_scaling(text, given),
     )
@@ -216,7 +240,7 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
     inner = need(text, "moe_intermediate_size")
     widths = tuple(inner) if isinstance(inner, list | tuple) else (inner,)
     shared = (text.get("n_shared_experts") or 0) * widths[0]
-    return MoeSpec(
+    made = MoeSpec(
         **{
             "experts": count(text, "num_experts"),
             "top_k": count(text, "num_experts_per_tok"),
@@ -232,6 +256,10 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
             **stack.router,
         }
     )
+    if made.top_k > made.experts or made.experts % made.groups or made.top_groups > made.groups:
+        chosen, groups = f"{made.top_k} of {made.experts} experts", f"{made.top_groups} of {made.groups} groups"
+        raise ConfigError(f"config.json has a row go to {chosen} in {groups}, which cannot be; download it again")
+    return made
 
 
 def _sparse(text: Mapping[str, Any], layer: int) -> bool:
@@ -252,6 +280,14 @@ def count(config: Mapping[str, Any], key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{key} in config.json is {value!r}; it must be a positive integer")
     return value
+
+
+def _positive(config: Mapping[str, Any], key: str) -> float:
+    """A finite number above 0; ConfigError names the key otherwise."""
+    value = config[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{key} in config.json is {value!r}; it must be a number above 0")
+    return float(value)
 
 
 def need(config: Mapping[str, Any], key: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError
 from .interface import Model
-from .layers.basic import Weighted
+from .layers.basic import Form, Weighted
 from .layers.linear import Head, Linear
 
 _MAPPED_BYTES = 64 << 20
@@ -55,7 +55,7 @@ def _files(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     try:
         shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise CheckpointError(f"{index} is no index of shards; download it again") from None
     outside = [name for name in shards if Path(str(name)).name != name]
     if outside:
@@ -132,7 +132,7 @@ def fill(
             spare[name] = whole
         if name.startswith((*kept, *ignored)):
             continue
-        for part, tensor in forms[name](whole) if name in forms else [(name, whole)]:
+        for part, tensor in _parts(stored, whole, forms[name]) if name in forms else [(name, whole)]:
             if part in wanted:
                 _put(tensor, stored, part, *wanted[part])
             elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
@@ -143,6 +143,14 @@ def fill(
         if isinstance(module, Head):
             module.pack()
     return spare
+
+
+def _parts(stored: str, whole: Tensor, form: Form) -> list[tuple[str, Tensor]]:
+    """Of a tensor that is stored in another way; CheckpointError for one that is of no such shape."""
+    try:
+        return list(form(whole))
+    except (IndexError, ValueError, RuntimeError):
+        raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which is not what the config wants") from None
 
 
 def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor]) -> None:

@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import activation, gated
+from ...kernels.activation import REFERENCES, activation, gated
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
+from ...mm.errors import ConfigError
 from ..layers.tree import Maker
 from .places import Grid, Layout, add_places_, frequencies, plan_layout
 from .spec import TowerSpec
@@ -106,10 +107,18 @@ class Parts:
 
 
 class Tower(nn.Module):
-    """Patches of items -> their rows after the layers that `spec.features` names. Submodules are named as the checkpoint's."""
+    """Patches of items -> their rows after the layers that `spec.features` names. Submodules are named as the checkpoint's.
+
+    ConfigError names an activation that is not there, and a width that heads and rotary places do not divide.
+    """
 
     def __init__(self, spec: TowerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        if spec.act not in REFERENCES:
+            raise ConfigError(f"vision hidden_act {spec.act!r} is not supported; known are {', '.join(REFERENCES)}")
+        if spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
+            each = "of one size" if spec.rotary is None else "of multiples of 4 numbers"
+            raise ConfigError(f"a tower {spec.width} wide, as vision_config says, has no {spec.heads} heads {each}")
         self.spec, self.dtype, self.device = spec, dtype, device
         self.parts = Parts(spec, Maker(self, dtype, device))
         if spec.rotary is not None:

@@ -111,6 +111,20 @@ def test_remote_code_is_refused_by_name(tmp_path, name):
         load_model_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"vision_config": [1]}, "vision_config in config.json is a list; it must be an object"),
+        ({"text_config": {"num_hidden_layers": 10**9}}, r"num_hidden_layers in config.json is 1e\+09, the limit is 4096"),
+        ({"text_config": {"moe_num_experts": [64, 10**12]}}, r"moe_num_experts in config.json is 1e\+12"),
+        ({"audio_config": {"deep": {"depth": 5000}}}, "depth in config.json is 5e"),
+    ],
+)
+def test_a_config_that_would_be_built_without_end_is_refused(tmp_path, config, text):
+    with pytest.raises(ConfigError, match=text):
+        load_model_files(write(tmp_path, config=config))
+
+
 def test_what_is_no_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder"):
         load_model_files(tmp_path / "nowhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from family import ask, load_rows
 from oracle import build_checkpoint
 from parity import make_llm, record
 from safetensors.torch import load_file, save_file
-from sensorium.mm.errors import CheckpointError
+from sensorium import LLM
+from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models import weights
+from sensorium.models.layers.moe import Mixture
+from sensorium.models.text.spec import MoeSpec
 
 ROW = load_rows()["qwen2_5_vl"]
 
@@ -80,3 +84,37 @@ def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="holds neither"):
         make_llm(ROW, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "text"),
+    [
+        ("vision_config", {"window_size": "x"}, r"does not say how its model can be made \(TypeError"),
+        ("vision_config", {"rope_parameters": 5}, r"does not say how its model can be made \(AttributeError"),
+        ("text_config", {"intermediate_size": 1 << 60}, r"does not say how its model can be made \(RuntimeError"),
+        ("vision_config", {"num_heads": 3}, "64 wide, as vision_config says, has no 3 heads"),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(
+    checkpoint: Path, tmp_path: Path, part: str, change: dict[str, object], text: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config[part] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=text):
+        LLM(tmp_path, max_model_len=128)
+
+
+@pytest.mark.parametrize("index", ["[1]", '{"weight_map": 5}', '{"weight_map": {"a": [1]}}', '{"weight_map": {"a": "../b"}}'])
+def test_an_index_that_names_no_shards_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"no index of shards|plain names"):
+        list(weights.read_checkpoint(tmp_path))
+
+
+def test_experts_in_one_tensor_of_another_shape_are_named() -> None:
+    spec = MoeSpec(experts=2, top_k=1, inner=(8,))
+    model = torch.nn.ModuleDict({"mlp": Mixture(4, spec, torch.float32, torch.device("cpu"))})
+    with pytest.raises(CheckpointError, match=r"mlp.experts.down_proj has shape \[8\]"):
+        weights.fill(model, [("mlp.experts.down_proj", torch.zeros(8))], (), {})
