@@ -137,13 +137,13 @@ class InputProcessor:
         planned = time.perf_counter() - start
         made = [self.media.process(*entry) for entry in zip(items, [given.salt] * len(items), seconds, strict=True)]
         spans = [
-            tuple(item.info.span(item.source.modality, grid) for _, grid in done.pieces)
+            tuple(item.info.spans(item.source.modality, [grid for _, grid in done.pieces]))
             for item, done in zip(items, made, strict=True)
         ]
         tokens, ranges = self._expand(draft.ids, list(zip(items, spans, strict=True)))
         plans = tuple(final_plan(*entry) for entry in zip(items, made, spans, strict=True))
         trace = tuple(_trace(*entry) for entry in zip(items, made, plans, seconds, strict=True))
-        features, item_of = _features(items, made, ranges)
+        features, item_of = _features(items, made, spans, ranges)
         timings = _stages(items, planned, seconds, remote=bool(draft.fetches))
         cross = features[0] if features and self._crosses else None
         if cross is not None:
@@ -251,18 +251,25 @@ def _as_stream(chat: RenderedChat) -> dict[str, list[Media]]:
 
 
 def _features(
-    items: Sequence[Item], made: Sequence[Processed], ranges: Sequence[Sequence[PlaceholderRange]]
+    items: Sequence[Item],
+    made: Sequence[Processed],
+    spans: Sequence[Sequence[Span]],
+    ranges: Sequence[Sequence[PlaceholderRange]],
 ) -> tuple[tuple[MultiModalFeature, ...], tuple[int, ...]]:
     """In order of their offset, and which item each is of; each piece of a source has an identity of its own."""
     pieces = [
         (
             MultiModalFeature(
-                item.source.modality, kwargs, where, grid, item.key if len(places) == 1 else f"{item.key}.{part}"
+                span.modality or item.source.modality,
+                kwargs,
+                where,
+                grid,
+                item.key if len(places) == 1 else f"{item.key}.{part}",
             ),
             i,
         )
-        for i, (item, done, places) in enumerate(zip(items, made, ranges, strict=True))
-        for part, ((kwargs, grid), where) in enumerate(zip(done.pieces, places, strict=True))
+        for i, (item, done, own, places) in enumerate(zip(items, made, spans, ranges, strict=True))
+        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, own, places, strict=True))
     ]
     pieces.sort(key=lambda piece: piece[0].range.offset)
     return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)

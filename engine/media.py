@@ -208,7 +208,7 @@ class MediaProcessor:
                 raise _miss(source)
             headers = () if done is not None else tuple(gate.probe(source, tuned.decode_spec, self.settings.policy))
             grids = [grid for _, grid in done.pieces] if done else [tuned.geometry(header) for header in headers]
-            spans = tuple(tuned.span(source.modality, grid) for grid in grids)
+            spans = tuple(tuned.spans(source.modality, grids))
             plan = self._plan(source, headers, grids, spans, done)
         return Item(source, tuned, key, content, plan, spans, headers, done)
 
@@ -242,7 +242,7 @@ class MediaProcessor:
             source.modality,
             source.index,
             done.size if done is not None else headers[0].size,
-            (sum(grid.t for grid in grids), grids[0].h, grids[0].w),
+            _grid(grids, spans),
             sum(span.length for span in spans),
             rows,
             rows * self.settings.row_bytes,
@@ -256,7 +256,7 @@ class MediaProcessor:
         return item.info.shrink_options(item.source.modality, item.plan.grid, item.plan.num_embeds) is not None
 
     def _shrunk(self, item: Item, share: float, tenant: str | None) -> Item:
-        own = item.plan.num_tokens - item.plan.num_embeds
+        own = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
         options = item.info.shrink_options(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
         source = replace(item.source, options=options or {})  # its own are in item.info; fps and num_frames exclude each other
         small = self._open(source, item.info, tenant, bool(item.key))
@@ -286,16 +286,21 @@ class MediaProcessor:
 def final_plan(item: Item, done: Processed, spans: Sequence[Span]) -> ItemPlan:
     """The plan as it came out: exact, with the frames that were really used."""
     rows = sum(grid.num_embeds for _, grid in done.pieces)
-    grid = done.pieces[0][1]
     return replace(
         item.plan,
-        grid=(sum(one.t for _, one in done.pieces), grid.h, grid.w),
+        grid=_grid([grid for _, grid in done.pieces], spans),
         num_tokens=sum(span.length for span in spans),
         num_embeds=rows,
         bytes=rows * (item.plan.bytes // item.plan.num_embeds if item.plan.num_embeds else 0),
         exact=True,
         frames=done.frames,
     )
+
+
+def _grid(grids: Sequence[ItemGeometry], spans: Sequence[Span]) -> tuple[int, int, int]:
+    """`(t, h, w)` of the pieces one after the other, without what lies among them."""
+    steps = sum(grid.t for grid, span in zip(grids, spans, strict=True) if not span.shared)
+    return steps, grids[0].h, grids[0].w
 
 
 def source_bytes(data: object) -> int:

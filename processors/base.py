@@ -156,6 +156,10 @@ class FamilyInfo:
         """Only embeddings: the slot's token, once per embedding."""
         return Span((self.slot_ids[modality],) * geometry.num_embeds)
 
+    def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
+        """Each for itself, one after the other."""
+        return [self.span(modality, geometry) for geometry in geometries]
+
     def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         return None
 

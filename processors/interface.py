@@ -19,6 +19,9 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 class Span:
     """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows.
 
+    `modality`: of its rows, where that is not the slot's own. `shared`: it lies in the tokens of the span before it, among
+    those that are no rows of that one, and adds none.
+
     `before`, `after`: text around them that is no part of its range and is joined with the prompt's, as a tokenizer that
     reads both together does: two tokens side by side of which `joins` has one are that one.
     """
@@ -28,11 +31,17 @@ class Span:
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     joins: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    modality: str | None = None
+    shared: bool = False
+
+    @property
+    def num_embeds(self) -> int:
+        return len(self.token_ids) if self.is_embed is None else int(self.is_embed.sum())
 
     @property
     def length(self) -> int:
         """Tokens it adds to a prompt, at most."""
-        return len(self.before) + len(self.token_ids) + len(self.after)
+        return 0 if self.shared else len(self.before) + len(self.token_ids) + len(self.after)
 
 
 class ProcessingInfo(Protocol):
@@ -73,6 +82,9 @@ class ProcessingInfo(Protocol):
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """The tokens that replace one slot."""
+
+    def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
+        """The tokens that replace one slot, a span for each item that its source is made of."""
 
     def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Options of one item that make a grid of (t, h, w) patches take at most `rows` rows; None: it cannot shrink."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ..mm.types import ItemGeometry, MediaHeader
 from .mel import MelSpec
 from .patches import PatchSpec
 from .sounds import SoundInfo
@@ -34,3 +37,12 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
     patches = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28)}
     sounds = _Sounds
     per_second = 25
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """Marks around a sound among the rows of its clip share the positions of the clip's own."""
+        return replace(super().geometry(header), folded=header.modality == "video")
+
+    @property
+    def at_once(self) -> int:
+        """Two seconds."""
+        return int(self.rate_of_time * self.files.config.get("seconds_per_chunk", 2))

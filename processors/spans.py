@@ -50,6 +50,9 @@ def _write(spans: Sequence[Span], out: list[int], whole: bool) -> list[Placehold
     """`whole`: the prompt has the text around them already."""
     ranges = []
     for span in spans:
+        if span.shared:
+            ranges.append(PlaceholderRange(ranges[-1].offset, len(span.token_ids), span.is_embed))
+            continue
         _join(out, () if whole else span.before, span.joins)
         ranges.append(PlaceholderRange(len(out), len(span.token_ids), span.is_embed))
         out.extend(span.token_ids)
@@ -77,7 +80,7 @@ def _next_input(modality: str, index: int, slots: Mapping[str, Sequence[Sequence
 
 def _slot(prompt_ids: Sequence[int], position: int, taken: int, token: int, spans: Sequence[Span]) -> tuple[int, int]:
     """`[start, stop)` of the slot whose token is at `position`: all of the spans where they are already written out."""
-    written = [one for span in spans for one in span.token_ids]
+    written = [one for span in spans if not span.shared for one in span.token_ids]
     if token in written:
         start = position - written.index(token)
         stop = start + len(written)

@@ -63,6 +63,9 @@ class Info:
     def span(self, modality, geometry):
         return Span((3,) * geometry.num_embeds)
 
+    def spans(self, modality, geometries):
+        return [self.span(modality, geometry) for geometry in geometries]
+
     def options_key(self, modality):
         return ""
 

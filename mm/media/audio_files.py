@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import open_container
+from .policy import MediaPolicy
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -60,6 +61,15 @@ def read_header(data: bytes) -> SoundHeader:
             frames, sure = _packet_frames(packet, stream)
             total, skipped, exact = total + frames, skipped + _skipped(packet), exact and sure
     return SoundHeader(rate, max(0, total - skipped), exact)
+
+
+def has_track(data: bytes, policy: MediaPolicy) -> bool:
+    """Whether a clip's file has a sound in it that can be read; `policy` is not looked at."""
+    try:
+        with _container(data):
+            return True
+    except InputError:
+        return False
 
 
 def read_blocks(data: bytes, rate: int) -> Iterator[Array]:

@@ -11,9 +11,11 @@ from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
+from .audio_files import has_track
 from .isolate import caller
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
 from .source import read
+from .video_frames import sound_beside
 
 
 def is_remote(source: MediaSource) -> bool:
@@ -44,12 +46,14 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         elif source.kind == "audio":
             content = audio.hash_audio(source.data)
         else:
-            content = video.hash_video(source.data, policy)
+            content, sound = video.hash_video(source.data, policy), sound_beside(source.data)
+            content = content if sound is None else digest(content, audio.hash_audio(sound))
         return digest("media", source.modality, source.kind, content)
 
 
 def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaHeader]:
-    """The headers of the items that the source is made of, without decoding it. One, but for a video fed in chunks.
+    """The headers of the items that the source is made of, without decoding it: one, but for a video fed in chunks, or with
+    its sound.
 
     Raises:
         MediaError: a header that cannot be read, or that is over a limit.
@@ -62,7 +66,10 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[Me
             header = run(audio.probe_audio, source.data, spec.rate, policy)
         else:
             header = run(video.probe_video, source.data, spec.sampling, policy)
-        return chunks.split_header(header, source.kind, spec) if source.modality == "vision_chunk" else [header]
+        if source.modality == "vision_chunk":
+            return chunks.split_header(header, source.kind, spec)
+        sound = _sound(source, spec, policy)
+        return [header] if sound is None else [header, run(audio.probe_audio, sound, spec.rate, policy)]
 
 
 def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaItem]:
@@ -80,7 +87,19 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
             item = AudioItem(run(audio.decode_audio, source.data, spec.rate, policy), spec.rate)
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
-        return [*chunks.split(item, source.kind, spec)] if source.modality == "vision_chunk" else [item]
+        if source.modality == "vision_chunk":
+            return [*chunks.split(item, source.kind, spec)]
+        sound = _sound(source, spec, policy)
+        return [item] if sound is None else [item, AudioItem(run(audio.decode_audio, sound, spec.rate, policy), spec.rate)]
+
+
+def _sound(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
+    """What holds the sound of a clip; None where there is none, or none is wanted."""
+    if not spec.sound or source.kind != "video":
+        return None
+    if isinstance(source.data, bytes | bytearray | memoryview):
+        return source.data if caller(policy, source.data)(has_track, bytes(source.data), policy) else None
+    return sound_beside(source.data)
 
 
 @contextmanager

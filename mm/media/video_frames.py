@@ -21,6 +21,7 @@ from .policy import MediaPolicy
 from .video_pyav import DEFAULT_FPS
 
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
+_SOUND = "audio"
 _MOST = 1e9
 
 
@@ -81,6 +82,13 @@ def given_frames(value: Any, policy: MediaPolicy) -> GivenFrames:
     raise InputError(f"a {type(value).__name__} is not a known form; give a file, an array or a list of frames")
 
 
+def sound_beside(value: object) -> object | None:
+    """What the metadata of frames holds as their `audio`: samples, or `(samples, their rate)`; None: nothing."""
+    if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)):
+        return None
+    return value[1].get(_SOUND)
+
+
 def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
     if value.ndim != 4:
         raise InputError(f"frames have 4 axes [n, h, w, 3], not {value.ndim}")
@@ -108,8 +116,8 @@ def _fields(metadata: object) -> Mapping[str, object]:
             raise InputError(f"metadata of frames is a mapping or an object with fps, not a {type(metadata).__name__}")
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
-        if name not in _FIELDS:
-            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, _FIELDS)}")
+        if name not in (*_FIELDS, _SOUND):
+            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, (*_FIELDS, _SOUND))}")
     return {name: metadata[name] for name in metadata}
 
 

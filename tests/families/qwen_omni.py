@@ -1,5 +1,11 @@
 """The thinkers of Qwen2.5-Omni and Qwen3-Omni in the parity suite; sounds in windows of 0.4 s and of 2 s."""
 
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
 from family import CLIPS, PICTURES, SOUNDS, Family
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 from sensorium import Media
@@ -100,6 +106,38 @@ def ours(modality, media):
     return Media(frames, min_pixels=least, max_pixels=most) if modality == "video" else media
 
 
+def sound_of(clip):
+    """As long as the clip."""
+    rng = np.random.default_rng(int(clip.sum()))
+    return rng.normal(0, 0.1, int(len(clip) / FPS * 16_000)).astype(np.float32)
+
+
+def call_together(processor, text, data):
+    """The clips' sounds are handed over beside them, in the order of the text."""
+    least, most = AREAS["video"]
+    clips, sounds = iter(range(len(data.get("video", ())))), iter(data.get("audio", ()))
+    order = [next(clips) if name == "video" else None for name in re.findall(r"<.(video|audio)_pad.>", text)]
+    audio = [next(sounds) if one is None else sound_of(data["video"][one]) for one in order]
+    more = {"images": data["image"]} if "image" in data else {}
+    if "video" in data:
+        options = {"fps": FPS, "do_sample_frames": False, "size": {"shortest_edge": least, "longest_edge": most}}
+        more |= {"videos": data["video"], "videos_kwargs": options, "audio_from_video_indices": order}
+    sounding = {"audio": audio} if audio else {}
+    return dict(processor(text=[text], **sounding, **more, load_audio_from_video=True, return_tensors="pt"))
+
+
+def ours_together(modality, media):
+    given = ours(modality, media)
+    if modality != "video":
+        return given
+    frames, metadata = given.data
+    return replace(given, data=(frames, metadata | {"audio": (sound_of(media), 16_000)}))
+
+
+def request_together(text, data):
+    return {"prompt": text, "multi_modal_data": data, "mm_processor_kwargs": {"use_audio_in_video": True}}
+
+
 def refuses(modality, size):
     return max(size[-2:]) > 200 * min(size[-2:]) if modality != "audio" else False
 
@@ -112,8 +150,6 @@ def tensors(inputs, features):
     ):
         own = [feature.kwargs for feature in features if feature.modality == modality]
         for name in names if own else ():
-            import torch
-
             yield name, torch.cat([torch.as_tensor(one[name].data).flatten() for one in own]), inputs[name].flatten()
     for number, feature in enumerate(one for one in features if one.modality == "audio"):
         frames = feature.kwargs["input_features"].data
@@ -121,23 +157,20 @@ def tensors(inputs, features):
         yield "input_features", frames, inputs["input_features"][number, :, : len(frames)].T
 
 
-def positions(model, inputs):
+def positions(model, inputs, together=False):
     rule = model.model.get_rope_index
     given = {name: inputs.get(name) for name in ("input_ids", "image_grid_thw", "video_grid_thw", "attention_mask")}
     mask = inputs.get("feature_attention_mask")
     seconds = inputs.get("video_second_per_grid")
-    import torch
-
     more = {"audio_seqlens": None if mask is None else mask.sum(1)}
     more["second_per_grids"] = None if seconds is None else torch.as_tensor(seconds)
-    return rule(**given, **more)[0][:, 0].long()
+    return rule(**given, **more, use_audio_in_video=together)[0][:, 0].long()
 
 
 def row(name, build, **more):
     return Family(
         name,
         build,
-        slots=MARKED,
         sizes={
             "image": [(90, 130), (60, 60), (140, 70)],
             "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)],
@@ -145,15 +178,37 @@ def row(name, build, **more):
         },
         grid={"image": [*PICTURES, (2, 500)], "video": CLIPS, "audio": SOUNDS},
         refuses=refuses,
-        ours=ours,
-        call=call,
         tensors=tensors,
-        oracle_positions=positions,
-        **more,
+        layouts=LAYOUTS,
+        fullest={"image": [(150, 150), (140, 150), (150, 140)]},
+        **{"slots": MARKED, "ours": ours, "call": call, "oracle_positions": positions} | more,
     )
 
 
+def together(name, build, cases, **more):
+    """Clips with their sound."""
+    slots = {modality: MARKED[modality] for modality in ("image", "video")}
+    asked = {"ours": ours_together, "call": call_together, "request": request_together}
+    return row(name, build, slots=slots, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more)
+
+
+# of a whole checkpoint, which also speaks
+WHOLE = [("visual.", "thinker.visual."), ("audio_tower.", "thinker.audio_tower."), ("model.", "thinker.model.")]
+LAYOUTS = {"whole": [*WHOLE, ("lm_head.", "thinker.lm_head.")]}
+
+UNUSED = {"model.audio_tower.audio_bos_eos_token.": "the published model does not use it either"}
+KEYS = {f"model.audio_tower.layers.{i}.self_attn.k_proj.bias": "adds the same to all scores of a row" for i in range(3)}
+TIED = {"tied": {"tie": True}}
+
 FAMILIES = [
-    row("qwen2_5_omni", build_2_5, variants={"tied": {"tie": True}, "more bands": {"mels": 80, "heads": 2, "window": 50}}),
-    row("qwen3_omni", build_3, variants={"tied": {"tie": True}, "more bands": {"mels": 80, "heads": 2}}),
+    row(
+        "qwen2_5_omni",
+        build_2_5,
+        cases=["", "i", "v", "a", "ii", "avia"],
+        silent=UNUSED,
+        variants=TIED | {"more bands": {"mels": 80, "heads": 2, "window": 50}},
+    ),
+    together("qwen2_5_omni_together", build_2_5, ["", "i", "v", "vv", "viv"], silent=UNUSED),
+    row("qwen3_omni", build_3, silent=KEYS, variants=TIED | {"more bands": {"mels": 80, "heads": 2}}),
+    together("qwen3_omni_together", build_3, ["", "i", "v", "vi", "iv"], silent=KEYS),  # sounds of one prompt are mixed there
 ]
