@@ -119,8 +119,10 @@ def _largest_picture(modality: str, info: ProcessingInfo, room: Room) -> Largest
     def header(side: int) -> MediaHeader:
         return MediaHeader(modality, side, side)
 
-    most = math.isqrt(room.policy.max_pixels)
-    side = last_true(lambda n: room.setting(info, header(n)) is None, 1, most)
+    most, least = math.isqrt(room.policy.max_pixels), 1
+    while least < most and not rows_of(info, header(least)):  # too small a picture may make no row
+        least *= 2
+    side = last_true(lambda n: room.setting(info, header(n)) is None, least, most)
     rows = rows_of(info, header(side)) if side else 0
     if side < most:
         return Largest(modality, (side, side), 0, 0.0, rows, room.setting(info, header(side + 1)) or "", True)

@@ -12,10 +12,10 @@ import pytest
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import load_model_files, make_config
 from sensorium.engine.doctor import explain
-from sensorium.engine.largest import Largest, last_true, most_rows, rows_of
+from sensorium.engine.largest import Largest, Room, largest_item, last_true, most_rows, rows_of
 from sensorium.engine.loader import load_processing
 from sensorium.engine.memory import encoder_cache_budget
-from sensorium.mm.errors import ConfigError, SensoriumError
+from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.registry import find
 from sensorium.mm.types import MediaHeader
@@ -112,6 +112,20 @@ def test_largest_image_by_the_processor_is_the_first_that_is_not_enlarged_on() -
     llm = LLM(TINY_VL, **SMALL)
     (at,), (below,), (above,) = (llm.plan(picture(item.size[0] + more)) for more in (0, -1, 1000))
     assert at.num_embeds == above.num_embeds == 256 > below.num_embeds
+
+
+def test_largest_image_of_a_family_that_refuses_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    info, room = processing(TINY_VL), Room(500, "max_model_len", 1 << 30, 512, MediaPolicy())
+    known, geometry = largest_item("image", info, room), info.geometry
+
+    def picky(header: MediaHeader) -> Any:
+        if min(header.size) < 15:
+            raise InputError("too small")
+        return geometry(header)
+
+    monkeypatch.setattr(info, "geometry", picky)
+    assert largest_item("image", info, room) == known
+    assert known.rows > 0
 
 
 def test_settings_that_limit_the_image() -> None:
