@@ -6,7 +6,8 @@ step arrives there without a global.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,9 @@ from .peak import Peak
 
 ATTENTION = "sensorium_paged"  # name in transformers' attention interface
 STEP = "sensorium_step"  # argument that goes down to the attention
-BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, NotImplementedError, ImportError)
-"""What a class may raise that is asked for what it does not do."""
+BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError, ImportError, OSError)
+"""What a class may raise that is asked for what it does not do, or for what it would fetch."""
+_WAYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _PROBE_ROWS, _MEASURED_ROWS, _HALF = 4, 64, torch.bfloat16
 
 
@@ -92,6 +94,34 @@ def class_of(config: Mapping[str, Any]) -> Any:
     return found
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """Nothing that a config names, as kernels and backbones may be, is fetched: whoever wants it gets an OSError."""
+    from huggingface_hub import constants
+
+    was, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = was
+
+
+def _parsed(kind: Any, config: Mapping[str, Any]) -> Any:
+    """A config.json as the class has it, but for how attention is computed: that is ours to say."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return kind.config_class.from_dict(_without(config, _WAYS))
+    except StrictDataclassError as error:
+        raise ValueError(line(error)) from None
+
+
+def _without(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """At any depth."""
+    kept = {key: value for key, value in config.items() if key not in names}
+    return {key: _without(value, names) if isinstance(value, Mapping) else value for key, value in kept.items()}
+
+
 @dataclass(frozen=True)
 class Built:
     """A class on the meta device, the config of its decoder, and what was learnt of that.
@@ -113,8 +143,8 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
     kind = class_of(config)
     name = kind.__name__
     try:
-        parsed = kind.config_class.from_dict(dict(config))
-        with torch.device("meta"):
+        with apart(), torch.device("meta"):
+            parsed = _parsed(kind, config)
             outer = kind._from_config(parsed, dtype=dtype, attn_implementation=attention_of(parsed))
     except BROKEN as error:
         raise ConfigError(f"{name} of transformers cannot be made from config.json: {line(error)}") from None

@@ -18,7 +18,7 @@ from ..kernels.metadata import AttentionMetadata
 from ..mm.errors import CheckpointError, ConfigError
 from ..mm.positions import mrope_positions
 from ..mm.types import ItemGeometry, PlaceholderRange
-from .borrowed import ATTENTION, BROKEN, STEP, Layer, Step, attention_of, build, line, make_encoders
+from .borrowed import ATTENTION, BROKEN, STEP, Layer, Step, apart, attention_of, build, line, make_encoders
 from .interface import CacheSpec, ForwardBatch, Work
 from .peak import Peak
 
@@ -89,15 +89,16 @@ class Fallback(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         kind, config = type(self.outer), self.outer.config
-        self.outer, told = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(weights),
-            dtype=self.dtype,
-            attn_implementation=attention_of(config),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        with apart():
+            self.outer, told = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(weights),
+                dtype=self.dtype,
+                attn_implementation=attention_of(config),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
         for verb, names in (("lacks", told["missing_keys"]), ("holds unknown", told["unexpected_keys"])):
             if names:
                 raise CheckpointError(f"the checkpoint {verb} {', '.join(sorted(names)[:3])}; it does not fit its config.json")

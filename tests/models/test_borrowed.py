@@ -1,0 +1,38 @@
+"""What classes of transformers are made of, and that nothing is fetched for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sensorium.mm.errors import ConfigError
+from sensorium.models.borrowed import ATTENTION, build
+
+SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = SIZES | {"model_type": "cohere2", "vocab_size": 99, "eos_token_id": 1}
+VISION = SIZES | {"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 56}
+
+
+def test_what_a_config_names_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a backbone, nor a way of attention: kernels would be code."""
+    import transformers as tf
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    config: dict[str, Any] = {"text_config": TEXT, "vision_config": VISION | {"attn_implementation": "some/kernel"}}
+    config |= {"architectures": ["AyaVisionForConditionalGeneration"], "_attn_implementation": "flash_attention_2"}
+    outer = build(config, torch.float32).outer
+    used = {module.config._attn_implementation for module in outer.modules() if isinstance(module, tf.PreTrainedModel)}
+    assert used <= {None, ATTENTION, "sdpa"}
+    assert constants.HF_HUB_OFFLINE is False
+
+    def fetch(*_: object, **__: object) -> None:
+        assert constants.HF_HUB_OFFLINE
+        raise ConnectionError("offline mode is enabled")
+
+    monkeypatch.setattr(tf.PreTrainedModel, "_from_config", fetch)
+    with pytest.raises(ConfigError, match=r"cannot be made from config\.json: offline mode is enabled"):
+        build(config, torch.float32)
+    with pytest.raises(ConfigError, match=r"cannot be made from config\.json: Validation error for field 'hidden_size'"):
+        build(config | {"text_config": {"model_type": "cohere2", "hidden_size": "big"}}, torch.float32)
