@@ -48,7 +48,7 @@ def expand(
 
 def _write(spans: Sequence[Span], out: list[int], whole: bool) -> list[PlaceholderRange]:
     """`whole`: the prompt has the text around them already."""
-    ranges = []
+    ranges: list[PlaceholderRange] = []
     for span in spans:
         if span.shared:
             ranges.append(PlaceholderRange(ranges[-1].offset, len(span.token_ids), span.is_embed))

@@ -64,7 +64,7 @@ class ThinkerInfo(NativeInfo):
         return replace(super().decoding(), rate=self.sound.window.rate, sound=bool(given) and given[-1])
 
     def time_step(self, fps: float) -> float:
-        return self.rate_of_time * self.specs["video"].temporal / fps
+        return float(self.rate_of_time * self.specs["video"].temporal / fps)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         return self.sound.geometry(header) if header.modality == "audio" else super().geometry(header)

@@ -186,7 +186,7 @@ def row(name, build, **more):
 
 
 def together(name, build, cases, **more):
-    """Clips with their sound."""
+    """Clips with their sound. Qwen3's oracle lets several sounds of one prompt change one another."""
     slots = {modality: MARKED[modality] for modality in ("image", "video")}
     asked = {"ours": ours_together, "call": call_together, "request": request_together}
     return row(name, build, slots=slots, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more)
@@ -208,7 +208,7 @@ FAMILIES = [
         silent=UNUSED,
         variants=TIED | {"more bands": {"mels": 80, "heads": 2, "window": 50}},
     ),
-    together("qwen2_5_omni_together", build_2_5, ["", "i", "v", "vv", "viv"], silent=UNUSED),
+    together("qwen2_5_omni_together", build_2_5, ["", "v", "v", "v", "iv", "vv"], silent=UNUSED),
     row("qwen3_omni", build_3, silent=KEYS, variants=TIED | {"more bands": {"mels": 80, "heads": 2}}),
-    together("qwen3_omni_together", build_3, ["", "i", "v", "vi", "iv"], silent=KEYS),  # sounds of one prompt are mixed there
+    together("qwen3_omni_together", build_3, ["", "v", "v", "vi", "iv"], silent=KEYS, half=(0.1, 0.04)),  # experts flip
 ]
