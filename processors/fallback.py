@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..mm.errors import ConfigError, InputError
 from ..mm.fields import BatchedField, FieldElem
+from ..mm.hashing import digest
 from ..mm.media.policy import DecodeSpec
 from ..mm.types import AudioItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from .base import FamilyInfo
@@ -50,10 +51,11 @@ _REFUSES = (
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """What an item's tensors depend on beside the item: the processor, its release, and options as JSON."""
+    """What an item's tensors depend on beside the item: the processor, its release, its JSON's digest, options as JSON."""
 
     processor: str
     release: str
+    own: str
     options: str
 
 
@@ -85,7 +87,8 @@ class FallbackProcessingInfo(FamilyInfo):
         given = {key: value for layer in self.layers[modality] for key, value in layer.items()}
         for key, value in given.items():
             _bound(key, value, getattr(self._part(modality), key, None))
-        return ReadSpec(type(self._processor).__name__, transformers.__version__, json.dumps(given, sort_keys=True))
+        own = digest("sensorium.processor", self.files.image, self.files.audio)
+        return ReadSpec(type(self._processor).__name__, transformers.__version__, own, json.dumps(given, sort_keys=True))
 
     def decoding(self) -> DecodeSpec:
         return DecodeSpec(rate=self._part("audio").sampling_rate) if "audio" in self.modalities else DecodeSpec()

@@ -299,6 +299,16 @@ def test_options_of_the_processor_are_the_callers(built):
     assert "max_patches is 1e+09, more than 16 times the processor's own; give at most 64" in refused.error
 
 
+def test_items_are_known_by_what_the_processors_files_say(built):
+    from sensorium.processors.fallback import FallbackProcessingInfo
+    from sensorium.processors.files import read_preprocessors
+
+    files = read_preprocessors(built("aya_vision"))
+    other = replace(files, image={**files.image, "max_patches": 3})
+    keys = [FallbackProcessingInfo(one).options_key("image") for one in (files, files, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
 @pytest.mark.parametrize("family", ["aya_vision", "audioflamingo3"])
 def test_half_precision(built, family):
     llm = LLM(built(family), max_model_len=256, dtype="bfloat16")
