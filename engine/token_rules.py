@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .logits_processors import register_logits_processor
 
-SUPPRESS, ONLY, TIMES = "suppress_tokens", "only_tokens", "timestamps"
+SUPPRESS, ONLY, TIMES, NGRAMS = "suppress_tokens", "only_tokens", "timestamps", "no_repeat_ngrams"
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,34 @@ class Timestamps:
         return 0, anything, anything
 
 
+@dataclass(frozen=True)
+class NoRepeatNGrams:
+    """No run of `ngram_size` tokens of an answer comes again while its first one is among the last `window_size` tokens.
+
+    Tokens of `whitelist_token_ids` may end a run again all the same: those of the cells of a table, of which pages are full.
+    """
+
+    ngram_size: int
+    window_size: int = 100
+    whitelist_token_ids: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("ngram_size", "window_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a positive whole number")
+        object.__setattr__(self, "whitelist_token_ids", frozenset(self.whitelist_token_ids))
+
+    def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
+        count = self.ngram_size - 1
+        seen = token_ids[-self.window_size :]
+        last = seen[len(seen) - count :]
+        again = {seen[end] for end in range(count, len(seen)) if seen[end - count : end] == last}
+        again -= self.whitelist_token_ids
+        if again:
+            logits[torch.tensor(sorted(again), device=logits.device)] = -torch.inf
+
+
 def _alike(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:
     """Equal keys and the places of each."""
     places: dict[Hashable, list[int]] = {}
@@ -103,5 +131,5 @@ def _alike(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:
     return list(places.items())
 
 
-for _name, _rule in ((SUPPRESS, SuppressTokens), (ONLY, OnlyTokens), (TIMES, Timestamps)):
+for _name, _rule in ((SUPPRESS, SuppressTokens), (ONLY, OnlyTokens), (TIMES, Timestamps), (NGRAMS, NoRepeatNGrams)):
     register_logits_processor(_name, _rule)

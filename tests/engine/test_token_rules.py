@@ -6,10 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sensorium.engine.logits_processors import apply_processors
+from sensorium.engine.logits_processors import apply_processors, make_processors
 from sensorium.engine.sampling_params import SamplingParams, from_generation_config
-from sensorium.engine.token_rules import OnlyTokens, SuppressTokens, Timestamps
-from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+from sensorium.engine.token_rules import NGRAMS, NoRepeatNGrams, OnlyTokens, SuppressTokens, Timestamps
+from sensorium.mm.errors import InputError
+from transformers import (
+    NoRepeatNGramLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 FIRST, NONE, END, VOCAB = 30, 29, 20, 60
@@ -51,6 +56,45 @@ def test_only_these() -> None:
     OnlyTokens([3, 5])([], ours[0])
     assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])
     assert ours[0].isfinite().sum() == 2
+
+
+def forbidden(rule: NoRepeatNGrams, answer: list[int]) -> set[int]:
+    given = torch.zeros(VOCAB)
+    rule(answer, given)
+    return set(given.isneginf().nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_ngrams_are_transformers_rule_in_a_window_that_holds_all(size: int, seed: int) -> None:
+    answer = torch.randint(4, (40,), generator=torch.Generator().manual_seed(seed)).tolist()
+    for count in range(len(answer) + 1):
+        given = logits(1, seed)[0]
+        theirs = NoRepeatNGramLogitsProcessor(size)(torch.tensor([answer[:count]], dtype=torch.int64), given[None].clone())[0]
+        NoRepeatNGrams(size, 1000)(answer[:count], given)
+        assert torch.equal(given, theirs), count
+
+
+def test_ngrams_are_looked_for_in_a_window() -> None:
+    answer = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]
+    assert forbidden(NoRepeatNGrams(3, 100), answer) == {3, 5}
+    assert forbidden(NoRepeatNGrams(3, 10), answer) == {3, 5}
+    assert forbidden(NoRepeatNGrams(3, 9), answer) == {5}
+    assert forbidden(NoRepeatNGrams(3, 5), answer) == set()
+    assert forbidden(NoRepeatNGrams(3, 1), answer) == set()
+
+
+def test_ngrams_may_end_in_a_token_of_the_list() -> None:
+    answer = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]
+    assert forbidden(NoRepeatNGrams(3, 100, {5, 7}), answer) == {3}
+    assert forbidden(NoRepeatNGrams(3, 100, [3, 5]), answer) == set()
+    assert NoRepeatNGrams(3, 100, [5, 3]) == NoRepeatNGrams(3, 100, {3, 5})
+
+
+@pytest.mark.parametrize("arguments", [{"ngram_size": 0}, {"ngram_size": 2.0}, {"ngram_size": 3, "window_size": True}, {}])
+def test_ngrams_of_no_size_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="no_repeat_ngrams"):
+        make_processors({NGRAMS: arguments})
 
 
 def test_rules_of_different_requests_do_not_mix() -> None:
