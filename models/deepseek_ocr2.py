@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from .layers.basic import Embedding
 from .layers.connectors import Projector, ProjectorSpec
 from .layers.tree import Stored
 from .text.query_encoder import QueryEncoder
-from .text.spec import DecoderSpec
+from .text.spec import AttentionSpec, DecoderSpec
 from .text.stacks import STACKS
 from .vision.sam import SAM, SamSpec, Tower, convolved_names
 from .vision.spec import TableSpec, TowerSpec
@@ -31,7 +32,10 @@ _SAM = {
     "use_abs_pos": True, "use_rel_pos": True, "window_size": 14, "global_attn_indexes": (2, 5, 8, 11),
 }  # fmt: skip
 _HELD = "model.vision_tower."  # in memory
+_NORM = re.compile(r"(?<=sam_encoder\.layers\.)(\d+)\.layer_norm(?=[12]\.)")
 _PREFIXES = (
+    *((old, f"sam.{new}") for old, new in convolved_names(f"{_HELD}sam_encoder.")),
+    (f"{_HELD}sam_encoder.layers.", "sam.blocks."),
     (f"{_HELD}sam_encoder.", "sam."),
     (f"{_HELD}vision_encoder.", "reader."),
     (f"{_HELD}query_768_resolution.", "query_768."),
@@ -51,18 +55,22 @@ _PREFIXES = (
 class DeepseekOcr2(DecoderModel):
     """A picture's rows: those of its tiles, those of the whole, a learned one."""
 
+    prefixes = _PREFIXES
+
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(decoder_spec(config, STACK), dtype, device)
         vision = need(config, "vision_config")
         sam, reader = _sam(vision), _reader(vision)
         if sam.width != reader.hidden_size:
             raise ConfigError(f"the tower's rows are {sam.width} wide, those of encoder_config {reader.hidden_size}")
-        self.prefixes = (*_layers(sam.tower.depth), *_PREFIXES)
         self.sam, self.reader = Tower(sam, dtype, device), QueryEncoder(reader, dtype, device)
         for rows, name in QUERIES.items():
             self.add_module(name, Embedding(rows, reader.hidden_size, dtype, device))
         self.projector = Projector(ProjectorSpec(reader.hidden_size, self.hidden_size, ("proj",)), dtype, device)
         self.view_separator = Stored((self.hidden_size,), dtype, device)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights((_NORM.sub(r"\1.norm", name), tensor) for name, tensor in weights)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         """`tiles` `[items, 3]`: how many, and the patches along a side of each and of the whole."""
@@ -119,14 +127,6 @@ def _sam(vision: Mapping[str, Any]) -> SamSpec:
 
 def _reader(vision: Mapping[str, Any]) -> DecoderSpec:
     spec = decoder_spec(vision.get("encoder_config") or {}, STACKS["qwen2"])
-    if any(layer.attention != spec.layers[0].attention or layer.attention.window for layer in spec.layers):
-        raise ConfigError("encoder_config has layers that see a window; the known ones see all rows")
+    if any(not isinstance(attention, AttentionSpec) or attention.window for attention in spec.attentions):
+        raise ConfigError("encoder_config has layers that see a window, or latents; the known ones see all rows")
     return spec
-
-
-def _layers(depth: int) -> list[tuple[str, str]]:
-    """Names in memory of the tower's layers, -> those of checkpoints."""
-    own = f"{_HELD}sam_encoder."
-    norms = [(f"{own}layers.{i}.layer_norm{k}.", f"sam.blocks.{i}.norm{k}.") for i in range(depth) for k in (1, 2)]
-    others = [(old, f"sam.{new}") for old, new in convolved_names(own)]
-    return [*norms, (f"{own}layers.", "sam.blocks."), *others]
