@@ -32,7 +32,7 @@ class SuppressTokens:
     def batch(processors: Sequence[SuppressTokens], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
         for (rule, empty), rows in _alike([(one, not answer) for one, answer in zip(processors, answers, strict=True)]):
             tokens = (*rule.tokens, *rule.first) if empty else rule.tokens
-            logits[torch.tensor(rows)[:, None], torch.tensor(tokens, dtype=torch.int64)] = -torch.inf
+            logits[torch.tensor(rows)[:, None], _known(tokens, logits)] = -torch.inf
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OnlyTokens:
     tokens: Sequence[int]
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
-        kept = torch.tensor(list(self.tokens), dtype=torch.int64, device=logits.device)
+        kept = _known(self.tokens, logits)
         values = logits[kept]
         logits.fill_(-torch.inf)[kept] = values
 
@@ -121,6 +121,12 @@ class NoRepeatNGrams:
         again -= self.whitelist_token_ids
         if again:
             logits[torch.tensor(sorted(again), device=logits.device)] = -torch.inf
+
+
+def _known(tokens: Sequence[int], logits: Tensor) -> Tensor:
+    """Those that the vocabulary has: some checkpoints write -1 for none. int64, where `logits` are."""
+    ids = [token for token in tokens if 0 <= token < logits.shape[-1]]
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
 def _alike(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:

@@ -44,7 +44,7 @@ def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None
 
 def test_suppressed_tokens_are_transformers_rule() -> None:
     given, ours = logits(), logits()
-    apply_processors([[SuppressTokens([1, 2, 50], [7, 20])] for _ in ANSWERS], ANSWERS, ours)
+    apply_processors([[SuppressTokens([1, 2, 50, -1, 10**12], [7, 20, -2])] for _ in ANSWERS], ANSWERS, ours)
     for answer, mine, row in zip(ANSWERS, ours, given, strict=True):
         ids = torch.tensor([[1, 2, 3, *answer]])
         expected = SuppressTokensLogitsProcessor([1, 2, 50])(ids, row[None].clone())
@@ -53,7 +53,7 @@ def test_suppressed_tokens_are_transformers_rule() -> None:
 
 def test_only_these() -> None:
     given, ours = logits(1), logits(1)
-    OnlyTokens([3, 5])([], ours[0])
+    OnlyTokens([3, 5, -1])([], ours[0])
     assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])
     assert ours[0].isfinite().sum() == 2
 
