@@ -17,6 +17,7 @@ from ..processors.interface import ProcessingInfo
 
 _RATIOS = tuple(200.0 ** (step / 64) for step in range(65))  # of long to short side; families refuse longer ones
 _AREA_STEP = 2.0
+_FRAMES_PER_ROW = 16  # more than any family joins in one row
 _FPS = 24.0  # of bare frames, where the sampling policy names no rate
 _CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
 _UNBOUNDED = (1 << 40, 1 << 12)  # more than any item takes: pixels, and pieces
@@ -86,10 +87,10 @@ def most_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int
     """
     if modality == "audio":
         return min(cap, rows_of(info, MediaHeader(modality, samples=most_samples(info, policy, cap))))
-    if any(rows_of(info, _square(modality, frames, policy)) >= cap for frames in _frames(info, modality, policy)):
+    if any(rows_of(info, _square(modality, frames, policy)) >= cap for frames in _frames(info, modality, policy, cap)):
         return cap  # most clips end here
     best = 0
-    for frames in _frames(info, modality, policy):
+    for frames in _frames(info, modality, policy, cap):
         rows = partial(_rows_of_size, info, modality, frames)
         best = max(best, _most_of_shapes(rows, _most_pixels(frames, policy), cap))
     return min(cap, best)
@@ -199,20 +200,33 @@ def frame_plan(count: int, fps: float) -> FramePlan:
     return FramePlan(tuple(range(count)), tuple(i / fps for i in range(count)), count, fps)
 
 
-def _frames(info: ProcessingInfo, modality: str, policy: MediaPolicy) -> Iterator[FramePlan | None]:
+def _frames(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> Iterator[FramePlan | None]:
     """What an item of this modality may hold: a picture (None), a piece of a video, a clip of ever more frames.
 
-    Frames that come with their own times are all used, so the sampling policy does not bound them, their bytes do.
+    Frames that come with their own times are all used, so the sampling policy does not bound them. Their bytes do, the
+    family where it refuses so many at any size, and the cap, as no family makes one row of more frames than a few.
     """
     fps = info.decode_spec.sampling.fps or _FPS
     if modality != "video":
         yield None
     if modality == "vision_chunk":
         yield frame_plan(info.decode_spec.frames_per_chunk, fps)
-    count = 1
-    while modality == "video" and 3 * count <= policy.max_video_bytes:
-        yield frame_plan(count, fps)
+    count, taken = 1, False
+    while modality == "video" and 3 * count <= policy.max_video_bytes and count <= _FRAMES_PER_ROW * cap:
+        frames = frame_plan(count, fps)
+        takes = _takes(info, modality, frames, policy)
+        if taken and not takes:
+            return
+        taken = takes
+        yield frames
         count *= 2
+
+
+def _takes(info: ProcessingInfo, modality: str, frames: FramePlan, policy: MediaPolicy) -> bool:
+    """Whether the family makes rows of so many frames at any size."""
+    longest = math.isqrt(_most_pixels(frames, policy))
+    sides = [1 << power for power in range(longest.bit_length())]
+    return any(rows_of(info, MediaHeader(modality, side, side, frames)) for side in sides)
 
 
 def _most_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:

@@ -18,8 +18,10 @@ from sensorium.engine.memory import encoder_cache_budget
 from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.registry import find
-from sensorium.mm.types import MediaHeader
+from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import ProcessingInfo
+from sensorium.processors.qwen3_vl import MOST_FRAMES, Qwen3VLProcessingInfo
 
 TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 IMAGE, VIDEO = 353, 354
@@ -69,6 +71,24 @@ def test_most_rows_are_hardly_fewer_than_by_trying_all_sizes(limits: tuple[int, 
     found = most_rows(info, "image", MediaPolicy(max_pixels=200_000), 1 << 20)
     assert found >= 0.96 * real
     assert most_rows(info, "image", MediaPolicy(max_pixels=200_000), 7) == 7
+
+
+def test_clips_are_tried_up_to_the_most_frames_a_family_takes() -> None:
+    """However long the context is: a clip of the family makes fewer rows than that of any number of frames."""
+    info = Qwen3VLProcessingInfo(ProcessorFiles(video={"size": {"longest_edge": 1 << 17, "shortest_edge": 4096}}))
+    tried: list[int] = []
+    real = info.geometry
+
+    def geometry(header: MediaHeader) -> ItemGeometry:
+        assert header.frames is not None
+        tried.append(len(header.frames.indices))
+        return real(header)
+
+    info.geometry = geometry  # type: ignore[method-assign]
+    found = most_rows(info, "video", MediaPolicy(max_pixels=10_000), 1 << 18)
+    assert MOST_FRAMES // 2 <= found < 1 << 18
+    assert max(tried) == 2 * MOST_FRAMES
+    assert most_rows(info, "video", MediaPolicy(max_pixels=1), 4) == 4
 
 
 def test_encoder_cache_holds_four_of_the_largest_items(tmp_path: Path) -> None:
