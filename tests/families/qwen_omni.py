@@ -209,6 +209,12 @@ FAMILIES = [
         variants=TIED | {"more bands": {"mels": 80, "heads": 2, "window": 50}},
     ),
     together("qwen2_5_omni_together", build_2_5, ["", "v", "v", "v", "iv", "vv"], silent=UNUSED),
-    row("qwen3_omni", build_3, silent=KEYS, variants=TIED | {"more bands": {"mels": 80, "heads": 2}}),
+    row(
+        "qwen3_omni",
+        build_3,
+        cases=["", "i", "v", "a", "ii", "aivi"],
+        silent=KEYS,
+        variants=TIED | {"more bands": {"mels": 80, "heads": 2}},
+    ),
     together("qwen3_omni_together", build_3, ["", "v", "v", "vi", "iv"], silent=KEYS, half=(0.1, 0.04)),  # experts flip
 ]

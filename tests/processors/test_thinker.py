@@ -1,0 +1,121 @@
+"""What the parity suite does not ask of thinkers' processing: rows in step, options, clips' files, ready-made rows."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from sensorium.mm.errors import ConfigError
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.parse import MediaSource
+from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.qwen2_5_omni import Qwen25OmniProcessingInfo
+from sensorium.processors.qwen3_omni import Qwen3OmniProcessingInfo
+
+TOGETHER = {"use_audio_in_video": True}
+VIDEO, AUDIO, START, END = 151656, 151646, 151647, 151648
+
+
+def made(kind, *options, **config):
+    text = {"vocab_size": 152064, "hidden_size": 8}
+    return kind(ProcessorFiles({"thinker_config": {"text_config": text, **config}}), *options)
+
+
+def shown(kind, clip, rows, **config):
+    """Both spans' rows as text: v of the clip, a of the sound, . for marks."""
+    sound = ItemGeometry(rows, 1, 1, linear=True)
+    info = made(kind, TOGETHER, **config)
+    first, second = info.spans("video", [clip, sound])
+    assert first.token_ids == second.token_ids
+    assert (first.length, second.length) == (len(first.token_ids), 0)
+    assert (first.modality, second.modality, second.shared) == (None, "audio", True)
+    assert not (first.is_embed & second.is_embed).any()
+    assert (first.num_embeds, second.num_embeds) == (clip.num_embeds, rows)
+    letters = {START: "<", END: ">", VIDEO: "v", AUDIO: "a"}
+    return "".join(letters[token] for token in first.token_ids)
+
+
+def test_rows_lie_by_time():
+    """Qwen2.5 takes two seconds (50 positions) at a time, Qwen3 one position; a shorter sound ends before its clip."""
+    clip = ItemGeometry(3, 2, 4, 2, time_step=25.0)
+    assert shown(Qwen25OmniProcessingInfo, clip, 60) == "<vvvv" + "a" * 50 + "vv" + "a" * 10 + ">"
+    assert shown(Qwen25OmniProcessingInfo, clip, 3) == "<vvvvaaavv>"
+    assert (
+        shown(Qwen25OmniProcessingInfo, clip, 60, seconds_per_chunk=1)
+        == "<vv" + "a" * 25 + "vv" + "a" * 25 + "vv" + "a" * 10 + ">"
+    )
+    clip = ItemGeometry(2, 2, 4, 2, time_step=4.0)
+    assert shown(Qwen3OmniProcessingInfo, clip, 6) == "<vvaaaavvaa>"
+    assert shown(Qwen3OmniProcessingInfo, clip, 2) == "<vvaavv>"
+
+
+def test_options():
+    for name in ("use_audio_in_video", "load_audio_from_video"):
+        assert made(Qwen3OmniProcessingInfo, {name: True}).decode_spec.sound
+    assert not made(Qwen3OmniProcessingInfo, TOGETHER, {"load_audio_from_video": False}).decode_spec.sound
+    assert made(Qwen3OmniProcessingInfo).tuned(TOGETHER).options_key("video") != made(Qwen3OmniProcessingInfo).options_key(
+        "video"
+    )
+    with pytest.raises(ConfigError, match="use_audio_in_video is 'yes'; give True or False"):
+        made(Qwen3OmniProcessingInfo, {"use_audio_in_video": "yes"})
+
+
+@pytest.mark.parametrize(("frames", "rows"), [(1, 1), (8, 1), (50, 7), (99, 13), (100, 13), (101, 14), (300, 39)])
+def test_lengths_of_qwen3_omni(frames, rows):
+    """Published pairs."""
+    info = made(Qwen3OmniProcessingInfo)
+    assert info.geometry(MediaHeader("audio", samples=160 * frames)) == ItemGeometry(rows, 1, 1, linear=True)
+
+
+def filmed(seconds, sound):
+    """An mp4 of 4 frames a second and, if wanted, a tone as long."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as container:
+        video = container.add_stream("mpeg4", rate=4)
+        video.width = video.height = 64
+        video.pix_fmt = "yuv420p"
+        track = container.add_stream("aac", rate=16_000, layout="mono") if sound else None
+        for number in range(4 * seconds):
+            picture = np.full((64, 64, 3), 10 * number, np.uint8)
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(video.encode())
+        if track is not None:
+            tone = 0.3 * np.sin(np.arange(16_000 * seconds, dtype=np.float32) * 0.1)
+            for start in range(0, len(tone), 1024):
+                frame = av.AudioFrame.from_ndarray(tone[None, start : start + 1024], format="fltp", layout="mono")
+                frame.sample_rate, frame.pts = 16_000, start
+                container.mux(track.encode(frame))
+            container.mux(track.encode())
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("how", ["thread", "process"])
+def test_the_sound_of_a_file_is_its_track(how):
+    info, policy = made(Qwen25OmniProcessingInfo, TOGETHER), MediaPolicy(decode_isolation=how)
+    source = MediaSource("video", 0, filmed(2, sound=True))
+    clip, sound = gate.decode(source, info.decode_spec, policy)
+    assert [header.modality for header in gate.probe(source, info.decode_spec, policy)] == ["video", "audio"]
+    assert clip.frames.shape == (4, 64, 64, 3)
+    assert len(sound.samples) == pytest.approx(32_000, abs=2048)
+    assert float(sound.samples.abs().max()) > 0.2
+    alone = made(Qwen25OmniProcessingInfo).decode_spec
+    assert len(gate.decode(source, alone, policy)) == 1
+    silent = MediaSource("video", 0, filmed(2, sound=False))
+    assert len(gate.decode(silent, info.decode_spec, policy)) == len(gate.probe(silent, info.decode_spec, policy)) == 1
+
+
+def test_the_sound_beside_frames_counts():
+    frames, policy = np.zeros((4, 64, 64, 3), np.uint8), MediaPolicy()
+    sounds = [np.full(16_000, value, np.float32) for value in (0.1, 0.2)]
+    sources = [MediaSource("video", 0, (frames, {"fps": 2.0, "audio": (sound, 16_000)})) for sound in sounds]
+    assert gate.content_hash(sources[0], policy) != gate.content_hash(sources[1], policy)
+    spec = made(Qwen25OmniProcessingInfo, TOGETHER).decode_spec
+    for source, given in zip(sources, sounds, strict=True):
+        _, sound = gate.decode(source, spec, policy)
+        assert torch.equal(sound.samples, torch.from_numpy(given))
