@@ -1,0 +1,87 @@
+"""DeepSeek-OCR 2's processor against transformers' own at published sizes: tiles, options, what shrinks and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import ensure_torchvision
+from PIL import Image
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import ImageItem, MediaHeader
+from sensorium.processors.deepseek_ocr2 import DeepseekOcr2ProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+SIDES = (1, 2, 97, 600, 767, 768, 769, 1024, 1500, 1999)
+SMALL = {"size": {"height": 64, "width": 64}, "tile_size": 48}
+
+
+def published(**json: Any) -> Any:
+    ensure_torchvision()
+    from transformers import DeepseekOcr2ImageProcessor
+
+    return DeepseekOcr2ImageProcessor(**json)
+
+
+def info_of(json: dict[str, Any] | None = None, *options: dict[str, Any], patch: int = 16) -> DeepseekOcr2ProcessingInfo:
+    config = {
+        "image_token_id": 5,
+        "text_config": {"vocab_size": 10, "hidden_size": 64},
+        "vision_config": {"sam_config": {"patch_size": patch}},
+    }
+    return DeepseekOcr2ProcessingInfo(ProcessorFiles(config, image=json or {}), *options)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_patches": 9}, {"min_patches": 1, "max_patches": 3}, {"crop_to_patches": False}])
+def test_tiles_are_the_published_ones(options: dict[str, Any]) -> None:
+    theirs, info = published(), info_of({}, options)
+    for tall in SIDES:
+        for wide in SIDES:
+            if max(tall, wide) >= 2 * 768 * min(tall, wide):
+                continue
+            grid = info.geometry(MediaHeader("image", tall, wide))
+            pieces = theirs.get_number_of_image_patches(tall, wide, options)
+            whole = 256 if options.get("crop_to_patches", True) else 144
+            assert grid.num_embeds == whole + 144 * (pieces - 1) + 1 == info.span("image", grid).length, (tall, wide)
+
+
+@pytest.mark.parametrize("json", [{}, {"background_color": [3, 200, 90], "image_mean": [0.1, 0.2, 0.3]}, {"resample": 2}])
+@pytest.mark.parametrize("size", [(31, 40), (48, 48), (49, 20), (90, 50), (33, 200)])
+def test_planes_are_the_published_ones(json: dict[str, Any], size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    made, _ = info_of({**SMALL, **json}, patch=1).process(ImageItem(torch.from_numpy(pixels)), torch.float32)
+    theirs = published(**SMALL, **json)(Image.fromarray(pixels), return_tensors="pt")
+    for name in ("pixel_values", "pixel_values_local"):
+        planes = theirs.get(name, torch.empty(0, 3, 48, 48))
+        assert torch.equal(made[name].data, planes.permute(0, 2, 3, 1).flatten(0, 2)), name
+
+
+def test_what_shrinks_shrinks_enough() -> None:
+    header = MediaHeader("image", 3000, 2000)
+    info = info_of()
+    grid = info.geometry(header)
+    assert grid.num_embeds == 256 + 6 * 144 + 1
+    for rows in (1120, 700, 401, 400, 300, 256, 145):
+        options = info.shrink_options("image", (grid.t, grid.h, grid.w), rows)
+        assert options is not None
+        assert info.tuned(options).geometry(header).num_embeds <= rows
+    assert info.shrink_options("image", (grid.t, grid.h, grid.w), 144) is None
+    assert info.shrink_options("image", (1, 48, 48), 145) is None
+
+
+def test_detail_low_is_the_whole_at_a_tiles_size() -> None:
+    grid = info_of({}, {"detail": "low"}).geometry(MediaHeader("image", 3000, 2000))
+    assert (grid.num_embeds, grid.tiles) == (145, (0, 0))
+
+
+@pytest.mark.parametrize("json", [{"size": {"height": 1280, "width": 1280}}, {"tile_size": 640}, {"size": [1024, 768]}])
+def test_sizes_without_queries_are_refused(json: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="queries"):
+        info_of(json)
+
+
+def test_a_sliver_is_refused() -> None:
+    with pytest.raises(InputError, match="5000x2"):
+        info_of().geometry(MediaHeader("image", 2, 5000))
