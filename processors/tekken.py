@@ -15,8 +15,9 @@ _CONTENT = """
     {%- set first = parts[-1].type == 'image' and parts[:-1] | rejectattr('type', 'equalto', 'text') | list | length == 0 -%}
     {%- if first -%}[IMG]{%- endif -%}
     {%- for part in (parts[:-1] if first else parts) -%}
-      {%- if part.type == 'image' -%}[IMG]{%- elif part.type == 'text' -%}{{ part.text }}
-      {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
+      {%- if part.type == 'image' -%}[IMG]{%- elif part.type == 'audio' -%}[BEGIN_AUDIO][AUDIO]
+      {%- elif part.type == 'text' -%}{{ part.text }}
+      {%- else -%}{{ raise_exception('this model takes text, images and sounds') }}{%- endif -%}
     {%- endfor -%}
   {%- endif -%}
 {%- endmacro -%}

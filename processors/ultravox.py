@@ -23,7 +23,7 @@ class UltravoxProcessingInfo(WindowedInfo):
     """ProcessingInfo of Ultravox. The slot is written as a text that is no token; the text beside it is read alone."""
 
     slots = {"audio": ("audio_token_index", 32000)}
-    published = {"hidden_size": 4096, "vocab_size": 32000, "max_position_embeddings": 2048}
+    published = {"hidden_size": 4096, "max_position_embeddings": 2048}
     mel = MelSpec(mels=80)
 
     @property

@@ -26,4 +26,4 @@ class VoxtralProcessingInfo(WindowedInfo):
     def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         """The format of instruct transcriptions; a language that is not told is found out."""
         told = "" if language is None else f"lang:{language}"
-        return SpeechRequest(f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{told}[TRANSCRIBE]")
+        return SpeechRequest(f"[INST][BEGIN_AUDIO][AUDIO][/INST]{told}[TRANSCRIBE]")
