@@ -15,7 +15,7 @@ import torch
 from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
-from ..mm.registry import LAYOUTS, row_name
+from ..mm.registry import ARCHITECTURES, LAYOUTS, row_name
 from ..models.config import check_parts
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
@@ -225,9 +225,10 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     if not path.is_dir():
         raise ConfigError(f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint")
     raw = {name: read_json(path / name) for name in _JSON_FILES}
-    for name, content in raw.items():
-        _refuse_remote_code(name, content)
     config = raw["config.json"] or _own_layout(path)
+    if not _is_ours(config):  # otherwise the code that a checkpoint brings is not needed
+        for name, content in raw.items():
+            _refuse_remote_code(name, content)
     if not config:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
     check_parts(config)
@@ -275,10 +276,18 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def _is_ours(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and row_name(str(names[0]), config) in ARCHITECTURES
+
+
 def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
     for key in ("auto_map", "trust_remote_code"):
         if content.get(key):
-            raise ConfigError(f"{name} asks for remote code ({key}); sensorium never runs code from a checkpoint")
+            raise ConfigError(
+                f"{name} asks for remote code ({key}), which is never run; "
+                "take a checkpoint whose architecture is in docs/models.md or in transformers"
+            )
     for value in content.values():
         if isinstance(value, dict):
             _refuse_remote_code(name, value)

@@ -51,7 +51,7 @@ class LLM:
     `speech` says how the model is asked to write down speech, None if it does not.
 
     Raises:
-        ConfigError: an unknown or contradictory option, an unknown architecture, a checkpoint that asks for remote code.
+        ConfigError: an unknown or contradictory option, an unknown architecture, also one that a checkpoint brings code for.
         CheckpointError: missing, surplus or unreadable weights or tokenizer files.
     """
 

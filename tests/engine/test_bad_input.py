@@ -148,7 +148,7 @@ def changed(checkpoint: Path, target: Path, **keys: Any) -> Path:
     ("keys", "message"),
     [
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "architectures": ["Other"]}, "auto_map"),
         ({"architectures": "Qwen2VL"}, "names no architecture"),
         ({"architectures": ["Qwen2VLForConditionalGenerations"]}, "Qwen2VLForConditionalGeneration"),
         ({"image_token_id": 99999}, "image_token_id 99999"),

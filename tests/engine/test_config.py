@@ -125,6 +125,14 @@ def test_a_config_that_would_be_built_without_end_is_refused(tmp_path, config, t
         load_model_files(write(tmp_path, config=config))
 
 
+def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
+    code = {"auto_map": {"AutoModel": "modeling.Model"}}
+    write(tmp_path, config={"architectures": ["PaddleOCRVLForConditionalGeneration"], **code}, tokenizer_config=code)
+    assert load_model_files(tmp_path).architecture == "PaddleOCRVLForConditionalGeneration"
+    with pytest.raises(ConfigError, match="docs/models.md"):
+        load_model_files(write(tmp_path, config={"architectures": ["PaddleOCRVL"], **code}))
+
+
 def test_what_is_no_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder"):
         load_model_files(tmp_path / "nowhere")
