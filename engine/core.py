@@ -36,6 +36,7 @@ class EngineCore:
         self._check_tokens("stop_token_ids", params.stop_ids)
         self._check_tokens("logit_bias", params.logit_bias or {})
         self._check_tokens("bad_words", (token for word in request.bad_word_ids for token in word))
+        self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         if params.structured_outputs is not None:
             self.runner.check_grammar(params.structured_outputs)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))

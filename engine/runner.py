@@ -170,7 +170,10 @@ class ModelRunner:
         if not lasts:
             return {}
         rows = pool(hidden[[end for _, end in lasts]], list(wanted.values()), self.model.compute_logits)
-        return {name: TokenOutput(name, (), pooled=made) for name, made in zip(wanted, rows, strict=True)}
+        return {
+            name: TokenOutput(name, (), pooled=made) if made.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
+            for name, made in zip(wanted, rows, strict=True)
+        }
 
     def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:
         ends = [end for _, end in lasts]
