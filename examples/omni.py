@@ -1,4 +1,4 @@
-"""A clip with its own sound, and a question about both: `python examples/omni.py --model Qwen2.5-Omni-3B talk.mp4 [QUESTION]`."""
+"""A clip with its own sound, and a question about both: `python examples/omni.py --model Qwen2.5-Omni-3B talk.mp4`."""
 
 import argparse
 from pathlib import Path
