@@ -1,10 +1,13 @@
-"""What DeepSeek-OCR 2 wants to be fed: tiles by best aspect ratio, then the whole on a square, and one row. Knows no model."""
+"""What DeepSeek-OCR wants to be fed: tiles by best aspect ratio, then the whole on a square, and one row. Knows no model.
+
+Sources: arXiv 2510.18234 (the first one), 2601.20552 (the second).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,10 +19,22 @@ from .base import FamilyInfo
 from .pictures import HALF, PixelSpec, patch_rows, read_pixels, with_resample
 from .tiles import DETAIL, MOST_PIECES, is_low, number_of, pair
 
-WHOLE, TILE = 16, 12  # rows along a side, for each of which the model has a query
 MERGE = 4  # patches along a side of a row
 GREY = (127, 127, 127)
 _WHOLE = SquareAndTiles(1024, GREY, None)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Rows along a side of the whole and of a tile, tiles at most, and whether a learned row ends each line of rows."""
+
+    whole: int = 16
+    tile: int = 12
+    most: int = 6
+    newlines: bool = False
+
+
+V1, V2 = Strategy(tile=10, most=9, newlines=True), Strategy()
 
 
 @dataclass(frozen=True)
@@ -36,12 +51,13 @@ class SquareSpec(PixelSpec):
 
 
 class DeepseekOcr2ProcessingInfo(FamilyInfo):
-    """ProcessingInfo of DeepSeek-OCR 2.
+    """ProcessingInfo of DeepSeek-OCR 2, and with another strategy of the first one.
 
     The tensors are `pixel_values_local` and `pixel_values` `[patches, 3 * patch^2]` of the tiles and of the whole, row by
     row, and `tiles` int64 `[3]`: how many, patches along a side of each, and of the whole.
     """
 
+    strategy: ClassVar[Strategy] = V2
     modalities = ("image",)
     slots = {"image": ("image_token_id", 128815)}
     known = {"image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches")}
@@ -52,25 +68,30 @@ class DeepseekOcr2ProcessingInfo(FamilyInfo):
         options = {"crop_to_patches": True, **json}
         for layer in self.layers[modality]:
             options |= layer
-        whole, tile = pair(json.get("size") or 1024), pair(json.get("tile_size", 768), "tile_size")
-        for name, (tall, wide), rows in (("size", whole, WHOLE), ("tile_size", tile, TILE)):
-            if tall != wide or tall != rows * MERGE * patch:
-                must = rows * MERGE * patch
-                raise ConfigError(f"{name} in the preprocessor JSON is {tall}x{wide}, this model has queries for {must}x{must}")
+        whole = self._square(json, "size", self.strategy.whole * MERGE * patch)
+        tile = self._square(json, "tile_size", self.strategy.tile * MERGE * patch)
         fill = tuple(json.get("background_color", GREY))
-        least, most = number_of(options, "min_patches", 2), number_of(options, "max_patches", 6, MOST_PIECES)
-        tiles = AspectTiles(tile, least, most)
+        least, most = number_of(options, "min_patches", 2), number_of(options, "max_patches", self.strategy.most, MOST_PIECES)
+        tiles = AspectTiles((tile, tile), least, most)
         cut = options["crop_to_patches"] and not is_low(options)
-        tiling = SquareAndTiles(whole[0], fill, tiles) if cut else SquareAndTiles(tile[0], fill, None)
+        tiling = SquareAndTiles(whole, fill, tiles) if cut else SquareAndTiles(tile, fill, None)
         spec = read_pixels(json, SquareSpec(HALF, HALF, tiling=tiling, patch=patch))
         for layer in self.layers[modality]:
             spec = with_resample(spec, layer)
         return spec
 
+    def _square(self, json: Mapping[str, Any], name: str, must: int) -> int:
+        tall, wide = pair(json.get(name) or must, name)
+        if (tall, wide) != (must, must):
+            raise ConfigError(f"{name} in the preprocessor JSON is {tall}x{wide}, this model is made for {must}x{must}")
+        return must
+
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         spec: SquareSpec = self.specs["image"]
         rows, columns = spec.tiling.plan(*header.size).tiles
-        return ItemGeometry(1, spec.side, spec.side, MERGE, extra=rows * columns * TILE**2 + 1, tiles=(rows, columns))
+        tile, end = self.strategy.tile, int(self.strategy.newlines)
+        extra = rows * tile * (columns * tile + end) + spec.side // MERGE * end + 1
+        return ItemGeometry(1, spec.side, spec.side, MERGE, extra=extra, tiles=(rows, columns))
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         assert isinstance(item, ImageItem)
@@ -80,7 +101,7 @@ class DeepseekOcr2ProcessingInfo(FamilyInfo):
         tiles = torch.empty(0, 3 * spec.patch**2, dtype=dtype)
         if cut:
             tiles = patch_rows(frames, CropPlan(tuple(cut)), spec, spec.patch, dtype=dtype)
-        made = torch.tensor((grid.tiles[0] * grid.tiles[1], TILE * MERGE, spec.side))
+        made = torch.tensor((grid.tiles[0] * grid.tiles[1], self.strategy.tile * MERGE, spec.side))
         return {
             "pixel_values": FieldElem(patch_rows(frames, CropPlan((whole,)), spec, spec.patch, dtype=dtype), FlatField()),
             "pixel_values_local": FieldElem(tiles, FlatField()),
@@ -89,7 +110,14 @@ class DeepseekOcr2ProcessingInfo(FamilyInfo):
 
     def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Fewer tiles, or the whole alone at a tile's size."""
-        tiles = (rows - 1 - WHOLE**2) // TILE**2
-        if grid[1] == TILE * MERGE or rows < 1 + TILE**2:
+        whole, tile = (side * (side + self.strategy.newlines) for side in (self.strategy.whole, self.strategy.tile))
+        tiles = (rows - 1 - whole) // tile
+        if grid[1] == self.strategy.tile * MERGE or rows < 1 + tile:
             return None
         return {"detail": "low"} if tiles < 1 else {"min_patches": 1, "max_patches": tiles}
+
+
+class DeepseekOcrProcessingInfo(DeepseekOcr2ProcessingInfo):
+    """ProcessingInfo of the first DeepSeek-OCR."""
+
+    strategy = V1

@@ -11,7 +11,7 @@ from oracle import ensure_torchvision
 from PIL import Image
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import ImageItem, MediaHeader
-from sensorium.processors.deepseek_ocr2 import DeepseekOcr2ProcessingInfo
+from sensorium.processors.deepseek_ocr2 import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 SIDES = (1, 2, 97, 600, 767, 768, 769, 1024, 1500, 1999)
@@ -25,13 +25,15 @@ def published(**json: Any) -> Any:
     return DeepseekOcr2ImageProcessor(**json)
 
 
-def info_of(json: dict[str, Any] | None = None, *options: dict[str, Any], patch: int = 16) -> DeepseekOcr2ProcessingInfo:
+def info_of(
+    json: dict[str, Any] | None = None, *options: dict[str, Any], patch: int = 16, kind: Any = DeepseekOcr2ProcessingInfo
+) -> DeepseekOcr2ProcessingInfo:
     config = {
         "image_token_id": 5,
         "text_config": {"vocab_size": 10, "hidden_size": 64},
         "vision_config": {"sam_config": {"patch_size": patch}},
     }
-    return DeepseekOcr2ProcessingInfo(ProcessorFiles(config, image=json or {}), *options)
+    return kind(ProcessorFiles(config, image=json or {}), *options)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_patches": 9}, {"min_patches": 1, "max_patches": 3}, {"crop_to_patches": False}])
@@ -58,17 +60,32 @@ def test_planes_are_the_published_ones(json: dict[str, Any], size: tuple[int, in
         assert torch.equal(made[name].data, planes.permute(0, 2, 3, 1).flatten(0, 2)), name
 
 
-def test_what_shrinks_shrinks_enough() -> None:
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        ((640, 640), 16 * 17 + 1),
+        ((640, 641), 16 * 17 + 1 + 20 * 21),  # 2 x 2 tiles
+        ((300, 1200), 16 * 17 + 1 + 10 * 41),  # 1 x 4
+        ((2000, 600), 16 * 17 + 1 + 30 * 11),  # 3 x 1
+        ((3000, 2000), 16 * 17 + 1 + 30 * 21),
+    ],
+)
+def test_the_first_strategy_ends_each_line_with_a_row(size: tuple[int, int], rows: int) -> None:
+    """Lines run over all tiles side by side, 10 rows of each; the whole has 16 lines; one row separates both."""
+    assert info_of(kind=DeepseekOcrProcessingInfo).geometry(MediaHeader("image", *size)).num_embeds == rows
+
+
+@pytest.mark.parametrize("kind", [DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo])
+def test_what_shrinks_shrinks_enough(kind: Any) -> None:
     header = MediaHeader("image", 3000, 2000)
-    info = info_of()
+    info = info_of(kind=kind)
     grid = info.geometry(header)
-    assert grid.num_embeds == 256 + 6 * 144 + 1
-    for rows in (1120, 700, 401, 400, 300, 256, 145):
+    for rows in (grid.num_embeds - 1, 700, 401, 400, 300, 256, 145):
         options = info.shrink_options("image", (grid.t, grid.h, grid.w), rows)
         assert options is not None
         assert info.tuned(options).geometry(header).num_embeds <= rows
-    assert info.shrink_options("image", (grid.t, grid.h, grid.w), 144) is None
-    assert info.shrink_options("image", (1, 48, 48), 145) is None
+    assert info.shrink_options("image", (grid.t, grid.h, grid.w), 110) is None
+    assert info.shrink_options("image", (1, info.tuned({"detail": "low"}).geometry(header).h, 0), 145) is None
 
 
 def test_detail_low_is_the_whole_at_a_tiles_size() -> None:
@@ -78,7 +95,7 @@ def test_detail_low_is_the_whole_at_a_tiles_size() -> None:
 
 @pytest.mark.parametrize("json", [{"size": {"height": 1280, "width": 1280}}, {"tile_size": 640}, {"size": [1024, 768]}])
 def test_sizes_without_queries_are_refused(json: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="queries"):
+    with pytest.raises(ConfigError, match="made for"):
         info_of(json)
 
 
