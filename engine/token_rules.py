@@ -118,7 +118,7 @@ class NoRepeatNGrams:
         seen = token_ids[-self.window_size :]
         last = seen[len(seen) - count :]
         again = {seen[end] for end in range(count, len(seen)) if seen[end - count : end] == last}
-        again -= self.whitelist_token_ids
+        again.difference_update(self.whitelist_token_ids)
         if again:
             logits[torch.tensor(sorted(again), device=logits.device)] = -torch.inf
 
