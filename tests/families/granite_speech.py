@@ -1,0 +1,146 @@
+"""Granite Speech in the parity suite; blocks of 20 rows."""
+
+import json
+from types import SimpleNamespace
+
+import torch
+from family import RATE, SOUNDS, Family, make_media
+from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+
+HOP, WINDOW, BANDS = 160, 512, 24
+CONTROLS = ["<|end_of_text|>", "<|audio|>"]
+
+
+class Processor(SimpleNamespace):
+    def save_pretrained(self, folder):
+        self.tokenizer.save_pretrained(folder)
+        spectrogram = {"sample_rate": RATE, "n_fft": WINDOW, "win_length": 400, "hop_length": HOP, "n_mels": BANDS}
+        made = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "feature_size": BANDS, "sampling_rate": RATE}
+        made |= {"projector_window_size": 15, "projector_downsample_rate": 5, "melspec_kwargs": spectrogram}
+        (folder / "preprocessor_config.json").write_text(json.dumps(made))
+
+
+def build(seed, tie=False, heads=4, every=1, **text):
+    import transformers as tf
+
+    words = fast_tokenizer(CONTROLS, eos_token="<|end_of_text|>", pad_token="<|end_of_text|>")
+    encoder = {"input_dim": 2 * BANDS, "num_layers": 4, "hidden_dim": 64, "feedforward_mult": 2, "num_heads": heads}
+    encoder |= {"output_dim": 12, "context_size": 20, "max_pos_emb": 32, "conv_kernel_size": 7}
+    projector = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    projector |= {"encoder_hidden_size": 64, "cross_attention_frequency": every}
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.3, "logits_scaling": 0.5}
+    config = tf.GraniteSpeechConfig(
+        encoder_config=encoder,
+        projector_config={"model_type": "blip_2_qformer", **projector},
+        text_config={"model_type": "granite", **text_config(words, tie, **(factors | text))},
+        audio_token_index=words.convert_tokens_to_ids("<|audio|>"),
+        has_lora_adapter=False,
+        tie_word_embeddings=tie,
+    )
+    model = tf.GraniteSpeechForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    sharpen_parts(model.model)
+    first, usual = model.model.encoder.input_linear, spectrogram(make_media("audio", (RATE,), seed)).mean(0)
+    first.weight.data.mul_(20)  # sounds of the suite are near one another
+    first.bias.data.sub_(first.weight.data @ usual)
+    gen = torch.Generator().manual_seed(seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.copy_(torch.rand(buffer.shape, generator=gen) * 0.4 + (0.8 if "var" in name else -0.2))
+    last = model.model.encoder.layers[-1].post_norm
+    with torch.inference_mode():
+        rows = model.model.encoder(spectrogram(make_media("audio", (RATE,), seed))[None]).last_hidden_state[0]
+    last.bias.data.sub_(rows.mean(0)).mul_(2)
+    last.weight.data.mul_(2)
+    return model, Processor(tokenizer=words)
+
+
+def sharpen_parts(model):
+    """Else attention is flat, and queries outweigh what they see."""
+    for name, value in model.named_parameters():
+        if "encoder.layers" in name and ("to_q" in name or "rel_pos" in name):
+            value.data.mul_(2)
+        elif "qformer" in name and ("query.weight" in name or "key.weight" in name):
+            value.data.mul_(4)
+        elif "crossattention.output.dense.weight" in name:
+            value.data.mul_(2)
+    model.projector.linear.weight.data.mul_(4)
+
+
+def load(folder):
+    ensure_torchvision()
+    import transformers as tf
+
+    model = tf.GraniteSpeechForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval(), Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
+
+
+def spectrogram(sound):
+    """As torchaudio's with the published arguments, which is not at hand everywhere."""
+    from transformers.audio_utils import mel_filter_bank
+
+    filters = torch.from_numpy(mel_filter_bank(WINDOW // 2 + 1, BANDS, 0.0, RATE / 2, RATE, norm=None, mel_scale="htk"))
+    bell = torch.hann_window(400)
+    waves = torch.stft(torch.from_numpy(sound), WINDOW, HOP, 400, bell, center=True, pad_mode="reflect", return_complex=True)
+    bands = (waves.abs().square().T @ filters.float()).clip(min=1e-10).log10()
+    bands = torch.maximum(bands, bands.max() - 8.0) / 4 + 1
+    return bands[: len(bands) // 2 * 2].reshape(-1, 2 * BANDS)
+
+
+def call(processor, text, data):
+    sounds = [spectrogram(sound) for sound in data.get("audio", ())]
+    for rows in sounds:
+        text = text.replace("<|audio|>", "<|sound|>" * (-(-len(rows) // 15) * 3), 1)
+    ids = processor.tokenizer(text.replace("<|sound|>", "<|audio|>"), return_tensors="pt")["input_ids"]
+    return {"input_ids": ids, "sounds": sounds}
+
+
+def tensors(inputs, features):
+    for feature, theirs in zip(features, inputs["sounds"], strict=True):
+        yield "input_features", feature.kwargs["input_features"].data, theirs
+
+
+def run(model, inputs, answer, positions):
+    """Each sound alone: side by side the shorter ones would be filled up with silence that others hear."""
+    with torch.inference_mode():
+        embeds = model.get_input_embeddings()(inputs["input_ids"])
+        if inputs["sounds"]:
+            made = torch.cat(
+                [model.get_audio_features(rows[None], return_dict=True).pooler_output[0] for rows in inputs["sounds"]]
+            )
+            embeds[inputs["input_ids"] == model.config.audio_token_id] = made
+        first = model(inputs_embeds=embeds, use_cache=True)
+        if len(answer) < 2:
+            return first.logits[0].float()
+        tail = model.get_input_embeddings()(torch.tensor([answer[:-1]]))  # the class takes a slot's token in it for another
+        rest = model(inputs_embeds=tail, past_key_values=first.past_key_values)
+    return torch.cat([first.logits[0], rest.logits[0]]).float()
+
+
+QFORMER = "model.projector.qformer."
+SAME = [f"{QFORMER}encoder.layer.{i}.{kind}.attention.key.bias" for i in range(2) for kind in ("attention", "crossattention")]
+FAINT = [
+    "layernorm.bias",
+    *(f"encoder.layer.0.attention.{name}.bias" for name in ("attention.query", "attention.value", "output.dense")),
+    *(f"encoder.layer.0.crossattention.{name}.bias" for name in ("attention.query", "attention.value", "output.dense")),
+    *(f"encoder.layer.1.attention.attention.{name}" for name in ("query.weight", "query.bias", "key.weight")),
+]
+
+
+FAMILY = Family(
+    "granite_speech",
+    build,
+    slots={"audio": "<|audio|>"},
+    sizes={"audio": [(30_000,), (9001,), (70_234,)]},
+    grid={"audio": [*SOUNDS, (257,), (4799,), (4800,), (4801,), (64_000,)]},
+    call=call,
+    run=run,
+    tensors=tensors,
+    load=load,
+    silent={
+        **dict.fromkeys(SAME, "adds the same to all scores of a row"),
+        **{QFORMER + name: "a small part of rows that are three of hundreds" for name in FAINT},
+        "model.encoder.out.bias": "adds little to what rows say half-way",
+    },
+    variants={"tied": {"tie": True}, "wide heads, few looks": {"heads": 2, "every": 2}},
+)
