@@ -18,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path.name} is not a JSON object")
@@ -69,9 +69,15 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
 def find_template(path: str | Path) -> str | None:
     """The chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json.
 
-    A folder without one but with a tekken.json has that of its vocabulary.
+    A folder without one but with a tekken.json has that of its vocabulary. CheckpointError for one that is no text.
     """
-    folder = Path(path)
+    try:
+        return _template(Path(path))
+    except (UnicodeError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the chat template of {path} cannot be read ({error}); download it again") from None
+
+
+def _template(folder: Path) -> str | None:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text("utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from sensorium.mm.errors import CheckpointError
-from sensorium.processors.files import ProcessorFiles, find_template, read_preprocessors
+from sensorium.processors.files import ProcessorFiles, find_template, read_json, read_preprocessors
 
 
 def test_template_places(tmp_path):
@@ -25,14 +25,36 @@ def test_template_places(tmp_path):
 
 
 def test_preprocessor_places(tmp_path):
-    assert read_preprocessors(tmp_path) == ProcessorFiles()
+    assert read_preprocessors(tmp_path) == ProcessorFiles(folder=tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"a": 1}')
-    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 1})
+    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 1}, folder=tmp_path)
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"a": 2}, "video_processor": {"b": 3}}')
-    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 2}, video={"b": 3})
+    assert read_preprocessors(tmp_path) == ProcessorFiles(image={"a": 2}, video={"b": 3}, folder=tmp_path)
     (tmp_path / "processor_config.json").unlink()
     (tmp_path / "config.json").write_text('{"c": 4}')
     (tmp_path / "preprocessor_config.json").write_text('{"feature_extractor_type": "WhisperFeatureExtractor"}')
     files = read_preprocessors(tmp_path)
     assert (files.config, files.image) == ({"c": 4}, {})
     assert files.audio["feature_extractor_type"] == "WhisperFeatureExtractor"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"a":' * 100_000])
+def test_what_is_no_json_object_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json is not"):
+        read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", b'{"chat_template": [1]}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": ""}]}'),
+    ],
+)
+def test_a_template_that_is_no_text_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"the chat template of .* cannot be read"):
+        find_template(tmp_path)
