@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -133,6 +134,12 @@ def _check_limit(modality: str, sources: Collection[MediaSource], limit: int | N
     count = sum(not isinstance(source.data, EmbeddingItem) for source in sources)
     if limit is not None and count > limit:
         raise InputError(f"At most {limit} {modality}(s) may be provided in one prompt, not {count}")
+
+
+def callers_own(media: object) -> object:
+    """A path as a Path: one that the caller's code hands over may lie anywhere, unlike one that is written in a message."""
+    named = isinstance(media, str) and "://" not in media[:16] and not media.startswith("data:")
+    return Path(str(media)) if named else media
 
 
 def is_several(modality: str, value: object) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.parse import is_several
+from ..mm.parse import callers_own, is_several
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -47,14 +46,8 @@ def read_pictures(
     given: Sequence[object] = list(pictures) if is_several("image", pictures) else [pictures]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
     chats = [
-        [{"role": "user", "content": [{"type": "image", "image": _own(picture)}, {"type": "text", "text": question}]}]
+        [{"role": "user", "content": [{"type": "image", "image": callers_own(picture)}, {"type": "text", "text": question}]}]
         for picture in given
     ]
     outputs = llm.chat(chats, params, use_tqdm)
     return [Page("" if output.error else output.outputs[0].text.strip(), output.error, output) for output in outputs]
-
-
-def _own(picture: object) -> object:
-    """A path that the caller's code hands over may lie anywhere, unlike one that is written in a message."""
-    named = isinstance(picture, str) and "://" not in picture[:16] and not picture.startswith("data:")
-    return Path(str(picture)) if named else picture

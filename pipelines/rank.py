@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from ..engine.pooling import Pooling
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, InputError
-from ..mm.parse import is_several
+from ..mm.parse import callers_own, is_several
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -118,19 +117,15 @@ def _parts(given: object) -> list[dict[str, Any]]:
         if key not in ("text", *_MEDIA):
             raise InputError(f"an input has no {str(key)[:40]!r}; known are text, {', '.join(_MEDIA)}")
     media = [(name, one) for name in _MEDIA if given.get(name) is not None for one in _each(name, given[name])]
-    return [{"type": name, name: _own(one)} for name, one in media] + [_text(one) for one in _each("text", given.get("text"))]
+    return [{"type": name, name: callers_own(one)} for name, one in media] + [
+        _text(one) for one in _each("text", given.get("text"))
+    ]
 
 
 def _each(modality: str, value: object) -> Sequence[Any]:
     if value is None or value == "":
         return []
     return list(value) if not isinstance(value, str) and is_several(modality, value) else [value]  # type: ignore[call-overload]
-
-
-def _own(media: object) -> object:
-    """A path that the caller's code hands over may lie anywhere, unlike one that is written in a message."""
-    named = isinstance(media, str) and "://" not in media[:16] and not media.startswith("data:")
-    return Path(str(media)) if named else media
 
 
 def _text(text: object) -> dict[str, Any]:
