@@ -55,6 +55,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GlmAsrForConditionalGeneration": Architecture("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "GraniteSpeechForConditionalGeneration": Architecture("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
     "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
     "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
     "KimiK25ForConditionalGeneration": Architecture("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
@@ -93,13 +94,13 @@ NOTES: dict[str, Note] = {
     "ernie4_5_vl": Note(
         "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
     ),
-    "ultravox": Note("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
     "glm4v": Note(
         "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
     ),
-    "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "654 s a sound"),
+    "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
+    "granite_speech": Note("conformer, a query transformer over windows of rows", "adapters have to be merged"),
     "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
     "internvl": Note("tiles by the best aspect ratio, thumbnail, pixel shuffle", "12 tiles a picture unless asked otherwise"),
     "kimi_k25": Note(
@@ -124,6 +125,7 @@ NOTES: dict[str, Note] = {
         "2048 frames a clip; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
+    "ultravox": Note("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "voxtral": Note("windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them"),
     "whisper": Note(
         "encoder and decoder: cross-attention, language and task tokens, rules about times",
