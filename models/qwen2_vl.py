@@ -10,7 +10,6 @@ import torch
 from ..mm.errors import ConfigError
 from .config import Stack, count, decoder_spec, need
 from .decoder_model import TEXT_PREFIXES
-from .layers.basic import ACTIVATIONS
 from .layers.connectors import ProjectorSpec
 from .native_model import NativeModel, axial_theta, patch_numbers
 from .vision.spec import GATED_BLOCKS, RotarySpec, TowerNames, TowerSpec
@@ -58,8 +57,6 @@ class Qwen2VL(_QwenVL):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = need(config, "vision_config")
         width, act = count(vision, "embed_dim"), vision.get("hidden_act", "quick_gelu")
-        if act not in ACTIVATIONS:
-            raise ConfigError(f"vision hidden_act {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
         inner = int(width * vision.get("mlp_ratio", 4))
         tower = TowerSpec(**_shared(vision), width=width, inner=inner, act=act)
         super().__init__(config, tower, count(vision, "hidden_size"), dtype, device)
