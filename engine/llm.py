@@ -289,7 +289,8 @@ class LLM:
         """What `InputProcessor.begin_chat` takes beside messages, from what `chat` takes beside them."""
         template = chat_template or self._template
         if template is None:
-            raise InputError("the checkpoint has no chat template; pass chat_template= or give a rendered prompt")
+            other = ", or ask with transcribe" if self.speech else ""
+            raise InputError(f"the checkpoint has no chat template; pass chat_template= or give a rendered prompt{other}")
         for name in request:
             if name not in _REQUEST:
                 raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")

@@ -88,7 +88,13 @@ def class_of(config: Mapping[str, Any]) -> Any:
         import transformers
     except ImportError:
         raise ConfigError("transformers, which may have it, is not installed: pip install 'sensorium[fallback]'") from None
-    found = getattr(transformers, name, None)
+    try:
+        found = getattr(transformers, name, None)
+    except (ImportError, RuntimeError) as error:  # of what it needs in turn, which is missing or fits another release
+        why = line(error.__cause__ or error)
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot import its {name} ({why}); install it anew"
+        ) from None
     if found is None or not hasattr(found, "generate"):
         raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")
     return found
@@ -249,6 +255,6 @@ def make_encoders(outer: Any) -> None:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
 
 
-def line(error: Exception) -> str:
+def line(error: BaseException) -> str:
     """What it says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

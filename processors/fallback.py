@@ -74,7 +74,10 @@ class FallbackProcessingInfo(FamilyInfo):
         self._processor, self._lock = _load(files.folder)
         self.modalities = tuple(name for name in _ARGUMENT if self._part(name) is not None and self._token(name) is not None)
         if not self.modalities:
-            raise ConfigError(f"{type(self._processor).__name__} names no token that stands for a picture or a sound")
+            raise ConfigError(
+                f"{type(self._processor).__name__} names no token that stands for a picture or a sound; "
+                "a model of text alone is not served here"
+            )
         self.slots = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
         self.known = {name: self._options(name) for name in self.modalities}
         self._run = lru_cache(maxsize=4096)(self._written)

@@ -42,7 +42,10 @@ def expand(
     for modality, given in slots.items():
         used = len(ranges[modality])
         if used < len(given):
-            raise InputError(f"{modality} {used}: the prompt has only {used} slot(s) for {len(given)} item(s)")
+            raise InputError(
+                f"{modality} {used}: the prompt has only {used} slot(s) for {len(given)} item(s); "
+                "write the slot's token once for each item, or ask with chat"
+            )
     return tuple(out), ranges
 
 

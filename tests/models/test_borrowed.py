@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError
-from sensorium.models.borrowed import ATTENTION, build
+from sensorium.models.borrowed import ATTENTION, build, class_of
 
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = SIZES | {"model_type": "cohere2", "vocab_size": 99, "eos_token_id": 1}
@@ -36,3 +38,17 @@ def test_what_a_config_names_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> 
         build(config, torch.float32)
     with pytest.raises(ConfigError, match=r"cannot be made from config\.json: Validation error for field 'hidden_size'"):
         build(config | {"text_config": {"model_type": "cohere2", "hidden_size": "big"}}, torch.float32)
+
+
+def test_a_class_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(types.ModuleType):
+        __version__ = "5.0"
+
+        def __getattr__(self, name: str) -> object:
+            raise ModuleNotFoundError(f"Could not import module {name!r}.") from RuntimeError("operator nms\ndoes not exist")
+
+    monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
+    with pytest.raises(
+        ConfigError, match=r"^transformers 5.0 cannot import its Other \(operator nms does not exist\); install"
+    ):
+        class_of({"architectures": ["Other"]})

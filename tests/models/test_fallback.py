@@ -381,6 +381,16 @@ def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
         LLM(folder, max_model_len=256)
 
 
+def test_a_model_of_text_alone_is_refused(tmp_path):
+    import transformers as tf
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="a model of text alone is not served here"):
+        LLM(tmp_path)
+
+
 @pytest.mark.parametrize("family", BUILD)
 def test_planned_memory_of_a_step_is_what_it_takes(built, family):
     model, rows = LLM(built(family), max_model_len=256)._driver.core.runner.model, 256
