@@ -60,9 +60,10 @@ FAMILY = Family(
     "deepseek_ocr2",
     build,
     slots={"image": "<image>"},
-    sizes={"image": [(90, 50), (40, 30), (30, 47)]},
+    sizes={"image": [(90, 50), (40, 30), (30, 47), (44, 44)]},
     grid={"image": PICTURES},
     refuses=refuses,
+    cases=["", "i", "i", "i", "ii"],
     tensors=tensors,
     finish=finish,
     variants={
@@ -71,5 +72,5 @@ FAMILY = Family(
         "plain scores": {"use_rel_pos": False, "qkv_bias": False},
     },
     fullest={"image": [(40, 30), (30, 47)]},
-    options={"max_model_len": 2048},
+    options={"max_model_len": 2304},
 )
