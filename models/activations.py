@@ -281,7 +281,7 @@ def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, work: Work)
     s, w, inner = dtype.itemsize, c.width, c.heads * c.head_dim
     mlp = 2 * w + 2 * c.inner  # x, normed, what the activation makes of the first product
     attention = 2 * w + 4 * inner  # queries, keys, values and results
-    convolution = 2 * w + 3 * c.wide  # the product and its gated half, then that of each item and all joined
+    convolution = 2 * w + 4 * c.wide  # the product, its gated half, and that over time
     block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and what torch makes of both
     return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s
 
