@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from .errors import ConfigError, hint
+from .errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,9 @@ def row_name(architecture: str, config: Mapping[str, Any]) -> str:
 
 
 def find(name: str) -> Architecture:
-    """The row of an architecture; ConfigError with the known ones for another name."""
+    """The row of an architecture; ConfigError with the nearest known one for another name."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    raise ConfigError(f"unknown architecture {name!r}; {hint(name, ARCHITECTURES)}")
+    near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.8)
+    meant = f"did you mean {near[0]}? The" if near else "the"
+    raise ConfigError(f"unknown architecture {name!r}; {meant} known ones are in docs/models.md")

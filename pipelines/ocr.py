@@ -32,6 +32,7 @@ def read_pictures(
     max_tokens: int | None = 1024,
     sampling_params: SamplingParams | None = None,
     use_tqdm: bool = True,
+    chat_template: str | None = None,
 ) -> list[Page]:
     """Read one picture or a list of them, in one batch, in the order given. A picture that cannot be read has an error.
 
@@ -39,6 +40,7 @@ def read_pictures(
         pictures: each a path, URL, encoded bytes, PIL image or pixels.
         question: what the model is asked of each; models trained for reading have one that suits them best.
         max_tokens: of each answer, where `sampling_params` (None: greedy) are not given.
+        chat_template: Jinja source instead of the checkpoint's own.
 
     Raises:
         InputError: a checkpoint without a chat template.
@@ -49,5 +51,5 @@ def read_pictures(
         [{"role": "user", "content": [{"type": "image", "image": callers_own(picture)}, {"type": "text", "text": question}]}]
         for picture in given
     ]
-    outputs = llm.chat(chats, params, use_tqdm)
+    outputs = llm.chat(chats, params, use_tqdm, chat_template=chat_template)
     return [Page("" if output.error else output.outputs[0].text.strip(), output.error, output) for output in outputs]

@@ -50,7 +50,12 @@ class Score:
 
 
 def embed(
-    llm: LLM, inputs: object, instruction: str = REPRESENT, dimensions: int | None = None, use_tqdm: bool = True
+    llm: LLM,
+    inputs: object,
+    instruction: str = REPRESENT,
+    dimensions: int | None = None,
+    use_tqdm: bool = True,
+    chat_template: str | None = None,
 ) -> list[Embedding]:
     """One vector for one input or for each of a list, in one batch, in the order given. An input that fails has an error.
 
@@ -59,6 +64,7 @@ def embed(
             ...}` of one or several each, or a prompt as `generate` takes it, which is used as it stands.
         instruction: what the vectors are for, as the model is told.
         dimensions: the first so many numbers only, scaled to length 1 again (models trained for it, arXiv 2205.13147).
+        chat_template: Jinja source instead of the checkpoint's own.
 
     Raises:
         InputError: a checkpoint without a chat template, an input of another form, or wrong dimensions.
@@ -69,16 +75,24 @@ def embed(
         one if _is_ready(one) else [_message("system", instruction), _message("user", _parts(one) or "NULL")]
         for one in _listed(inputs)
     ]
-    outputs = llm.pool(prompts, Pooling(), use_tqdm)
+    outputs = llm.pool(prompts, Pooling(), use_tqdm, **_template(chat_template))
     return [Embedding(_shortened(output.pooled, dimensions), output.error, output) for output in outputs]
 
 
-def score(llm: LLM, query: object, documents: object, instruction: str = RETRIEVE, use_tqdm: bool = True) -> list[Score]:
+def score(
+    llm: LLM,
+    query: object,
+    documents: object,
+    instruction: str = RETRIEVE,
+    use_tqdm: bool = True,
+    chat_template: str | None = None,
+) -> list[Score]:
     """How well one document or each of a list answers a query, in one batch, in the order given.
 
     Args:
         query, documents: texts, pictures or mappings, as for `embed`.
         instruction: what a good document is.
+        chat_template: Jinja source instead of the checkpoint's own.
 
     The score is the probability of "yes" where only "yes" and "no" can follow.
 
@@ -96,13 +110,18 @@ def score(llm: LLM, query: object, documents: object, instruction: str = RETRIEV
         [_message("system", JUDGE), _message("user", [*asked, *(_parts(document) or [_text("NULL")])])]
         for document in _listed(documents)
     ]
-    outputs = llm.pool(chats, Pooling(_verdicts(llm)), use_tqdm)
+    outputs = llm.pool(chats, Pooling(_verdicts(llm)), use_tqdm, **_template(chat_template))
     return [Score(_probability(output.pooled), output.error, output) for output in outputs]
 
 
 def _listed(inputs: object) -> Sequence[object]:
     several = isinstance(inputs, list | tuple) or (not isinstance(inputs, str | Mapping) and is_several("image", inputs))
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
+
+
+def _template(given: str | None) -> dict[str, str]:
+    """What goes beside messages; nothing beside prompts that are rendered already."""
+    return {} if given is None else {"chat_template": given}
 
 
 def _is_ready(given: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import family
 import numpy as np
 import pytest
@@ -88,6 +90,21 @@ def test_forms_of_inputs(llm, tmp_path):
     assert all(torch.equal(vectors[0], other) for other in vectors[1:])
     ready = llm.embed({"prompt": chat(REPRESENT, "a house")}, use_tqdm=False)[0]
     assert torch.equal(ready.vector, llm.embed("a house", use_tqdm=False)[0].vector)
+
+
+def test_a_checkpoint_without_a_template_is_given_one(llm, folder, tmp_path):
+    plain = shutil.copytree(folder, tmp_path / "plain", ignore=shutil.ignore_patterns("chat_template.jinja"))
+    bare = LLM(plain, max_model_len=1024, max_num_seqs=4)
+    with pytest.raises(InputError, match="pass chat_template="):
+        bare.embed("a house")
+    given = {"chat_template": CHAT_TEMPLATE, "use_tqdm": False}
+    (one,), (two,) = bare.embed("a house", **given), llm.embed("a house", use_tqdm=False)
+    assert torch.equal(one.vector, two.vector)
+    (one,), (two,) = bare.score("a house", picture(), **given), llm.score("a house", picture(), use_tqdm=False)
+    assert one.score == two.score
+    (one,), (two,) = bare.ocr(picture(), max_tokens=4, **given), llm.ocr(picture(), max_tokens=4, use_tqdm=False)
+    assert one.error is None
+    assert one.text == two.text
 
 
 def test_vectors_may_be_shortened(llm):
