@@ -86,6 +86,10 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     """
     row, device = choose(files), config.torch_device
     dtype = files.dtype(config.dtype)
+    if config.dtype == "auto" and dtype == torch.float16 and device.type == "cpu":
+        _log.warning(
+            "the checkpoint is float16, several times slower on a CPU than float32 and bfloat16: pass dtype= one of them"
+        )
     check(row, config)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")

@@ -160,6 +160,14 @@ def test_configs_name_what_is_wrong(keys: dict[str, Any], message: str, checkpoi
         LLM(changed(checkpoint, tmp_path / "m", **keys))
 
 
+def test_a_slow_type_that_nobody_asked_for_is_said(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = changed(checkpoint, tmp_path / "m", dtype="float16")
+    LLM(folder, dtype="float16")
+    assert "several times slower" not in caplog.text
+    LLM(folder, device="cpu")
+    assert "several times slower" in caplog.text
+
+
 def test_integer_weights_and_shards_outside_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     folder = changed(checkpoint, tmp_path / "m")
     stored = load_file(folder / "model.safetensors")
