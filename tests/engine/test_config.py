@@ -134,7 +134,7 @@ def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
 
 
 def test_what_is_no_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no config.json"):
         load_model_files(tmp_path)
