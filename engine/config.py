@@ -224,7 +224,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     path = Path(folder)
     if not path.is_dir():
         raise ConfigError(
-            f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint (hf download NAME --local-dir DIR)"
+            f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint (hf download NAME --local-dir D)"
         )
     raw = {name: read_json(path / name) for name in _JSON_FILES}
     config = raw["config.json"] or _own_layout(path)
