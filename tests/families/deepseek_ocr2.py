@@ -50,6 +50,11 @@ def refuses(modality, size):
     return round(min(size) * 64 / max(size)) == 0
 
 
+def write_long(slots, seed):
+    """So much text that four prompts without a picture outgrow the room of the longest with one."""
+    return f"def f{seed}(x):" + " and ".join(slots) + " return it" + " + x" * (40 + seed % 5)
+
+
 def finish(folder):
     """What the processor counts tokens by."""
     said = {"patch_size": 1, "downsample_ratio": 4, "processor_class": "DeepseekOcr2Processor"}
@@ -60,10 +65,11 @@ FAMILY = Family(
     "deepseek_ocr2",
     build,
     slots={"image": "<image>"},
-    sizes={"image": [(90, 50), (40, 30), (30, 47), (44, 44)]},
+    sizes={"image": [(47, 47), (40, 30), (30, 47), (44, 44), (20, 48), (90, 50)]},
     grid={"image": PICTURES},
     refuses=refuses,
-    cases=["", "i", "i", "i", "ii"],
+    cases=["", "ii", "", "", "", "i"],
+    prompt=write_long,
     tensors=tensors,
     finish=finish,
     variants={
