@@ -23,7 +23,7 @@ from .vision.sam import TAPS, SamSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
-_SMALL = 1024  # of all lengths and bounds of a call
+_SMALL = 2048  # of all lengths and bounds of a call, and what threads keep in torch's norms
 
 
 def _as_float(s: int) -> int:
@@ -147,6 +147,7 @@ def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
     each = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
     copies = 2 * work.keys * max(each) * s  # padded to at most twice as many
+    copies += _torch_tiles(work.rows, max(each) // 2, dtype)
     return copies + work.rows * work.longest * max(_scored_bytes(a, s) for a in c.attentions)
 
 
@@ -169,6 +170,8 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     end = max(row + kept + (row + _norm_bytes(c.width, c.rms, dtype, work) if c.post_norm else row), ordered)
     behind = projector_bytes(out, states, patches, dtype, work)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8)  # pixels, places
+    if backend("varlen_attention", work.device, dtype) != "native":
+        held += _torch_tiles(patches, c.head_dim, dtype)
     return held + max(patches * _tower_start(c, patches, dtype, work), rows * layers, rows * end, patches * behind)
 
 
@@ -273,7 +276,8 @@ def mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torc
     second = max(3 * row + _product(3 * w, w, rows, dtype, work), _made(w, rows, dtype, work) + row)
     layers = max(3 * row, speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
     end = 2 * row + _norm_bytes(w, False, dtype, work) + 2 * out_width * s
-    return _SMALL + frames * bands + max(frames * first, frames * row + rows * second, rows * max(layers, end))
+    held = _SMALL + frames * bands + _speech_tiles(c, rows, dtype, work)
+    return held + max(frames * first, frames * row + rows * second, rows * max(layers, end))
 
 
 def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
@@ -297,6 +301,11 @@ def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Wo
     return max(attention, mlp)
 
 
+def _speech_tiles(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Work) -> int:
+    native = backend("varlen_attention", work.device, dtype) == "native"
+    return 0 if native else _torch_tiles(rows, c.width // c.heads, dtype)
+
+
 def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, work: Work) -> int:
     """Of `models.audio.aut.Encoder` for so many frames in one call, which are included."""
     s, layer, wide = dtype.itemsize, c.layer, c.channels
@@ -308,7 +317,8 @@ def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, work: Work) -> int:
     first = at_once * bands * 9 // 8 + made * (9 * s + _product(9, wide, made, dtype, work) + wide * s)
     second = wide * s * (made + taps) + made // 4 * (_product(9 * wide, wide, made // 4, dtype, work) + wide * s)
     layers, end = speech_layer_bytes(layer, rows, dtype, work), 3 * row + 2 * c.out * s
-    return _SMALL + frames * bands + max(whole * bands + rows * row + max(first, second), rows * max(layers, end))
+    held = _SMALL + frames * bands + _speech_tiles(c.layer, rows, dtype, work)
+    return held + max(whole * bands + rows * row + max(first, second), rows * max(layers, end))
 
 
 def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> int:
@@ -328,6 +338,13 @@ def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> 
         laid_out = 3 * row  # in the layout of torch's kernels
         gathered = 2 * 2 * work.keys * row + rows * (work.longest * (1 + s) + laid_out)
     return _SMALL + given + max(rows * max(alone, held + added + widened), across) + gathered
+
+
+def _torch_tiles(rows: int, dim: int, dtype: torch.dtype) -> int:
+    """What torch's attention on a CPU keeps for every thread: scores of a tile of so many queries and 512 keys, and results."""
+    queries = 32 if rows < 192 else 64 if rows < 768 else 256
+    score = _WIDE + (0 if dtype == torch.float32 else dtype.itemsize)
+    return torch.get_num_threads() * queries * (512 * score + (dim + 3) * _WIDE)
 
 
 def _laid_out(width: int, dtype: torch.dtype, device: torch.device) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.varlen import varlen_attention
+from ..layers.relative import toward_places
 from ..layers.tree import Maker
 from .places import add_places_
 from .spec import TowerNames, TowerSpec
@@ -83,10 +84,9 @@ class Attention:
         wide[0, ..., : self.dim] *= self.scale
         if self.tables:
             q, one = qkv[..., 0, :, :], torch.eye(side, dtype=x.dtype, device=x.device)
-            lines, columns = (_differences(table.weight, side) for table in self.tables)
             beside = wide[..., self.dim :].split(side, -1)
-            beside[0][0] = torch.einsum("nhwad,hkd->nhwak", q, lines)
-            beside[1][0] = torch.einsum("nhwad,wkd->nhwak", q, columns)
+            beside[0][0] = toward_places(q, self.tables[0].weight, 1)
+            beside[1][0] = toward_places(q, self.tables[1].weight, 2)
             beside[0][1], beside[1][1] = one[None, :, None, None], one[None, None, :, None]
         return wide.flatten(1, 3)
 
@@ -158,13 +158,6 @@ def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:
     renamed = [(f"neck.{name}.", f"neck.{i}.") for i, name in enumerate(neck)]
     renamed += [("proj.conv1.", "net_2."), ("proj.conv2.", "net_3."), ("patch_embed.projection.", "patch_embed.proj.")]
     return [(prefix + old, new) for old, new in renamed]
-
-
-def _differences(table: Tensor, side: int) -> Tensor:
-    """`[side, side, dim]`, query by key, of a table `[2 * largest - 1, dim]` from key far behind to key far before."""
-    fitted = F.interpolate(table.T[None], 2 * side - 1, mode="linear")[0].T
-    place = torch.arange(side, device=table.device)
-    return fitted[place[:, None] - place + side - 1]
 
 
 def _cut(x: Tensor, side: int, window: int) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("*.py", "*.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed", "Makefile", "constraints.txt")
-FOLDERS = ("assets", "cli", "engine", "kernels", "mm", "models", "processors", "tests", "examples", "training")
+FOLDERS = ("assets", "cli", "engine", "kernels", "mm", "models", "pipelines", "processors", "tests", "examples", "training")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_contents(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tree = {
         f"sensorium/{path.relative_to(ROOT).as_posix()}"
-        for folder in ("cli", "engine", "kernels", "mm", "models", "processors")
+        for folder in ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
         for path in (ROOT / folder).rglob("*.py")
     }
     assert tree <= names
