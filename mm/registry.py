@@ -155,6 +155,6 @@ def find(name: str) -> Architecture:
     """The row of an architecture; ConfigError with the nearest known one for another name."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.8)
+    near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}? The" if near else "the"
     raise ConfigError(f"unknown architecture {name!r}; {meant} known ones are in docs/models.md")

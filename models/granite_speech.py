@@ -84,8 +84,8 @@ class GraniteSpeech(DecoderModel):
         windows = [
             F.pad(one, (0, 0, 0, -len(one) % self.seen)).view(-1, self.seen, rows.shape[1]) for one in rows.split(lengths)
         ]
-        made = self.projector(torch.cat(windows)).mul_(self.spec.embed_scale)  # a factor of all that the decoder is given
-        return list(made.split([len(one) * self.made for one in windows]))
+        # sound by sound: the bits of torch's attention depend on how many windows there are
+        return [self.projector(one).mul_(self.spec.embed_scale) for one in windows]  # a factor of all that the decoder is given
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return self._rows(rows) * self.encoder.spec.inputs * self.dtype.itemsize

@@ -115,7 +115,9 @@ class Convolution:
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         x, gate = self.up(self.norm(x)).chunk(2, -1)
-        x = x * gate.sigmoid_()
+        for one in gate.split(lengths):  # item by item: its bits depend on where the threads share a tensor
+            one.sigmoid_()
+        x = x * gate
         del gate
         done = torch.zeros_like(x)  # torch's own convolution copies rows once for each tap
         for one, made in zip(x.split(lengths), done.split(lengths), strict=True):
