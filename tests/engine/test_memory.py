@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import family
-import numpy as np
 import oracle
 import pytest
 import torch
+from measured import held, peak_bytes
 from sensorium import LLM, SamplingParams
 from sensorium.engine import driver, memory, runner
 from sensorium.engine.config import EngineConfig, load_model_files, make_config
@@ -64,17 +64,6 @@ def build(folder: Path, dtype: torch.dtype, device: torch.device, quantization: 
     if device.type != "meta":
         load(folder, model, quantization)
     return model
-
-
-def held(model: torch.nn.Module) -> int:
-    """Bytes of all tensors that layers hold, each once; packed weights have no address."""
-    seen: dict[int, int] = {}
-    for module in model.modules():
-        for value in vars(module).values():
-            for tensor in (value, *vars(value).values()) if hasattr(value, "__dataclass_fields__") else (value,):
-                if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int64 and not hasattr(module, "inv_freq"):
-                    seen[id(tensor)] = tensor.numel() * tensor.itemsize
-    return sum(seen.values())
 
 
 @both_dtypes
@@ -142,17 +131,6 @@ def test_a_step_has_room_for_what_is_computed_together(prefill: str, rows: int, 
     info: Any = SimpleNamespace(prefill=prefill, slot_ids={"image": 3})
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
     assert memory.plan_sizes(config, info, 500) == Sizes(500, 1500, rows)
-
-
-def peak_bytes(call: Any) -> int:
-    """The most that tensors made during a call take together, as the profiler sees them."""
-    with torch.inference_mode():
-        call()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            call()
-    events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    assert events
-    return int(np.cumsum([size for _, size in sorted(events)]).max())
 
 
 def step(model: Any, requests: int, computed: int, new: int) -> Any:
