@@ -34,9 +34,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, o
     if add is not None:
         x += add
     if chosen == "triton" and not offset:
-        from .norm_triton import rms_norm_triton
+        from .gpu import norm
 
-        return rms_norm_triton(x, weight, eps)
+        return norm.rms_norm(x, weight, eps)
     return rms_norm_reference(x, weight, eps, offset)
 
 

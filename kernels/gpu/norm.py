@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import tune
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, dim, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+
+@triton.jit
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, dim, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < dim
@@ -20,10 +22,12 @@ def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, dim, eps, BLOCK: tl.constexpr):
     tl.store(out_ptr + row * dim + column, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As `norm.rms_norm_reference`, rounded at the same places."""
     rows = x.contiguous().view(-1, x.shape[-1])
     out = torch.empty_like(rows)
     block = triton.next_power_of_2(rows.shape[1])
-    _rms_norm_kernel[(rows.shape[0],)](rows, weight, out, rows.shape[1], eps, BLOCK=block)
+    _rms_norm_kernel[(rows.shape[0],)](
+        rows, weight, out, rows.shape[1], eps, BLOCK=block, **tune.launch("rms_norm", str(block))
+    )
     return out.view(x.shape)

@@ -1,0 +1,1 @@
+"""Triton kernels with their launchers, a file per op. Imported only where the dispatcher says "triton"."""

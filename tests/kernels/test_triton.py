@@ -1,0 +1,57 @@
+"""Every Triton kernel: equal to its reference in the interpreter, and compiled for cards that are not here.
+
+An op has two files in gpu/: interpret_<op>.py, checks that pytest collects in a process of their own with the plugin
+gpu/interpreted.py, and compile_<op>.py, `launches()` at realistic shapes and `HOT`, the names of kernels that must not spill.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU = Path(__file__).parent / "gpu"
+CHECKS = sorted(path.stem.removeprefix("interpret_") for path in GPU.glob("interpret_*.py"))
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def interpret(op: str, marks: str) -> None:
+    """The checks of one op, in a process of their own: a load outside of its tensor ends the process."""
+    env = os.environ | {"PYTHONPATH": str(GPU), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "interpreted", "-p", "no:cacheprovider", "-x", "-m", marks]
+    done = subprocess.run(
+        [*command, GPU / f"interpret_{op}.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 5), f"rc {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
+
+
+@pytest.mark.parametrize("op", CHECKS)
+def test_equals_its_reference(op: str) -> None:
+    interpret(op, "not full")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", CHECKS)
+def test_equals_its_reference_over_the_whole_sweep(op: str) -> None:
+    interpret(op, "full")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_compiles_without_a_card(target: str) -> None:
+    env = {"TRITON_CACHE_DIR": str(ROOT / "out" / "triton")} | os.environ
+    command = [sys.executable, "-m", "benchmarks.aot", target]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_every_kernel_is_checked() -> None:
+    """A file of kernels/gpu that launches has checks and a list of launches."""
+    files = {path.stem for path in (ROOT / "kernels" / "gpu").glob("*.py") if "@triton.jit" in path.read_text()}
+    assert files <= set(CHECKS)
+    assert files <= {path.stem.removeprefix("compile_") for path in GPU.glob("compile_*.py")}
