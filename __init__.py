@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .engine.async_llm import AsyncLLM
     from .engine.live import LiveSession
     from .engine.logits_processors import register_logits_processor
     from .engine.repetition import RepetitionDetection
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import SensoriumError
     from .mm.types import ItemPlan, Media
-    from .pipelines.llm import LLM
+    from .pipelines.llm import LLM, AsyncLLM
     from .pipelines.ocr import Page
     from .pipelines.transcribe import Segment, Transcript
 
@@ -42,7 +41,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "pipelines.llm",
-    "AsyncLLM": "engine.async_llm",
+    "AsyncLLM": "pipelines.llm",
     "LiveSession": "engine.live",
     "SamplingParams": "engine.sampling_params",
     "StructuredOutputs": "engine.structured",

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .files import add_model, media
+from .files import add_model, ending_at_once, media
 
 EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 
@@ -31,13 +31,14 @@ def run(args: argparse.Namespace) -> int:
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
     shown = 0
-    for output in llm.stream(messages(args), replace(llm.default_params, **sampling(args))):
-        if output.error:
-            raise SensoriumError(output.error)
-        text = output.outputs[0].text
-        sys.stdout.write(text[shown:])
-        sys.stdout.flush()
-        shown = len(text)
+    with ending_at_once(print):
+        for output in llm.stream(messages(args), replace(llm.default_params, **sampling(args))):
+            if output.error:
+                raise SensoriumError(output.error)
+            text = output.outputs[0].text
+            sys.stdout.write(text[shown:])
+            sys.stdout.flush()
+            shown = len(text)
     print()
     return 0
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Told = tuple[dict[str, Any], str]
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -33,18 +39,52 @@ def media(text: str) -> str | Path:
     return text if "://" in text[:16] else Path(text)
 
 
-def print_results(args: argparse.Namespace, results: Sequence[tuple[dict[str, Any], str]]) -> int:
-    """A result per file: what JSON says of it, with its "error" or None, and its text. Failures go to stderr as well.
+def print_finished(args: argparse.Namespace, finished: Iterable[tuple[int, T]], told: Callable[[T], Told]) -> int:
+    """Wait for the results and print them, one per file. Ctrl-C prints those that there are, and ends the process.
+
+    Args:
+        finished: (place among the files, result), in any order.
+        told: what JSON says of a result, with its "error" or None, and its text.
 
     Returns:
         The exit code: 2 where a file failed, which its sender can put right, else 0.
     """
+    done: dict[int, T] = {}
+    with ending_at_once(lambda: print_results(args, {place: told(done[place]) for place in sorted(done)})):
+        for place, result in finished:
+            done[place] = result
+    return print_results(args, {place: told(done[place]) for place in sorted(done)})
+
+
+def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
+    """Those of some files by their place, failures on stderr as well. See `print_finished`."""
     several = len(args.files) > 1
-    for file, (known, text) in zip(args.files, results, strict=True):
+    for place, (known, text) in results.items():
+        file = args.files[place]
         if args.json:
             print(json.dumps({"file": str(file), **known}, ensure_ascii=False))
         elif known["error"] is None:
             print(f"{file}:\n{text}\n" if several and "\n" in text else f"{file}: {text}" if several else text)
         if known["error"] is not None:
             print(f"sensorium: error: {file}: {known['error']}", file=sys.stderr)
-    return 2 if any(known["error"] is not None for known, _ in results) else 0
+    return 2 if any(known["error"] is not None for known, _ in results.values()) else 0
+
+
+@contextmanager
+def ending_at_once(last: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C does `last` and ends the process with 130, whatever its other threads compute: a step can take minutes."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            print(file=sys.stderr)  # the progress bar's line stays
+            last()
+            sys.stdout.flush()
+        finally:
+            os._exit(130)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

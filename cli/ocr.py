@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .files import add_files, add_model, print_results
+from .files import add_files, add_model, print_finished
 
 EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen2.5-VL-3B-Instruct --json"
 SHIPPED = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
@@ -20,9 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """2 if a picture could not be read; the others are all the same."""
-    from ..pipelines.llm import LLM
-    from ..pipelines.ocr import QUESTION
+    from ..engine.llm import LLM
+    from ..pipelines.asking import finished
+    from ..pipelines.ocr import QUESTION, pages
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device)
-    pages = llm.ocr(args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
-    return print_results(args, [({"text": page.text, "error": page.error}, page.text) for page in pages])
+    asked = pages(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
+    return print_finished(args, finished(llm, asked), lambda page: ({"text": page.text, "error": page.error}, page.text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .files import add_files, add_model, print_results
+from .files import add_files, add_model, print_finished
 
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
@@ -24,11 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """2 if a file could not be written down; the others are all the same."""
-    from ..pipelines.llm import LLM
+    from ..engine.llm import LLM
+    from ..pipelines.asking import finished
+    from ..pipelines.transcribe import transcripts
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device)
-    found = llm.transcribe(args.files, args.language, args.task, timestamps=args.timestamps, context=args.context)
-    return print_results(args, [(known(one), text(one)) for one in found])
+    asked = transcripts(llm, args.files, args.language, args.task, timestamps=args.timestamps, context=args.context)
+    return print_finished(args, finished(llm, asked), lambda one: (known(one), text(one)))
 
 
 def known(one: Transcript) -> dict[str, object]:

@@ -7,13 +7,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 from ..mm.errors import ConfigError, InputError
 from .llm import LLM
 from .sampling_params import SamplingParams
-from .ticket import Ticket
+from .ticket import Job, Ticket
 from .types import RequestOutput
 
 KINDS = ("delta", "cumulative", "final")
@@ -40,7 +41,7 @@ class AsyncLLM:
         self._driver = self.llm._driver
         self._places = _Places(max_waiting)
 
-    async def generate(
+    def generate(
         self,
         prompt: object,
         sampling_params: SamplingParams | None = None,
@@ -67,11 +68,18 @@ class AsyncLLM:
         """
         if output_kind not in KINDS:
             raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(KINDS)}")
-        job = self.llm.job(prompt, sampling_params, priority, request_id, **chat)
+        return self._outputs(self.llm.job(prompt, sampling_params, priority, request_id, **chat), output_kind)
+
+    async def answer(self, job: Job) -> RequestOutput:
+        """The whole answer to a job of `LLM.job`. Cancelling ends it, as with `generate`."""
+        async with aclosing(self._outputs(job, "final")) as outputs:
+            return await anext(outputs)
+
+    async def _outputs(self, job: Job, kind: str) -> AsyncGenerator[RequestOutput, None]:
         news = asyncio.Event()
         await self._places.take()
         try:
-            (ticket,) = self._driver.tickets([job], _Port(asyncio.get_running_loop()), partial=output_kind != "final")
+            (ticket,) = self._driver.tickets([job], _Port(asyncio.get_running_loop()), partial=kind != "final")
             ticket.ring = news.set
             try:
                 self._driver.submit([ticket])
@@ -79,7 +87,7 @@ class AsyncLLM:
                 while not finished:
                     await news.wait()
                     news.clear()
-                    output = ticket.take(delta=output_kind == "delta")
+                    output = ticket.take(delta=kind == "delta")
                     if output is not None:
                         finished = output.finished
                         yield output

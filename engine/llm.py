@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ from .loader import load_engine, load_processing
 from .media import MediaSettings
 from .memory import MemoryPlan
 from .paths import choose
-from .pooling import Pooling
 from .sampling_params import SamplingParams, from_generation_config
 from .threads import in_passing
 from .ticket import Job
@@ -33,7 +31,6 @@ from .types import EngineStats, RequestOutput
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
-_ONE = SamplingParams(max_tokens=1)  # of a prompt that is not to be answered
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt, given beside messages
 
 
@@ -185,12 +182,12 @@ class LLM:
         ]
         return self._answers(jobs, use_tqdm)
 
-    def pool(self, prompts: Sequence[object], pooling: Pooling, use_tqdm: bool = True, **chat: Any) -> list[RequestOutput]:
-        """What the last rows of prompts (as lists of messages: conversations) give instead of answers, see `pipelines.rank`.
-
-        `chat` is as `LLM.chat` takes it beside messages. A prompt that cannot be served has an output with `error` set.
-        """
-        return self._answers([replace(self.job(prompt, _ONE, **chat), pooling=pooling) for prompt in prompts], use_tqdm)
+    def serve(self, jobs: Sequence[Job], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
+        """(index, whole answer) of each job as it is finished. Closing the generator aborts what is left."""
+        with _progress(len(jobs), use_tqdm) as progress:
+            for index, output in self._driver.serve(jobs):
+                progress.update(1)
+                yield index, output
 
     def stream(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> Iterator[RequestOutput]:
         """The answer to one prompt (or, as a list of messages, one conversation) as it grows.
@@ -308,12 +305,7 @@ class LLM:
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
     def _answers(self, jobs: Sequence[Job], use_tqdm: bool) -> list[RequestOutput]:
-        outputs: list[RequestOutput | None] = [None] * len(jobs)
-        with _progress(len(jobs), use_tqdm) as progress:
-            for index, output in self._driver.serve(jobs):
-                outputs[index] = output
-                progress.update(1)
-        return [output for output in outputs if output is not None]
+        return [output for _, output in sorted(self.serve(jobs, use_tqdm), key=lambda one: one[0])]
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
         if given is None:

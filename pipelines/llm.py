@@ -1,32 +1,55 @@
-"""`LLM` as the package gives it: the engine's, with what is built from its requests. Knows no model."""
+"""`LLM` and `AsyncLLM` as the package gives them: the engine's, with what is built from their requests. Knows no model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..engine import llm
-from .ocr import Page, read_pictures
-from .rank import Embedding, Score, embed, score
-from .transcribe import Transcript, transcribe
+from ..engine import async_llm, llm
+from .asking import gathered, results
+from .ocr import Page, pages
+from .rank import Embedding, Score, embeddings, scores
+from .transcribe import Transcript, transcripts
 
 
 class LLM(llm.LLM):
     __doc__ = llm.LLM.__doc__
 
     def transcribe(
+        self, sounds: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any
+    ) -> list[Transcript]:
+        """What is said in one sound or in each of a list; arguments are those of `pipelines.transcribe.transcripts`."""
+        return results(self, transcripts(self, sounds, language, task, **options), use_tqdm)
+
+    def embed(self, inputs: object, use_tqdm: bool = True, **options: Any) -> list[Embedding]:
+        """A vector for one text, picture or clip, or for each of a list; arguments are those of `pipelines.rank.embeddings`."""
+        return results(self, embeddings(self, inputs, **options), use_tqdm)
+
+    def score(self, query: object, documents: object, use_tqdm: bool = True, **options: Any) -> list[Score]:
+        """How well documents answer a query, with pictures on either side; arguments are those of `pipelines.rank.scores`."""
+        return results(self, scores(self, query, documents, **options), use_tqdm)
+
+    def ocr(self, pictures: object, use_tqdm: bool = True, **options: Any) -> list[Page]:
+        """What is written in one picture or in each of a list; arguments are those of `pipelines.ocr.pages`."""
+        return results(self, pages(self, pictures, **options), use_tqdm)
+
+
+class AsyncLLM(async_llm.AsyncLLM):
+    __doc__ = async_llm.AsyncLLM.__doc__
+
+    async def transcribe(
         self, sounds: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
-        """What is said in one sound or in each of a list; arguments are those of `pipelines.transcribe.transcribe`."""
-        return transcribe(self, sounds, language, task, **options)
+        """As `LLM.transcribe`; cancelling ends what is left, as in all of these."""
+        return await gathered(self, transcripts(self.llm, sounds, language, task, **options))
 
-    def embed(self, inputs: object, **options: Any) -> list[Embedding]:
-        """A vector for one text, picture or clip, or for each of a list; arguments are those of `pipelines.rank.embed`."""
-        return embed(self, inputs, **options)
+    async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
+        """As `LLM.embed`."""
+        return await gathered(self, embeddings(self.llm, inputs, **options))
 
-    def score(self, query: object, documents: object, **options: Any) -> list[Score]:
-        """How well documents answer a query, with pictures on either side; arguments are those of `pipelines.rank.score`."""
-        return score(self, query, documents, **options)
+    async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
+        """As `LLM.score`."""
+        return await gathered(self, scores(self.llm, query, documents, **options))
 
-    def ocr(self, pictures: object, **options: Any) -> list[Page]:
-        """What is written in one picture or in each of a list; arguments are those of `pipelines.ocr.read_pictures`."""
-        return read_pictures(self, pictures, **options)
+    async def ocr(self, pictures: object, **options: Any) -> list[Page]:
+        """As `LLM.ocr`."""
+        return await gathered(self, pages(self.llm, pictures, **options))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.parse import callers_own, is_several
+from .asking import Asking
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -25,15 +26,14 @@ class Page:
     output: RequestOutput
 
 
-def read_pictures(
+def pages(
     llm: LLM,
     pictures: object,
     question: str = QUESTION,
     max_tokens: int | None = 1024,
     sampling_params: SamplingParams | None = None,
-    use_tqdm: bool = True,
     chat_template: str | None = None,
-) -> list[Page]:
+) -> list[Asking[Page]]:
     """Read one picture or a list of them, in one batch, in the order given. A picture that cannot be read has an error.
 
     Args:
@@ -43,13 +43,14 @@ def read_pictures(
         chat_template: Jinja source instead of the checkpoint's own.
 
     Raises:
-        InputError: a checkpoint without a chat template.
+        InputError: as the first job is asked for, a checkpoint without a chat template.
     """
     given: Sequence[object] = list(pictures) if is_several("image", pictures) else [pictures]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    chats = [
-        [{"role": "user", "content": [{"type": "image", "image": callers_own(picture)}, {"type": "text", "text": question}]}]
-        for picture in given
-    ]
-    outputs = llm.chat(chats, params, use_tqdm, chat_template=chat_template)
-    return [Page("" if output.error else output.outputs[0].text.strip(), output.error, output) for output in outputs]
+    return [_page(llm, picture, question, params, chat_template) for picture in given]
+
+
+def _page(llm: LLM, picture: object, question: str, params: SamplingParams, template: str | None) -> Asking[Page]:
+    content = [{"type": "image", "image": callers_own(picture)}, {"type": "text", "text": question}]
+    output = yield llm.job([{"role": "user", "content": content}], params, chat_template=template)
+    return Page("" if output.error else output.outputs[0].text.strip(), output.error, output)

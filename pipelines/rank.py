@@ -7,16 +7,19 @@ Qwen3-VL-Reranker (the probability of "yes" against "no" as the next token).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..engine.pooling import Pooling
+from ..engine.sampling_params import SamplingParams
+from ..engine.ticket import Job
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, InputError
 from ..mm.parse import callers_own, is_several
+from .asking import Asking
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -28,6 +31,7 @@ JUDGE = (
     'Note that the answer can only be "yes" or "no".'
 )
 _MEDIA = ("image", "video", "audio")
+_UNANSWERED = SamplingParams(max_tokens=1)
 _READY = ("prompt", "prompt_token_ids")  # a prompt that is rendered already
 
 
@@ -49,14 +53,13 @@ class Score:
     output: RequestOutput
 
 
-def embed(
+def embeddings(
     llm: LLM,
     inputs: object,
     instruction: str = REPRESENT,
     dimensions: int | None = None,
-    use_tqdm: bool = True,
     chat_template: str | None = None,
-) -> list[Embedding]:
+) -> list[Asking[Embedding]]:
     """One vector for one input or for each of a list, in one batch, in the order given. An input that fails has an error.
 
     Args:
@@ -67,30 +70,33 @@ def embed(
         chat_template: Jinja source instead of the checkpoint's own.
 
     Raises:
-        InputError: a checkpoint without a chat template, an input of another form, or wrong dimensions.
+        InputError: wrong dimensions and, as the first job is asked for, a checkpoint without a chat template or an input
+            of another form.
     """
     if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
         raise InputError(f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors")
-    prompts = [
-        one if _is_ready(one) else [_message("system", instruction), _message("user", _parts(one) or "NULL")]
-        for one in _listed(inputs)
-    ]
-    outputs = llm.pool(prompts, Pooling(), use_tqdm, **_template(chat_template))
-    return [Embedding(_shortened(output.pooled, dimensions), output.error, output) for output in outputs]
+    return [_embedding(llm, one, instruction, dimensions, _template(chat_template)) for one in _listed(inputs)]
 
 
-def score(
+def _embedding(
+    llm: LLM, given: object, instruction: str, dimensions: int | None, template: Mapping[str, Any]
+) -> Asking[Embedding]:
+    chat = [_message("system", instruction), _message("user", _parts(given) or "NULL")] if not _is_ready(given) else given
+    output = yield _pooled(llm, chat, Pooling(), template)
+    return Embedding(_shortened(output.pooled, dimensions), output.error, output)
+
+
+def scores(
     llm: LLM,
     query: object,
     documents: object,
     instruction: str = RETRIEVE,
-    use_tqdm: bool = True,
     chat_template: str | None = None,
-) -> list[Score]:
+) -> list[Asking[Score]]:
     """How well one document or each of a list answers a query, in one batch, in the order given.
 
     Args:
-        query, documents: texts, pictures or mappings, as for `embed`.
+        query, documents: texts, pictures or mappings, as for `embeddings`.
         instruction: what a good document is.
         chat_template: Jinja source instead of the checkpoint's own.
 
@@ -98,7 +104,8 @@ def score(
 
     Raises:
         ConfigError: a vocabulary in which "yes" and "no" begin with the same token.
-        InputError: a checkpoint without a chat template, or a query or document of another form.
+        InputError: a query of another form and, as the first job is asked for, a document of another form or a checkpoint
+            without a chat template.
     """
     asked = [
         _text(f"<Instruct>: {instruction}"),
@@ -106,12 +113,21 @@ def score(
         *(_parts(query) or [_text("NULL")]),
         _text("\n<Document>:"),
     ]
-    chats = [
-        [_message("system", JUDGE), _message("user", [*asked, *(_parts(document) or [_text("NULL")])])]
-        for document in _listed(documents)
-    ]
-    outputs = llm.pool(chats, Pooling(_verdicts(llm)), use_tqdm, **_template(chat_template))
-    return [Score(_probability(output.pooled), output.error, output) for output in outputs]
+    pooling = Pooling(_verdicts(llm))
+    return [_score(llm, asked, document, pooling, _template(chat_template)) for document in _listed(documents)]
+
+
+def _score(
+    llm: LLM, asked: Sequence[Mapping[str, Any]], document: object, pooling: Pooling, template: Mapping[str, Any]
+) -> Asking[Score]:
+    chat = [_message("system", JUDGE), _message("user", [*asked, *(_parts(document) or [_text("NULL")])])]
+    output = yield _pooled(llm, chat, pooling, template)
+    return Score(_probability(output.pooled), output.error, output)
+
+
+def _pooled(llm: LLM, prompt: object, pooling: Pooling, template: Mapping[str, Any]) -> Job:
+    """What the last rows of a prompt or a conversation give, instead of an answer."""
+    return replace(llm.job(prompt, _UNANSWERED, **template), pooling=pooling)
 
 
 def _listed(inputs: object) -> Sequence[object]:
@@ -119,7 +135,7 @@ def _listed(inputs: object) -> Sequence[object]:
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
 
 
-def _template(given: str | None) -> dict[str, str]:
+def _template(given: str | None) -> dict[str, Any]:
     """What goes beside messages; nothing beside prompts that are rendered already."""
     return {} if given is None else {"chat_template": given}
 

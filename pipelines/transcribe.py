@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..engine.sampling_params import SamplingParams
+from ..engine.ticket import Job
 from ..engine.token_rules import ONLY, SUPPRESS, TIMES
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, InputError, hint
 from ..mm.parse import is_several
 from ..mm.speech import SpeechRequest, TimestampRule, code_of
+from .asking import Asking
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+_ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Transcript:
     output: RequestOutput
 
 
-def transcribe(
+def transcripts(
     llm: LLM,
     sounds: object,
     language: str | None = None,
@@ -54,8 +57,7 @@ def transcribe(
     timestamps: bool = False,
     context: str = "",
     sampling_params: SamplingParams | None = None,
-    use_tqdm: bool = True,
-) -> list[Transcript]:
+) -> list[Asking[Transcript]]:
     """Write down one sound or a list of them, in one batch, in the order given.
 
     Args:
@@ -81,15 +83,36 @@ def transcribe(
         raise InputError("this model writes no times; leave timestamps out")
     given = list(sounds) if is_several("audio", sounds) else [sounds]  # type: ignore[call-overload]
     code = None if language is None else code_of(language, speech.languages)
-    codes, failed = ([code] * len(given), {}) if code is not None else _detect(llm, given, use_tqdm)
-    words = _cleaned(llm, context)
-    places = [place for place in range(len(given)) if place not in failed]
-    asked = [speech.transcription(codes[place], task, timestamps, words) for place in places]
-    outputs = _ask(llm, [given[place] for place in places], asked, sampling_params or _GREEDY, use_tqdm)
-    made = dict(failed)
-    for place, one, output in zip(places, asked, outputs, strict=True):
-        made[place] = _written(llm, one, codes[place], output)
-    return [made[place] for place in range(len(given))]
+    detection, words = speech.detection() if code is None else None, _cleaned(llm, context)
+
+    def ask(spoken: str | None) -> SpeechRequest:
+        return speech.transcription(spoken, task, timestamps, words)
+
+    return [_heard(llm, sound, ask, code, detection, sampling_params or _GREEDY) for sound in given]
+
+
+def _heard(
+    llm: LLM,
+    sound: object,
+    ask: Callable[[str | None], SpeechRequest],
+    language: str | None,
+    detection: SpeechRequest | None,
+    params: SamplingParams,
+) -> Asking[Transcript]:
+    if detection is not None:
+        found = yield _job(llm, sound, detection, _ONE_TOKEN)
+        if found.error:
+            return Transcript("", None, None, found.error, found)
+        meant = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.only.items()}
+        language = meant[found.outputs[0].token_ids[0]]
+    asked = ask(language)
+    output = yield _job(llm, sound, asked, params)
+    return _written(llm, asked, language, output)
+
+
+def _job(llm: LLM, sound: object, asked: SpeechRequest, params: SamplingParams) -> Job:
+    prompt = {"prompt": asked.prompt, "multi_modal_data": {"audio": [sound]}}
+    return llm.job(prompt, _ruled(llm, params, asked))
 
 
 def _cleaned(llm: LLM, context: str) -> str:
@@ -99,25 +122,6 @@ def _cleaned(llm: LLM, context: str) -> str:
     if count > most:
         raise InputError(f"the context takes {count} tokens, at most {most} leave room for what is said; shorten it")
     return words
-
-
-def _detect(llm: LLM, sounds: Sequence[object], use_tqdm: bool) -> tuple[list[str | None], dict[int, Transcript]]:
-    """The language of each sound, None where the model needs no telling; and the transcripts of those that failed."""
-    asked = llm.speech.detection() if llm.speech is not None else None
-    if asked is None:
-        return [None] * len(sounds), {}
-    find = llm.get_tokenizer().token_to_id
-    outputs = _ask(llm, sounds, [asked] * len(sounds), replace(_GREEDY, max_tokens=1), use_tqdm)
-    meant = {find(token): code for token, code in asked.only.items()}
-    failed = {i: Transcript("", None, None, output.error, output) for i, output in enumerate(outputs) if output.error}
-    return [None if i in failed else meant[output.outputs[0].token_ids[0]] for i, output in enumerate(outputs)], failed
-
-
-def _ask(
-    llm: LLM, sounds: Sequence[object], asked: Sequence[SpeechRequest], params: SamplingParams, use_tqdm: bool
-) -> list[RequestOutput]:
-    prompts = [{"prompt": one.prompt, "multi_modal_data": {"audio": [sound]}} for sound, one in zip(sounds, asked, strict=True)]
-    return llm.generate(prompts, [_ruled(llm, params, one) for one in asked], use_tqdm)
 
 
 def _ruled(llm: LLM, params: SamplingParams, asked: SpeechRequest) -> SamplingParams:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import family
@@ -64,6 +67,32 @@ def test_several_are_told_apart(whisper: Path, sounds: list[str], capsys: pytest
 def test_times_are_a_line_each() -> None:
     parts = (Segment(0.0, 2.5, "Hello."), Segment(2.5, None, "And"))
     assert text(Transcript("", "en", parts, None, None)) == "[0.00 - 2.50] Hello.\n[2.50 - ] And"
+
+
+def test_an_interrupt_prints_what_is_done_and_ends_at_once(whisper: Path, sounds: list[str]) -> None:
+    """One answer is there and the engine is in the midst of a step of a minute; in a process of its own, which ends."""
+    program = f"""
+import os, signal, sys, threading, time
+from sensorium.cli import main
+from sensorium.engine.core import EngineCore
+from sensorium.pipelines import asking
+
+real, step = asking.finished, EngineCore.step
+def slow(self):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(60)
+def finished(*rest):
+    for one in real(*rest):
+        yield one
+        EngineCore.step = slow
+asking.finished = finished
+sys.exit(main.main(["transcribe", *{sounds[:2] * 8!r}, "--model", {str(whisper)!r}, "--device", "cpu", "--language", "de"]))
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+    assert time.monotonic() - start < 50
+    assert done.stdout.count(f"{sounds[0]}: ") + done.stdout.count(f"{sounds[1]}: ") >= 1
 
 
 @pytest.mark.parametrize(("words", "said"), [(("--language", "klingon"), "klingon"), (("--task", "sing"), "sing")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 import family
@@ -10,7 +11,7 @@ import pytest
 import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
-from sensorium import LLM
+from sensorium import LLM, AsyncLLM
 from sensorium.mm.errors import InputError
 from sensorium.pipelines.rank import JUDGE, REPRESENT, RETRIEVE
 
@@ -130,3 +131,29 @@ def test_vectors_are_the_same_beside_answers(llm):
     tickets = llm._driver.tickets(jobs, lambda _: None)
     llm._driver.submit(tuple(tickets))
     torch.testing.assert_close(llm.embed("def f(x): return", use_tqdm=False)[0].vector, alone, atol=1e-5, rtol=0)
+
+
+def test_coroutines_get_the_same(llm):
+    """Beside each other, and with answers of the same engine."""
+    engine = AsyncLLM(llm, max_waiting=3)
+    inputs = [f"import {name}" for name in "abcdefg"] + [picture()]
+
+    async def ask():
+        work = (engine.embed(inputs), engine.score("a house", inputs[-3:]), engine.ocr([picture(), b"broken"], max_tokens=4))
+        return await asyncio.gather(*work)
+
+    vectors, scores, pages = asyncio.run(ask())
+    for one, two in zip(vectors, llm.embed(inputs, use_tqdm=False), strict=True):
+        torch.testing.assert_close(one.vector, two.vector, atol=1e-5, rtol=0)
+    expected = [one.score for one in llm.score("a house", inputs[-3:], use_tqdm=False)]
+    assert [one.score for one in scores] == pytest.approx(expected, abs=1e-5)
+    assert pages[0].text == llm.ocr(picture(), max_tokens=4, use_tqdm=False)[0].text
+    assert pages[1].error.startswith("image 0: ")
+
+
+def test_a_wrong_input_is_heard_of_before_anything_is_computed(llm):
+    engine, before = AsyncLLM(llm), llm.stats
+    with pytest.raises(InputError, match="an input has no 'picture'"):
+        asyncio.run(engine.embed(["a house", {"picture": picture()}]))
+    assert llm.stats.encoder_calls == before.encoder_calls
+    assert not llm._driver._names

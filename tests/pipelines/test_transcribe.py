@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from sensorium import LLM, SamplingParams, Segment
+from sensorium import LLM, AsyncLLM, SamplingParams, Segment, Transcript
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import TimestampRule
 from sensorium.pipelines.transcribe import segments
@@ -36,15 +37,15 @@ def sound(seed: int = 0, samples: int = 12_000) -> np.ndarray:
 
 @pytest.fixture
 def prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The prompts of every generate."""
+    """The prompt of every job."""
     seen: list[str] = []
-    real = llm.generate
+    real = llm.job
 
-    def generate(prompts: Any, *rest: Any) -> Any:
-        seen.extend(prompt["prompt"] for prompt in prompts)
-        return real(prompts, *rest)
+    def job(prompt: Any, *rest: Any) -> Any:
+        seen.append(prompt["prompt"])
+        return real(prompt, *rest)
 
-    monkeypatch.setattr(llm, "generate", generate)
+    monkeypatch.setattr(llm, "job", job)
     return seen
 
 
@@ -74,7 +75,7 @@ def test_the_language_is_found_as_transformers_finds_it(folder: Path, llm: LLM, 
             assert model.detect_language(input_features=made).tolist() == [model.generation_config.lang_to_id[f"<|{code}|>"]]
     assert len(set(found)) > 1
     assert prompts[:6] == ["<|startoftranscript|>"] * 6
-    assert prompts[6:] == [f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>" for code in found]
+    assert sorted(prompts[6:]) == sorted(f"<|startoftranscript|><|{code}|><|transcribe|><|notimestamps|>" for code in found)
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
@@ -109,6 +110,33 @@ def test_one_sound_in_every_form(llm: LLM, tmp_path: Path) -> None:
     texts = {heard(llm, form, language="en")[0].text for form in [*forms, samples.tolist()]}
     texts |= {one.text for one in heard(llm, forms, language="en")}
     assert len(texts) == 1
+
+
+def test_coroutines_get_the_same(llm: LLM) -> None:
+    """Each finds its language and goes on while others wait for theirs."""
+    engine = AsyncLLM(llm, max_waiting=2)
+    sounds = [(sound(), 16_000), b"broken", (sound(1), 16_000), (sound(2), 16_000)]
+
+    async def ask() -> list[list[Transcript]]:
+        work = (engine.transcribe(sounds, task=task, sampling_params=SHORT) for task in ("transcribe", "translate"))
+        return await asyncio.gather(*work)
+
+    for task, found in zip(("transcribe", "translate"), asyncio.run(ask()), strict=True):
+        for one, two in zip(found, heard(llm, sounds, task=task), strict=True):
+            assert (one.text, one.language, one.error) == (two.text, two.language, two.error)
+
+
+def test_cancelling_ends_all(llm: LLM) -> None:
+    async def ask() -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+        work = AsyncLLM(llm).transcribe([(sound(seed), 16_000) for seed in range(6)], sampling_params=params)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.1)
+
+    asyncio.run(ask())
+    llm._driver.call(lambda driver: None).result()
+    assert not llm._driver._names
+    assert llm.stats.blocks_used == 0
 
 
 @pytest.mark.parametrize(
