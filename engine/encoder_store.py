@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -19,9 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..kernels.dispatch import active
 from ..mm.hashing import digest
 
-_FORMAT = 1
+_FORMAT = 2
+_ROOT, _MAKERS = Path(__file__).parents[1], ("kernels", "mm", "models", "processors")  # what is mended makes other rows
 _HASH = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # of an item, or of one piece of it
 _MAX_HEADER = 4096  # bytes of a file beside its rows
@@ -52,7 +55,8 @@ class EncoderStore:
     Args:
         directory: made if it is not there; None for no files.
         capacity_bytes: of all files in the directory; the least recently used go first.
-        fingerprint: of the weights and of how they are computed (dtype, quantisation).
+        fingerprint: of the weights and their quantisation. What else rows depend on is known here: the code, as it lies on
+            disk, and the backend of every op.
         width, dtype: of one row, as every file must have it.
         queue_bytes: rows that may wait to be written; more are not written.
     """
@@ -75,7 +79,8 @@ class EncoderStore:
         self._lock = threading.Lock()
         self._folder: _Folder | None = None
         if directory is not None:
-            name = digest("sensorium.rows", _FORMAT, fingerprint, str(dtype), width, torch.__version__, _hardware(device))
+            made = (code_digest(_ROOT), active(device, dtype), torch.__version__, _hardware(device))
+            name = digest("sensorium.rows", _FORMAT, fingerprint, str(dtype), width, *made)
             self._folder = _Folder(Path(directory), name, capacity_bytes)
             self._writer = ThreadPoolExecutor(1, "sensorium-encoder-store")
 
@@ -270,6 +275,13 @@ class _Folder:
                     yield info.st_mtime, info.st_size, Path(entry)
                 elif entry.name.endswith(".tmp") and time.time() - info.st_mtime > _STALE_SECONDS:
                     self.delete(Path(entry))
+
+
+@functools.cache
+def code_digest(root: Path) -> str:
+    """Of the rooms below `root` that turn media into rows, compiled kernels too: a release number stands still meanwhile."""
+    files = (path for room in _MAKERS for path in (root / room).rglob("*") if path.suffix in (".py", ".so"))
+    return digest("sensorium.code", {path.relative_to(root).as_posix(): path.read_bytes() for path in files})
 
 
 def _hardware(device: torch.device) -> str:

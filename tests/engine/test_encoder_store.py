@@ -113,6 +113,30 @@ def test_a_piece_of_an_item_has_its_own_file(tmp_path):
     assert torch.equal(make(tmp_path).load(f"{key_of(0)}.1", 5), rows_of(1))
 
 
+@pytest.mark.parametrize("name", ["models/vision/vit.py", "kernels/_native.so", "processors/a.py", "mm/a.py"])
+def test_mended_code_does_not_serve_old_rows(tmp_path, monkeypatch, name):
+    for room in ("first", "second"):
+        for file in (name, "models/__init__.py", "engine/loader.py"):
+            (tmp_path / room / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / room / file).write_text("")
+    monkeypatch.setattr(encoder_store, "_ROOT", tmp_path / "first")
+    filled(tmp_path / "rows")
+    (tmp_path / "second/engine/loader.py").write_text("makes no rows")
+    monkeypatch.setattr(encoder_store, "_ROOT", tmp_path / "second")
+    assert make(tmp_path / "rows").load(key_of(0), 5) is not None
+    encoder_store.code_digest.cache_clear()  # as in the next process
+    (tmp_path / "second" / name).write_text("mended")
+    assert make(tmp_path / "rows").load(key_of(0), 5) is None
+
+
+def test_other_kernels_do_not_serve_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setenv("SENSORIUM_KERNELS", "activation=torch,linear=torch")
+    filled(tmp_path)
+    assert make(tmp_path).load(key_of(0), 5) is not None
+    monkeypatch.setenv("SENSORIUM_KERNELS", "activation=torch,linear=torch,varlen_attention=reference")
+    assert make(tmp_path).load(key_of(0), 5) is None
+
+
 @pytest.mark.parametrize("other", [{"fingerprint": "another model"}, {"dtype": torch.float32}])
 def test_models_and_types_do_not_share(tmp_path, other):
     filled(tmp_path)
@@ -322,6 +346,7 @@ def test_a_folder_open_to_others_is_not_trusted(tmp_path, caplog):
 
 
 def _write_and_read(folder: str, first: int, results) -> None:
+    encoder_store._ROOT = Path(folder)  # no code: that of a checkout may change meanwhile
     store = make(Path(folder), capacity=6000)
     wrong = 0
     for i in range(first, first + 60):
@@ -334,7 +359,8 @@ def _write_and_read(folder: str, first: int, results) -> None:
     results.put((wrong, store.stats.damaged, store.stats.failed, store.stats.disk_hits))
 
 
-def test_two_processes_share_the_folder(tmp_path):
+def test_two_processes_share_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder_store, "_ROOT", tmp_path)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     workers = [context.Process(target=_write_and_read, args=(str(tmp_path), first, results)) for first in (0, 20)]
