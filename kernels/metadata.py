@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,22 @@ class AttentionMetadata:
     def bounds(self) -> tuple[Tensor, Tensor]:
         """`query_start` and `seq_lens` as int64 tensors, for kernels in C++."""
         return torch.tensor(self.query_start), torch.tensor(self.seq_lens)
+
+    @cached_property
+    def device_bounds(self) -> tuple[Tensor, Tensor]:
+        """`query_start` and `seq_lens` as int32 tensors beside the tables, for kernels on a GPU."""
+        both = self.on_device(torch.tensor((*self.query_start, *self.seq_lens), dtype=torch.int32))
+        return both[: len(self.query_start)], both[len(self.query_start) :]
+
+    @cached_property
+    def layouts(self) -> dict[object, Any]:
+        """What a backend lays out once per step for all layers, under keys of its own."""
+        return {}
+
+    def on_device(self, made: Tensor) -> Tensor:
+        """A new tensor of the CPU beside the tables; nobody waits for the copy."""
+        device = self.block_tables.device
+        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
     @property
     def plain(self) -> bool:

@@ -16,4 +16,80 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "8192": {"any": {"num_warps": 8, "num_stages": 1}},
         "16384": {"any": {"num_warps": 16, "num_stages": 1}},
     },
+    # A tile of pairs of one expert times BLOCK_N of its outputs; classes by pairs of a tile, "wide" for float32.
+    "experts": {
+        "": {"any": {"BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 8, "num_warps": 4, "num_stages": 3}},
+        "64": {"any": {"BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 8, "num_warps": 4, "num_stages": 3}},
+        "128": {
+            "any": {"BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"num_stages": 3},
+            "sm_90": {"num_stages": 3},
+        },
+        "wide": {"any": {"BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
+    },
+    "route": {"": {"any": {"num_warps": 4, "num_stages": 1}}},
+    "order": {"": {"any": {"num_warps": 8, "num_stages": 1}}},
+    "combine": {"": {"any": {"num_warps": 4, "num_stages": 1}}},
+    # A program turns a row of up to BLOCK elements into 8 bits; classes by next power of two of the row.
+    "quantize_rows": {
+        "": {"any": {"num_warps": 4, "num_stages": 1}},
+        "8192": {"any": {"num_warps": 8, "num_stages": 1}},
+        "16384": {"any": {"num_warps": 16, "num_stages": 1}},
+        "32768": {"any": {"num_warps": 16, "num_stages": 1}},
+    },
+    # Rows are queries times heads, columns are keys. "prompt": many rows; "decode": up to 16 rows and heads of one key head;
+    # "heads": a decode row of more heads; "alike": the one shape of batch-invariant steps. By the head's power of two.
+    "paged_attention": {
+        "": {"any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}},
+        "decode 64": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+            "sm_90": {"BLOCK_N": 128},
+        },
+        "decode 128": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"num_stages": 3},
+            "sm_90": {"num_stages": 4},
+        },
+        "prompt 64": {
+            "any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 128, "num_stages": 3},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
+        },
+        "prompt 128": {
+            "any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+        },
+        "alike 64": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}},
+        "alike 128": {"any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}},
+    },
+    "join_attention": {"": {"any": {"WIDTH": 128, "num_warps": 4, "num_stages": 1}}},
+    "write_cache": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
+    # A program holds QUERIES of a head against KEYS at a time; classes by head size, or by what makes that matter less.
+    "varlen_attention": {
+        "": {"any": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2}, "gfx942": {"num_warps": 4, "num_stages": 1}},
+        "short": {"any": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 2}, "gfx942": {"num_stages": 1}},
+        "64": {
+            "any": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"num_stages": 3},
+            "sm_90": {"num_stages": 3},
+            "gfx942": {"num_warps": 4, "num_stages": 1},
+        },
+        "128": {
+            "any": {"QUERIES": 128, "KEYS": 32, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"KEYS": 64, "num_stages": 3},
+            "sm_90": {"KEYS": 128},
+            "gfx942": {"KEYS": 64, "num_stages": 1},
+        },
+        "192": {
+            "any": {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 1},
+            "sm_80": {"QUERIES": 128, "num_warps": 8, "num_stages": 2},
+            "sm_90": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2},
+        },
+        "256": {
+            "any": {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 1},
+            "sm_90": {"QUERIES": 128, "num_warps": 8, "num_stages": 2},
+        },
+        "float32": {"any": {"QUERIES": 32, "KEYS": 32, "num_warps": 4, "num_stages": 1}},
+    },
 }

@@ -1,0 +1,315 @@
+"""Paged attention as Triton kernels: tiles of queries over tiles of keys, long contexts in parts. Imported where Triton is chosen.
+
+A tile holds the query heads of one key head, and as many rows of one request as fit: so a decode row fills a matrix
+instruction, too. Softmax runs along (arXiv 2307.08691). Keys that all rows of a tile see are taken without a mask. Where there
+are fewer tiles than the card runs at once, the keys of each are cut into parts, which a second kernel joins.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..metadata import AttentionMetadata
+from ..native import rows
+from . import tune
+from .tiles import Tiles, parts, tiles_of
+from .varlen import parts as halves
+
+LOG2E = math.log2(math.e)
+LEAST = 4  # tiles of keys in a part
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _columns(ptr, at, inside, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`[rows, WIDTH]` from the rows that begin at `at`, from column FIRST on; 0 behind DIM and, where MASKED, not `inside`."""
+    column = FIRST + tl.arange(0, WIDTH)
+    where = ptr + at[:, None] + column[None, :]
+    if FIRST + WIDTH > DIM:
+        if MASKED:
+            return tl.load(where, mask=inside[:, None] & (column < DIM)[None, :], other=0.0)
+        return tl.load(where, mask=(column < DIM)[None, :], other=0.0)
+    if MASKED:
+        return tl.load(where, mask=inside[:, None], other=0.0)
+    return tl.load(where)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _put(ptr, at, mine, value, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = FIRST + tl.arange(0, WIDTH)
+    mask = mine[:, None] & (column < DIM)[None, :]
+    tl.store(ptr + at[:, None] + column[None, :], value.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,  # [rows, heads, DIM], q_stride from row to row
+    k_ptr,  # [slots, KV_HEADS, DIM]
+    v_ptr,
+    out_ptr,  # [rows, heads, DIM]; with parts [tiles, columns, parts, BLOCK_M, DIM] in float32
+    weight_ptr,  # with parts [tiles, columns, parts, BLOCK_M]: log2 of the sum of exponentials; else None
+    tile_ptr,  # int32 [tiles, 2]: request, first of its rows; None: tile i is request i
+    start_ptr,  # int32 [requests + 1]
+    length_ptr,  # int32 [requests]
+    table_ptr,  # int32 [requests, table_stride]
+    seen_ptr,  # int64 [2, rows] or None
+    q_stride,
+    table_stride,
+    all_rows,
+    window,
+    inner,  # with a cap: what makes 2 log2(e) score / cap of a product
+    factor,  # what makes log2(e) score of a product, or of a capped score
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a key head
+    HEADS: tl.constexpr,  # of them in a tile
+    DIM: tl.constexpr,
+    LEFT: tl.constexpr,  # columns are taken in two pieces, each a power of two
+    RIGHT: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SAME: tl.constexpr,  # keys are values
+    LEAST: tl.constexpr,  # tiles of keys in a part, unless there are fewer
+    ALIKE: tl.constexpr,  # every tile of keys is taken the same way, whoever shares it
+):
+    tile, column, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    PILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    PLACES: tl.constexpr = BLOCK_M // HEADS
+    request, offset = tile, 0
+    if tile_ptr is not None:
+        request, offset = tl.load(tile_ptr + 2 * tile), tl.load(tile_ptr + 2 * tile + 1)
+    begin = tl.load(start_ptr + request)
+    count = tl.load(start_ptr + request + 1) - begin
+    length = tl.load(length_ptr + request)
+    kv_head = column // PILES
+
+    # Lanes with nothing to do repeat the last row or head: what they read exists, and they see no further.
+    lane = tl.arange(0, BLOCK_M)
+    place = offset + lane // HEADS
+    head = (column % PILES) * HEADS + lane % HEADS
+    mine = (lane < PLACES * HEADS) & (place < count) & (head < GROUP)
+    place = tl.minimum(tl.minimum(place, offset + PLACES - 1), count - 1)
+    head = kv_head * GROUP + tl.minimum(head, GROUP - 1)
+    row = begin + place
+
+    stop = (length - count + 1) + place if CAUSAL else length + 0 * place
+    first = 0 * place
+    if WINDOWED:
+        first = tl.maximum(stop - window, 0)
+    if seen_ptr is not None:
+        first, stop = tl.load(seen_ptr + row).to(tl.int32), tl.load(seen_ptr + all_rows + row).to(tl.int32)
+    low, high = tl.min(first, 0), tl.max(stop, 0)
+    at, end = low // BLOCK_N * BLOCK_N, high
+    if weight_ptr is not None:
+        steps = tl.cdiv(tl.maximum(end - at, 0), BLOCK_N)
+        steps = tl.maximum(tl.cdiv(steps, tl.num_programs(2)), LEAST)
+        at += part * steps * BLOCK_N
+        end = tl.minimum(end, at + steps * BLOCK_N)
+    plain = tl.minimum(tl.maximum(tl.cdiv(tl.max(first, 0), BLOCK_N) * BLOCK_N, at), tl.maximum(at, end))
+    edge = tl.maximum(tl.minimum(tl.min(stop, 0), end) // BLOCK_N * BLOCK_N, plain)
+    if ALIKE:
+        plain, edge = at, at
+
+    q_at = row.to(tl.int64) * q_stride + head * DIM
+    q_left = _columns(q_ptr, q_at, mine, 0, LEFT, DIM, False)
+    left = tl.zeros([BLOCK_M, LEFT], tl.float32)
+    if RIGHT:
+        q_right = _columns(q_ptr, q_at, mine, LEFT, RIGHT, DIM, False)
+        right = tl.zeros([BLOCK_M, RIGHT], tl.float32)
+    most = tl.full([BLOCK_M], -1e30, tl.float32)  # of no scores: its difference from another is a number
+    total = tl.zeros([BLOCK_M], tl.float32)
+    table_ptr += request.to(tl.int64) * table_stride
+
+    # Before the keys that all rows see, those keys, and behind them.
+    for stretch in tl.static_range(3):
+        from_, to = at, plain
+        if stretch == 1:
+            from_, to = plain, edge
+        if stretch == 2:
+            from_, to = edge, end
+        if stretch == 2 or not ALIKE:
+            for tile_at in range(from_, to, BLOCK_N):
+                key = tl.multiple_of(tile_at, BLOCK_N) + tl.arange(0, BLOCK_N)
+                inside = (key >= low) & (key < high)
+                if PAGE % BLOCK_N == 0:
+                    page = tl.load(table_ptr + tile_at // PAGE).to(tl.int64)
+                elif stretch != 1:
+                    page = tl.load(table_ptr + key // PAGE, mask=inside, other=0).to(tl.int64)
+                else:
+                    page = tl.load(table_ptr + key // PAGE).to(tl.int64)
+                k_at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+                k_left = _columns(k_ptr, k_at, inside, 0, LEFT, DIM, stretch != 1)
+                score = tl.dot(q_left, tl.trans(k_left), input_precision="ieee")
+                if RIGHT:
+                    k_right = _columns(k_ptr, k_at, inside, LEFT, RIGHT, DIM, stretch != 1)
+                    score = tl.dot(q_right, tl.trans(k_right), score, input_precision="ieee")
+                if CAPPED:
+                    score = 1.0 - 2.0 / (1.0 + tl.exp2(score * inner))
+                if stretch != 1:
+                    sees = (key[None, :] < stop[:, None]) & (key[None, :] >= first[:, None])
+                    score = tl.where(sees, score, float("-inf"))
+                higher = tl.maximum(most, tl.max(score, 1))
+                fade = tl.exp2((most - higher) * factor)
+                weight = tl.exp2(score * factor - (higher * factor)[:, None])
+                most, total = higher, total * fade + tl.sum(weight, 1)
+                v_left = k_left if SAME else _columns(v_ptr, k_at, inside, 0, LEFT, DIM, stretch != 1)
+                weight = weight.to(v_left.dtype)
+                left = tl.dot(weight, v_left, left * fade[:, None], input_precision="ieee")
+                if RIGHT:
+                    v_right = k_right if SAME else _columns(v_ptr, k_at, inside, LEFT, RIGHT, DIM, stretch != 1)
+                    right = tl.dot(weight, v_right, right * fade[:, None], input_precision="ieee")
+
+    share = 1.0 / tl.where(total > 0.0, total, 1.0)  # a row that sees no key becomes 0
+    out_at = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * DIM
+    if weight_ptr is not None:
+        cell = (tile.to(tl.int64) * tl.num_programs(1) + column) * tl.num_programs(2) + part
+        out_at = (cell * BLOCK_M + lane) * DIM
+        tl.store(weight_ptr + cell * BLOCK_M + lane, tl.where(total > 0.0, most * factor + tl.log2(total), float("-inf")))
+        mine = mine & (total > 0.0)
+    _put(out_ptr, out_at, mine, left * share[:, None], 0, LEFT, DIM)
+    if RIGHT:
+        _put(out_ptr, out_at, mine, right * share[:, None], LEFT, RIGHT, DIM)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _join_kernel(  # type: ignore[no-untyped-def]
+    part_ptr,  # [tiles, columns, parts, BLOCK_M, DIM] in float32, each as if there were no other
+    weight_ptr,  # [tiles, columns, parts, BLOCK_M]
+    out_ptr,
+    tile_ptr,
+    start_ptr,
+    parts,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PARTS: tl.constexpr,  # power of two
+    WIDTH: tl.constexpr,
+):
+    """One row and head of a tile."""
+    tile, column, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    PILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    request, place = tile, lane // HEADS
+    if tile_ptr is not None:
+        request, place = tl.load(tile_ptr + 2 * tile), tl.load(tile_ptr + 2 * tile + 1) + place
+    begin = tl.load(start_ptr + request)
+    head = (column % PILES) * HEADS + lane % HEADS
+    if (place < tl.load(start_ptr + request + 1) - begin) & (head < GROUP):
+        part = tl.arange(0, PARTS)
+        cell = (tile.to(tl.int64) * tl.num_programs(1) + column) * parts + part
+        weight = tl.load(weight_ptr + cell * BLOCK_M + lane, mask=part < parts, other=float("-inf"))
+        some = weight > float("-inf")
+        most = tl.maximum(tl.max(weight, 0), -1e30)
+        weight = tl.exp2(weight - most)
+        total = tl.sum(weight, 0)
+        weight = weight / tl.where(total > 0.0, total, 1.0)
+        out_ptr += ((begin + place).to(tl.int64) * (KV_HEADS * GROUP) + column // PILES * GROUP + head) * DIM
+        for first in tl.static_range(0, DIM, WIDTH):
+            at = first + tl.arange(0, WIDTH)
+            mask = some[:, None] & (at < DIM)[None, :]
+            made = tl.load(part_ptr + (cell * BLOCK_M + lane)[:, None] * DIM + at[None, :], mask=mask, other=0.0)
+            made = tl.sum(made * weight[:, None], 0)
+            tl.store(out_ptr + at, made.to(out_ptr.dtype.element_ty), mask=at < DIM)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _write_kernel(k_ptr, v_ptr, k_out_ptr, v_out_ptr, slot_ptr, k_stride, v_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some numbers of one row of keys and values; a row whose slot is negative goes nowhere."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slot_ptr + row)
+    mask = (at < SIZE) & (slot >= 0)
+    tl.store(k_out_ptr + slot * SIZE + at, tl.load(k_ptr + row * k_stride + at, mask=mask), mask=mask)
+    if v_ptr is not None:
+        tl.store(v_out_ptr + slot * SIZE + at, tl.load(v_ptr + row * v_stride + at, mask=mask), mask=mask)
+
+
+def write(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
+    """As `attention.write_cache`; negative slots take nothing."""
+    k, v = rows(k), None if v is None else rows(v)
+    size = k.shape[1] * k.shape[2]
+    config = tune.launch("write_cache")
+    if k.shape[0]:
+        grid = (k.shape[0], triton.cdiv(size, config["BLOCK"]))
+        planes = (kv_cache[0], None if v is None else kv_cache[1])
+        strides = (k.stride(0), 0 if v is None else v.stride(0))
+        _write_kernel[grid](k, v, *planes, meta.slot_mapping, *strides, SIZE=size, **config)
+
+
+def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, soft_cap: float | None = None) -> Tensor:
+    """As `attention.paged_attention` once keys are written. `scale` is positive.
+
+    What is launched follows from shapes and from the Python numbers of `meta`, from no tensor's contents: a recorded step of
+    requests with a row each can be replayed with other lengths, tables and slots in the same tensors. A request of length 0
+    gives zeros. Under `meta.invariant` tiles have one size, and keys are cut nowhere.
+    """
+    assert kv_cache.is_contiguous() and scale > 0.0, "a slot's address follows from its number"
+    q, group = rows(q), q.shape[1] // kv_cache.shape[3]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    head = (q.shape[2], *halves(q.shape[2]))
+    if meta.invariant:
+        config = _config("alike", head[1], q.dtype)
+        _, tiles = tiles_of(meta, 0, max(1, config["BLOCK_M"] // group))
+        _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap)
+        return out
+    few, many = _config("decode" if group <= 16 else "heads", head[1], q.dtype), _config("prompt", head[1], q.dtype)
+    both = tiles_of(meta, *(max(1, config["BLOCK_M"] // group) for config in (few, many)))
+    for tiles, config in zip(both, (few, many), strict=True):
+        _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap)
+    return out
+
+
+def _config(rows_: str, left: int, dtype: torch.dtype) -> dict[str, int]:
+    return tune.launch("paged_attention", f"{rows_} {max(64, left)}" + (" float32" if dtype == torch.float32 else ""))
+
+
+def _launch(
+    q: Tensor,
+    kv_cache: Tensor,
+    out: Tensor,
+    meta: AttentionMetadata,
+    tiles: Tiles,
+    config: dict[str, int],
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    if not tiles.count:
+        return
+    (n, heads, dim), kv_heads, group = q.shape, kv_cache.shape[3], q.shape[1] // kv_cache.shape[3]
+    block, (left, right) = config["BLOCK_M"], halves(dim)
+    together = min(group, block)
+    columns = kv_heads * -(-group // together)
+    cuts = 1 if meta.invariant else _cuts(tiles, columns, config)
+    made, weights = out, None
+    if cuts > 1:
+        cells = (tiles.count, columns, cuts, block)
+        made = torch.empty((*cells, dim), dtype=torch.float32, device=q.device)
+        weights = torch.empty(cells, dtype=torch.float32, device=q.device)
+    starts, lengths = meta.device_bounds
+    where = (meta.block_tables, meta.seen, q.stride(0), meta.block_tables.stride(0), n, meta.window or 0)
+    factor = LOG2E * (soft_cap or scale)
+    heads_ = {"KV_HEADS": kv_heads, "GROUP": group, "HEADS": together, "DIM": dim}
+    _attend_kernel[(tiles.count, columns, cuts)](
+        q, kv_cache[0], kv_cache[-1], made, weights, tiles.table, starts, lengths, *where,
+        2 * LOG2E * scale / soft_cap if soft_cap else 0.0, factor,
+        **heads_, LEFT=left, RIGHT=right, PAGE=meta.block_size, CAUSAL=meta.causal, WINDOWED=meta.window is not None,
+        CAPPED=soft_cap is not None, SAME=len(kv_cache) == 1, LEAST=LEAST, ALIKE=meta.invariant, **config,
+    )  # fmt: skip
+    if weights is not None:
+        _join_kernel[(tiles.count, columns, block // together * together)](
+            made, weights, out, tiles.table, starts, cuts, **heads_, BLOCK_M=block,
+            PARTS=triton.next_power_of_2(cuts), **tune.launch("join_attention"),
+        )  # fmt: skip
+
+
+def _cuts(tiles: Tiles, columns: int, config: dict[str, int]) -> int:
+    """Into how many parts the keys of every tile are cut."""
+    alike = tiles.keys * columns / max(1, tiles.longest)
+    return parts(round(alike, 1), tiles.longest // (LEAST * config["BLOCK_N"]), tune.card().processors * 2)
