@@ -12,9 +12,10 @@ from torch import nn
 
 from ..kernels.dispatch import backend
 from ..mm.errors import ConfigError
-from ..mm.media.policy import MediaPolicy
+from ..mm.media.policy import DecodeSpec, MediaPolicy
 from ..models.activations import linear_weight_bytes
 from ..models.interface import CacheSpec, Model, Work
+from ..models.layers.adapter import LowRank
 from ..models.layers.basic import Weighted
 from ..models.layers.linear import Head, Linear
 from ..models.layers.mla import Unsqueeze
@@ -222,7 +223,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
-        decoding=config.media_workers * max((decoding_bytes(name, config.media) for name in items), default=0),
+        decoding=config.media_workers * max((decoding_bytes(name, config.media, info.decode_spec) for name in items), default=0),
         largest=tuple(largest_item(name, info, room) for name in items),
     )
 
@@ -236,7 +237,7 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
             outer, inner = module.weight.shape
             int8 = quantization == "int8" and not module.exact
             total += linear_weight_bytes(inner, outer, module.bias is not None, module.weight.dtype, device, int8)
-        elif isinstance(module, Unsqueeze):
+        elif isinstance(module, Unsqueeze | LowRank):
             total += sum(linear_weight_bytes(inner, outer, False, dtype, device, False) for inner, outer in module.shapes())
         elif isinstance(module, Weighted):
             total += sum(tensor.nbytes for _, tensor in module.tensors(""))
@@ -258,7 +259,10 @@ def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype, de
     return vocab * max(sampled * (head + row) + once, prompt * (head + _PROMPT_LOGITS))
 
 
-def decoding_bytes(modality: str, media: MediaPolicy) -> int:
-    """Of one item at the worst: encoded, decoded to RGB or float32 samples and once more while it is resized or resampled."""
-    decoded = {"image": 3 * media.max_pixels, "audio": int(media.max_audio_seconds * 48000) * 4}
+def decoding_bytes(modality: str, media: MediaPolicy, spec: DecodeSpec) -> int:
+    """Of one item at the worst: encoded, decoded to RGB or resampled samples, and once more while it is resized or joined."""
+    samples = int(media.max_audio_seconds * spec.rate)
+    if spec.longest_sound is not None:
+        samples = min(samples, spec.longest_sound)
+    decoded = {"image": 3 * media.max_pixels, "audio": 4 * samples}
     return media.max_bytes + 2 * decoded.get(modality, media.max_video_bytes)

@@ -74,6 +74,9 @@ def code_of(language: str, known: Mapping[str, str]) -> str:
     for code, name in known.items():
         if wanted in (code.lower(), name.lower()):
             return code
+    if len(known) == 1:
+        (only,) = known.values()
+        raise InputError(f"language={language!r}, but this model writes down {only.title()} only; take a multilingual one")
     raise InputError(f"language={language!r} is not one this model knows; {hint(wanted, known)}")
 
 

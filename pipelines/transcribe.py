@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+_TASKS = ("transcribe", "translate")
 _ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 
@@ -77,6 +78,8 @@ def transcripts(
     speech = llm.speech
     if speech is None:
         raise ConfigError(f"{llm.config.model} does not write down speech; ask it with generate or chat")
+    if task in _TASKS and task not in speech.tasks:
+        raise InputError(f"task={task!r}, but this model can only {', '.join(speech.tasks)}; take another for that")
     if task not in speech.tasks:
         raise InputError(f"task={task!r} is not one this model knows; {hint(task, speech.tasks)}")
     if timestamps and not speech.has_timestamps:

@@ -44,7 +44,7 @@ class SoundInfo(FamilyInfo):
         return spec
 
     def decoding(self) -> DecodeSpec:
-        return DecodeSpec(rate=self.window.rate)
+        return DecodeSpec(rate=self.window.rate, longest_sound=self.window.longest)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """A step per embedding, as of text; InputError for a sound that is longer than the window, or that makes no row."""

@@ -61,7 +61,8 @@ class ThinkerInfo(NativeInfo):
         given = [layer[name] for layer in self.layers["video"] for name in _TOGETHER if name in layer]
         if any(not isinstance(value, bool) for value in given):
             raise ConfigError(f"{_TOGETHER[0]} is {given[-1]!r}; give True or False")
-        return replace(super().decoding(), rate=self.sound.window.rate, sound=bool(given) and given[-1])
+        heard = self.sound.decoding()
+        return replace(super().decoding(), rate=heard.rate, longest_sound=heard.longest_sound, sound=bool(given) and given[-1])
 
     def time_step(self, fps: float) -> float:
         return float(self.rate_of_time * self.specs["video"].temporal / fps)

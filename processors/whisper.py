@@ -47,9 +47,12 @@ class WhisperProcessingInfo(SpeechInfo):
 
     @property
     def codes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """An English-only model is not told."""
+        """Those that the vocabulary has a token for; an English-only model is not told."""
+        if not self._multilingual:
+            return ("en",)
         tokens = self.files.generation.get("lang_to_id") or map("<|{}|>".format, LANGUAGES)
-        return tuple(token.strip("<|>") for token in tokens) if self._multilingual else ("en",)
+        find = self.files.special
+        return tuple(token.strip("<|>") for token in tokens if find is None or find(token) is not None)
 
     @property
     def tasks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -62,6 +65,9 @@ class WhisperProcessingInfo(SpeechInfo):
     def detection(self) -> SpeechRequest | None:
         if not self._multilingual:
             return None
+        if not self.codes:
+            reason = "the tokenizer has no token of a language, such as <|en|>, but generation_config.json is of a multilingual"
+            raise ConfigError(f"{reason} model; use the tokenizer's files of this checkpoint")
         return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.codes})
 
     def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:

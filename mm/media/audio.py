@@ -46,19 +46,24 @@ def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
     return MediaHeader("audio", samples=_count(sound.frames, sound.rate, rate), exact=sound.exact)
 
 
-def decode_audio(value: object, rate: float, policy: MediaPolicy) -> Tensor:
+def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int | None = None) -> Tensor:
     """Mono float32 `[samples]` at `rate` hertz.
 
     `value`: an encoded file, `(samples, their rate)`, or samples at `rate` already: floating ones as they are, lists of
     numbers, or PCM (int16, int32, uint8), which is scaled to -1..1. Of two axes the longer is time, the second where they
     are equal; channels become their mean. `n` samples at `s` hertz become `ceil(n * rate / s)` by soxr's high quality;
-    equal rates leave them untouched.
+    equal rates leave them untouched. `longest`: samples that are made at most; None: as many as there are.
 
     Raises:
         InputError: another form, a file that cannot be decoded, no samples, values that are not finite, a sound longer
-            than the policy allows.
+            than the policy or `longest` allows.
     """
-    pieces = list(_resampled(_open(value, rate, policy), rate))
+    pieces, made = [], 0
+    for piece in _resampled(_open(value, rate, policy), rate):
+        made += len(piece)
+        if longest is not None and made > longest:
+            raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")
+        pieces.append(piece)
     samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
     if not len(samples):
         raise InputError("it holds no samples")

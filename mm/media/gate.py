@@ -84,13 +84,17 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
         if source.kind == "image":
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
-            item = AudioItem(run(audio.decode_audio, source.data, spec.rate, policy), spec.rate)
+            item = _heard(source.data, spec, policy)
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         sound = _sound(source, spec, policy)
-        return [item] if sound is None else [item, AudioItem(run(audio.decode_audio, sound, spec.rate, policy), spec.rate)]
+        return [item] if sound is None else [item, _heard(sound, spec, policy)]
+
+
+def _heard(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioItem:
+    return AudioItem(caller(policy, data)(audio.decode_audio, data, spec.rate, policy, spec.longest_sound), spec.rate)
 
 
 def _sound(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:

@@ -22,13 +22,15 @@ class DecodeSpec:
     """What a family wants of a decoded item: which frames of a clip, and the rate of sound in hertz.
 
     `frames_per_chunk`: frames of one timed piece where a video is fed in pieces (vision chunks). `sound`: that of a clip is
-    an item of its own, which comes after it; a clip without any is one item.
+    an item of its own, which comes after it; a clip without any is one item. `longest_sound`: samples that the family takes
+    at most; of a sound whose header does not tell its length, no more are decoded. None: as the policy allows.
     """
 
     sampling: SamplingPolicy = field(default_factory=SamplingPolicy)
     rate: int = 16000
     frames_per_chunk: int = 4
     sound: bool = False
+    longest_sound: int | None = None
 
 
 @dataclass(frozen=True)

@@ -132,3 +132,10 @@ def test_bits_do_not_depend_on_company(folder: Path, dtype: str) -> None:
 def test_in_8_bits(folder: Path) -> None:
     if supported(torch.device("cpu")):
         assert error(LLM(folder, quantization="int8"), asked()) is None
+
+
+def test_decoding_is_planned_for_a_window(llm: LLM) -> None:
+    """A sound may last hours as far as the policy goes; the model takes one second, and no more is decoded."""
+    workers, media = llm.config.media_workers, llm.config.media
+    assert media.max_audio_seconds > 3600
+    assert llm.explain().decoding == workers * (media.max_bytes + 2 * 4 * 16_000)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,36 @@ def test_wrong_wishes_are_typed_errors(llm: LLM, options: dict[str, str], said: 
         heard(llm, (sound(), 16_000), **options)
     if said != "did you mean":
         assert said in str(error.value)
+
+
+def changed(folder: Path, new: Path, file: str, change: Callable[[str], str]) -> LLM:
+    shutil.copytree(folder, new)
+    (new / file).write_text(change((new / file).read_text("utf-8")), "utf-8")
+    return LLM(new, max_num_seqs=4)
+
+
+def test_a_vocabulary_without_languages_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
+    """One that lacks a few is not asked for those."""
+    none = changed(folder, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text))
+    with pytest.raises(ConfigError, match=r"the tokenizer has no token of a language, such as <\|en\|>.*; use the tokenizer's"):
+        heard(none, (sound(), 16_000))
+    some = changed(folder, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
+    found = heard(some, [(sound(seed), 16_000) for seed in range(3)])
+    assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
+    with pytest.raises(InputError, match="language='fr' is not one"):
+        heard(some, (sound(), 16_000), language="fr")
+
+
+def test_an_english_only_model_says_so(folder: Path, tmp_path: Path) -> None:
+    said = {"is_multilingual": False}
+    llm = changed(folder, tmp_path / "en", "generation_config.json", lambda text: json.dumps(json.loads(text) | said))
+    assert heard(llm, (sound(), 16_000), language="English")[0].language == "en"
+    for wish, message in (
+        ({"language": "de"}, r"language='de', but this model writes down English only; take a multilingual one"),
+        ({"task": "translate"}, r"task='translate', but this model can only transcribe; take another for that"),
+    ):
+        with pytest.raises(InputError, match=message):
+            heard(llm, (sound(), 16_000), **wish)
 
 
 def test_a_model_without_a_chat_template_says_how_it_is_asked(llm: LLM) -> None:

@@ -133,6 +133,14 @@ def test_rounded_times_give_an_upper_bound() -> None:
     assert count <= header.samples <= count + 32
 
 
+def test_no_more_is_decoded_than_a_model_takes() -> None:
+    data = muxed("matroska", "pcm_s16le", 20_000, 44_100)
+    count = len(decode_audio(data, 16_000, POLICY))
+    assert len(decode_audio(data, 16_000, POLICY, count)) == count
+    with pytest.raises(InputError, match=r"^it lasts longer than the 0\.25 s that the model takes; cut it into several items$"):
+        decode_audio(data, 16_000, POLICY, 4000)
+
+
 def test_flac_of_unknown_length() -> None:
     data = bytearray(written(TONE, 16_000, "FLAC", None))
     data[21] &= 0xF0
