@@ -12,6 +12,7 @@ from ..mm.geometry import SamplingPolicy
 Known = Mapping[str, Collection[str]]
 """Option names by modality."""
 
+_ALSO = {"audio_kwargs": "audio"}
 _MOST = 10**9  # frames, frames per second, or seconds
 
 
@@ -19,14 +20,15 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
     """The options that hold for one modality: flat ones it knows, overlaid with those under `<modality>s_kwargs`.
 
     `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges
-    and videos the first only. A value of None is as if not given.
+    and videos the first only. Sounds may also be spelled `audio_kwargs`, as transformers does. A value of None is as if not
+    given.
 
     Raises:
         ConfigError: a flat key that no modality knows, or a nested one that its own does not, with the nearest known.
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"processing options are a mapping by name, not a {type(options).__name__}")
-    nests = {f"{name}s_kwargs": name for name in known}
+    nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALSO.items() if owner in known}
     names = sorted({name for several in known.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():
@@ -38,6 +40,9 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
                 merged[key] = value
     for nest, owner in nests.items():
         for key, value in (options.get(nest) or {}).items():
+            others = [f"{name}s_kwargs" for name in known if key in known[name]]
+            if key not in known[owner] and others:
+                raise ConfigError(f"unknown processing option {key!r} for {owner}s; it is one of {' and '.join(others)}")
             _check(key, known[owner], sorted(known[owner]), f" for {owner}s")
             if owner == modality and value is not None:
                 both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
@@ -72,5 +77,7 @@ def _number(value: object, *more: type) -> bool:
 
 
 def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
+    if key not in known and not near_to:
+        raise ConfigError(f"unknown processing option {key!r}{where}; this model has no options{where}, leave it out")
     if key not in known:
         raise ConfigError(f"unknown processing option {key!r}{where}; {hint(key, near_to)}")
