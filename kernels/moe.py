@@ -1,4 +1,4 @@
-"""Which experts a row goes to, and rows in the order of their experts. Knows no weights.
+"""Which experts a row goes to, and rows in the order of their experts: torch, and Triton where experts lie side by side.
 
 Nothing here, nor the sum of a row's experts, depends on which other rows are in the step: scores, choices and sums are made
 row by row, each sum in the order of the row's own choices.
@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from .activation import gated_reference
+from .dispatch import backend
+from .int8 import Int8, int8_linear_reference
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,46 @@ class Routing:
     group_score: str = "top2"
 
 
-def route(logits: Tensor, rule: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Float32 `logits [rows, experts]` -> float32 weights and int64 experts, `[rows, top_k]` each.
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """One linear layer of every expert.
 
-    `correction`: float32 `[experts]`, added to the scores for the choice alone.
+    Args:
+        weight: `[experts, out, in]`. bias: `[experts, out]`, or None.
+        scale: float32 `[experts, out]` where the weight is int8 (`int8.Int8`), or None.
     """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """Gated MLPs of one shape side by side, `down(act(gate(x)) * up(x))`; `gate_up` gives `[gate | up]`.
+
+    `act`: a name of `activation.REFERENCES`.
+    """
+
+    act: str
+    gate_up: Stacked
+    down: Stacked
+
+
+def route(logits: Tensor, rule: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Float32 `logits [rows, experts]` -> float32 weights and the experts' numbers, `[rows, top_k]` each, the best first.
+
+    `correction`: float32 `[experts]`, added to the scores for the choice alone. Numbers are int64, in Triton int32.
+    """
+    if backend("moe", logits.device, logits.dtype) == "triton":
+        from .gpu import moe
+
+        return moe.route(logits, rule, correction)
+    return route_reference(logits, rule, correction)
+
+
+def route_reference(logits: Tensor, rule: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """See `route`."""
     scores = logits.softmax(-1) if rule.scoring == "softmax" else _sigmoid(logits)
     offered = scores if correction is None else scores + correction
     if rule.groups > 1:
@@ -77,6 +117,30 @@ def mix(x: Tensor, weights: Tensor, chosen: Tensor, experts: int, expert: Callab
     for place, weight in zip(where.unbind(1), weights.unbind(1), strict=True):
         out += made.index_select(0, place) * weight[:, None]
     return out.to(x.dtype)
+
+
+def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, out: Tensor | None = None) -> Tensor:
+    """As `mix` for experts that lie side by side, without a look at the choices on the host.
+
+    Args:
+        chosen: int32 `[rows, top_k]`; rows whose first expert is -1 are skipped.
+        out: `[rows, dim]`, where the others are written; None: all are, to new memory.
+    """
+    from .gpu import moe
+
+    return moe.mix_experts(x, weights, chosen, experts, out)
+
+
+def expert_reference(experts: Experts, number: int, x: Tensor) -> Tensor:
+    """`x [rows, dim]` through one expert: two products, each rounded to x's dtype, as the activation is."""
+    return _product(gated_reference(experts.act, _product(x, experts.gate_up, number)), experts.down, number)
+
+
+def _product(x: Tensor, layer: Stacked, number: int) -> Tensor:
+    bias = None if layer.bias is None else layer.bias[number]
+    if layer.scale is None:
+        return F.linear(x, layer.weight[number], bias)
+    return int8_linear_reference(x, Int8(layer.weight[number], layer.scale[number], bias))
 
 
 def _runs(counts: list[int]) -> Iterator[tuple[int, int, int]]:

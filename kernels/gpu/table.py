@@ -10,11 +10,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
-    # A program normalises a row of up to BLOCK elements; classes by next power of two of the row.
-    "rms_norm": {
-        "": {"any": {"num_warps": 4, "num_stages": 1}},
-        "8192": {"any": {"num_warps": 8, "num_stages": 1}},
-        "16384": {"any": {"num_warps": 16, "num_stages": 1}},
+    # A program normalises ROWS rows, or heads, of the class's width.
+    "norm": {
+        "": {"any": {"ROWS": 8, "num_warps": 4, "num_stages": 1}},
+        "256": {"any": {"ROWS": 4, "num_warps": 4, "num_stages": 1}},
+        "512": {"any": {"ROWS": 4, "num_warps": 4, "num_stages": 1}},
+        "1024": {"any": {"ROWS": 2, "num_warps": 4, "num_stages": 1}},
+        "2048": {"any": {"ROWS": 1, "num_warps": 4, "num_stages": 1}},
+        "4096": {"any": {"ROWS": 1, "num_warps": 8, "num_stages": 1}},
+        "8192": {"any": {"ROWS": 1, "num_warps": 8, "num_stages": 1}},
+        "16384": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
+        "32768": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
+        "65536": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
+    },
+    # A program makes BLOCK results of one row.
+    "activation": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
+    # A program turns HEADS heads of one row; classes by half of the turned part of a head.
+    "rotary": {
+        "": {"any": {"HEADS": 16, "num_warps": 4, "num_stages": 1}},
+        "128": {"any": {"HEADS": 8, "num_warps": 4, "num_stages": 1}},
+        "256": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
+    },
+    # The same with norms before and keys and values put into the cache after.
+    "rotary_cache": {
+        "": {"any": {"HEADS": 8, "num_warps": 4, "num_stages": 1}},
+        "256": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
+        "512": {"any": {"HEADS": 2, "num_warps": 4, "num_stages": 1}},
     },
     # A tile of pairs of one expert times BLOCK_N of its outputs; classes by pairs of a tile, "wide" for float32.
     "experts": {
@@ -65,7 +86,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     },
     "join_attention": {"": {"any": {"WIDTH": 128, "num_warps": 4, "num_stages": 1}}},
     "write_cache": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
-    # A program holds QUERIES of a head against KEYS at a time; classes by head size, or by what makes that matter less.
+    # A program holds QUERIES of a head against KEYS at a time; classes by the power of two in a head.
     "varlen_attention": {
         "": {"any": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2}, "gfx942": {"num_warps": 4, "num_stages": 1}},
         "short": {"any": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 2}, "gfx942": {"num_stages": 1}},

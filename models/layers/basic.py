@@ -33,6 +33,9 @@ class Weighted(nn.Module):
     def pack(self) -> None:
         """Once they are filled: lay them out for their device."""
 
+    def filled(self) -> None:
+        """Once all of the model is filled and packed."""
+
 
 class Norm(Weighted):
     """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`.

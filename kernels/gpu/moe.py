@@ -1,0 +1,272 @@
+"""Mixtures on the device: choices, rows by their experts, products of each expert's rows, sums. Nothing is read on the host.
+
+A pair is a row and one of its experts; pair `p` is choice `p % top_k` of row `p // top_k`. Pairs are put in tiles, each of one
+expert; how many tiles there may be at most follows from the shapes alone, so that every launch can stand in a CUDA graph.
+Pairs of expert -1 are nobody's. No sum depends on the order in which programs run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..moe import Experts, Routing, Stacked
+from . import tune
+from .linear import products, quantize_rows
+
+_ONE_HOT = 1 << 14  # pairs times experts of a program that puts pairs in order
+
+
+@triton.jit
+def _activate(x, ACT: tl.constexpr):
+    """By a name of `activation.REFERENCES`, in float32."""
+    if ACT == "silu":
+        made = x * tl.sigmoid(x)
+    elif ACT == "gelu":
+        made = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == "quick_gelu":
+        made = x * tl.sigmoid(1.702 * x)
+    else:  # 1 + tanh(y) = 2 sigmoid(2 y)
+        made = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return made
+
+
+@triton.jit
+def _best_groups(offered, column, each, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr, SLOTS: tl.constexpr):
+    """Scores of experts outside the best groups become -inf."""
+    slot = tl.arange(0, SLOTS)
+    counts = tl.full((offered.shape[0], SLOTS), float("-inf"), tl.float32)
+    group = column // each
+    for i in tl.static_range(GROUPS):
+        own = tl.where((group == i)[None, :], offered, float("-inf"))
+        score = tl.max(own, 1)
+        if TWO:
+            score += tl.max(tl.where(column[None, :] == tl.argmax(own, 1)[:, None], float("-inf"), own), 1)
+        counts = tl.where(slot[None, :] == i, score[:, None], counts)
+    kept = tl.zeros(offered.shape, dtype=tl.int32)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.argmax(counts, 1)
+        counts = tl.where(slot[None, :] == best[:, None], float("-inf"), counts)
+        kept += (group[None, :] == best[:, None]).to(tl.int32)
+    return tl.where(kept > 0, offered, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _route_kernel(
+    logits_ptr, correction_ptr, weights_ptr, chosen_ptr, rows, experts, scale, each,
+    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    TWO: tl.constexpr, CORRECTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column, choice = tl.arange(0, COLUMNS), tl.arange(0, CHOICES)
+    inside, there = row < rows, column < experts
+    places = row.to(tl.int64)[:, None] * experts + column[None, :]
+    logits = tl.load(logits_ptr + places, mask=inside[:, None] & there[None, :], other=0.0)
+    logits = tl.where(there[None, :], logits, float("-inf"))
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        scores = tl.exp(logits - tl.max(logits, 1)[:, None])
+        scores /= tl.sum(scores, 1)[:, None]
+    offered = scores
+    if CORRECTED:
+        offered += tl.load(correction_ptr + column, mask=there, other=0.0)[None, :]
+    offered = tl.where(there[None, :], offered, float("-inf"))
+    if GROUPS > 1:
+        offered = _best_groups(offered, column, each, GROUPS, TOP_GROUPS, TWO, SLOTS)
+    weights = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
+    chosen = tl.zeros((ROWS, CHOICES), dtype=tl.int32)
+    for i in tl.static_range(TOP_K):
+        best = tl.minimum(tl.argmax(offered, 1), experts - 1)  # of NaN there is no largest
+        taken = column[None, :] == best[:, None]
+        weight = tl.sum(tl.where(taken, scores, 0.0), 1)
+        weights = tl.where(choice[None, :] == i, weight[:, None], weights)
+        chosen = tl.where(choice[None, :] == i, best[:, None], chosen)
+        offered = tl.where(taken, float("-inf"), offered)
+    if NORMALISE:
+        weights /= tl.maximum(tl.sum(weights, 1), 1e-20)[:, None]
+    places = row.to(tl.int64)[:, None] * TOP_K + choice[None, :]
+    wanted = inside[:, None] & (choice < TOP_K)[None, :]
+    tl.store(weights_ptr + places, weights * scale, mask=wanted)
+    tl.store(chosen_ptr + places, chosen, mask=wanted)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _count_kernel(chosen_ptr, counts_ptr, pairs, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
+    """How many pairs of each chunk are each expert's."""
+    chunk = tl.program_id(0)
+    pair, column = chunk * CHUNK + tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
+    expert = tl.load(chosen_ptr + pair, mask=pair < pairs, other=-1)
+    hot = (expert[:, None] == column[None, :]).to(tl.int32)
+    tl.store(counts_ptr + chunk * COLUMNS + column, tl.sum(hot, 0))
+
+
+@triton.jit(do_not_specialize=["pairs", "chunks"])
+def _place_kernel(
+    chosen_ptr, counts_ptr, slots_ptr, owners_ptr, pairs, chunks, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Each pair of a chunk to its place among its expert's, in order of pairs; the first of a tile names its owner."""
+    chunk = tl.program_id(0)
+    number, column = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
+    pair = chunk * CHUNK + number
+    expert = tl.load(chosen_ptr + pair, mask=pair < pairs, other=-1)
+    hot = (expert[:, None] == column[None, :]).to(tl.int32)
+    before = tl.zeros((COLUMNS,), dtype=tl.int32)
+    totals = tl.zeros((COLUMNS,), dtype=tl.int32)
+    for first in range(0, chunks, STEP):
+        other = first + tl.arange(0, STEP)
+        counts = tl.load(counts_ptr + other[:, None] * COLUMNS + column[None, :], mask=(other < chunks)[:, None], other=0)
+        totals += tl.sum(counts, 0)
+        before += tl.sum(tl.where((other < chunk)[:, None], counts, 0), 0)
+    padded = (totals + TILE - 1) // TILE * TILE
+    first = tl.cumsum(padded, 0) - padded + before
+    rank = tl.sum(((expert[:, None] == expert[None, :]) & (number[None, :] < number[:, None])).to(tl.int32), 1)
+    place = tl.sum(hot * first[None, :], 1) + rank
+    tl.store(slots_ptr + place, pair, mask=expert >= 0)
+    tl.store(owners_ptr + place // TILE, expert, mask=(expert >= 0) & (place % TILE == 0))
+
+
+@triton.jit(do_not_specialize=["tiles"])
+def _expert_kernel(
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, slots_ptr, owners_ptr, tiles, width, depth, divisor,
+    ACT: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A tile of pairs times a block of their expert's outputs.
+
+    `width`: outputs of an expert; gated ones are the first and the second half of its rows, and one of each is computed side
+    by side.
+    """
+    program = tl.program_id(0)
+    blocks = tl.cdiv(width, BLOCK_N)
+    band = program // (GROUP * blocks)  # some tiles against all blocks, then the next, so that both stay in the cache
+    high = tl.minimum(tiles - band * GROUP, GROUP)
+    tile = band * GROUP + program % (GROUP * blocks) % high
+    block = program % (GROUP * blocks) // high
+    owner = tl.load(owners_ptr + tile)
+    if owner < 0:
+        return
+    pair = tl.load(slots_ptr + tile * TILE + tl.arange(0, TILE))
+    inside = pair >= 0
+    row = (tl.maximum(pair, 0) // divisor).to(tl.int64)
+    column = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    output = column
+    if GATED:
+        output = column % 2 * (width // 2) + column // 2
+    there = column < width
+    weight = owner.to(tl.int64) * width + tl.where(there, output, 0)
+    total = products(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN)
+    if SCALED:
+        total *= tl.load(x_scale_ptr + row, mask=inside, other=0.0)[:, None]
+        total *= tl.load(w_scale_ptr + weight, mask=there, other=0.0)[None, :]
+    if BIASED:
+        total += tl.load(bias_ptr + weight, mask=there, other=0.0).to(tl.float32)[None, :]
+    kind = out_ptr.dtype.element_ty
+    if GATED:
+        gate, up = tl.split(tl.reshape(total, (TILE, BLOCK_N // 2, 2)))
+        made = _activate(gate.to(kind).to(tl.float32), ACT).to(kind).to(tl.float32) * up.to(kind).to(tl.float32)
+        at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        half = width // 2
+        places = tl.maximum(pair, 0).to(tl.int64)[:, None] * half + at[None, :]
+        tl.store(out_ptr + places, made.to(kind), mask=inside[:, None] & (at < half)[None, :])
+    else:
+        places = tl.maximum(pair, 0).to(tl.int64)[:, None] * width + column[None, :]
+        tl.store(out_ptr + places, total.to(kind), mask=inside[:, None] & there[None, :])
+
+
+@triton.jit
+def _combine_kernel(made_ptr, weights_ptr, chosen_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """A row's experts weighted, in the order of its choices; rows that are nobody's stay as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < dim) & (tl.load(chosen_ptr + row * TOP_K) >= 0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for i in tl.static_range(TOP_K):
+        made = tl.load(made_ptr + (row * TOP_K + i) * dim + column, mask=inside, other=0.0).to(tl.float32)
+        total += made * tl.load(weights_ptr + row * TOP_K + i)
+    tl.store(out_ptr + row * dim + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def route(logits: Tensor, rule: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `moe.route`; the experts are int32, and of equal scores the first is taken."""
+    rows, experts = logits.shape
+    weights = logits.new_empty(rows, rule.top_k)
+    chosen = torch.empty((rows, rule.top_k), dtype=torch.int32, device=logits.device)
+    columns = triton.next_power_of_2(experts)
+    each = max(1, min(8, 1024 // columns))
+    _route_kernel[(triton.cdiv(rows, each),)](
+        logits.contiguous(), correction, weights, chosen, rows, experts, rule.scale, experts // rule.groups,
+        TOP_K=rule.top_k, SIGMOID=rule.scoring == "sigmoid", NORMALISE=rule.normalise, GROUPS=rule.groups,
+        TOP_GROUPS=rule.top_groups, TWO=rule.group_score != "max", CORRECTED=correction is not None, ROWS=each,
+        COLUMNS=columns, CHOICES=triton.next_power_of_2(rule.top_k), SLOTS=triton.next_power_of_2(rule.groups),
+        **tune.launch("route"),
+    )  # fmt: skip
+    return weights, chosen
+
+
+def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, out: Tensor | None = None) -> Tensor:
+    """As `moe.mix_experts`."""
+    rows, top_k = chosen.shape
+    out = torch.empty_like(x) if out is None else out
+    if not rows:
+        return out
+    number, wide, dim = experts.gate_up.weight.shape
+    pairs = rows * top_k
+    tile = max(16, min(128, triton.next_power_of_2(-(-pairs // number))))
+    order = _order(chosen, number, tile)
+    inner = x.new_empty(pairs, wide // 2)
+    _multiply(x, experts.gate_up, inner, order, tile, top_k, experts.act)
+    made = x.new_empty(pairs, dim)
+    _multiply(inner, experts.down, made, order, tile, 1, None)
+    block = min(1024, triton.next_power_of_2(dim))
+    _combine_kernel[(rows, triton.cdiv(dim, block))](
+        made, weights, chosen, out, dim, TOP_K=top_k, BLOCK=block, **tune.launch("combine")
+    )
+    return out
+
+
+def _order(chosen: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Pairs of every tile, int32 `[tiles * tile]`, and every tile's expert, int32 `[tiles]`; -1 for none."""
+    pairs = chosen.numel()
+    tiles = pairs if pairs <= experts else experts + (pairs - experts) // tile  # at most
+    slots, owners = torch.full((tiles * (tile + 1),), -1, dtype=torch.int32, device=chosen.device).split((tiles * tile, tiles))
+    columns = triton.next_power_of_2(experts)
+    chunk = max(16, min(128, _ONE_HOT // columns))
+    chunks = triton.cdiv(pairs, chunk)
+    counts = torch.empty((chunks, columns), dtype=torch.int32, device=chosen.device)
+    _count_kernel[(chunks,)](chosen, counts, pairs, CHUNK=chunk, COLUMNS=columns, **tune.launch("order"))
+    _place_kernel[(chunks,)](
+        chosen,
+        counts,
+        slots,
+        owners,
+        pairs,
+        chunks,
+        TILE=tile,
+        CHUNK=chunk,
+        COLUMNS=columns,
+        STEP=16,
+        **tune.launch("order"),
+    )
+    return slots, owners
+
+
+def _multiply(
+    x: Tensor, layer: Stacked, out: Tensor, order: tuple[Tensor, Tensor], tile: int, divisor: int, act: str | None
+) -> None:
+    """`x [rows, depth]` -> `out [pairs, ...]`, of pair p from row `p // divisor`; with `act` gated."""
+    slots, owners = order
+    _, width, depth = layer.weight.shape
+    row_scale = None
+    if layer.scale is not None:
+        x, row_scale = quantize_rows(x)
+    sizes = tune.launch("experts", "wide" if x.dtype == torch.float32 else str(tile))
+    _expert_kernel[(len(owners) * triton.cdiv(width, sizes["BLOCK_N"]),)](
+        x, row_scale, layer.weight, layer.scale, layer.bias, out, slots, owners, len(owners), width, depth, divisor, ACT=act,
+        GATED=act is not None, SCALED=row_scale is not None, BIASED=layer.bias is not None, EVEN=depth % sizes["BLOCK_K"] == 0,
+        TILE=tile, **sizes,
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Launches of mixtures as published models have them: one row, a decode batch, a chunk of a prompt."""
+
+from __future__ import annotations
+
+import torch
+from sensorium.kernels.gpu import moe
+from sensorium.kernels.moe import Experts, Routing, Stacked
+
+HOT = {"_route_kernel", "_count_kernel", "_place_kernel", "_expert_kernel", "_combine_kernel"}
+RULES = (  # rule, experts, hidden size, inner size
+    (Routing(8), 128, 2048, 768),
+    (Routing(8, "sigmoid", groups=8, top_groups=4, scale=2.5), 256, 2048, 512),
+)
+
+
+def launches() -> None:
+    for rule, number, dim, inner in RULES:
+        correction = torch.empty(number) if rule.groups > 1 else None
+        for dtype in (torch.bfloat16, torch.float16, torch.int8):
+            eight, wide = dtype == torch.int8, torch.bfloat16 if dtype == torch.int8 else dtype
+            shapes = (number, 2 * inner, dim), (number, dim, inner)
+            scales = [torch.empty(shape[:2]) if eight else None for shape in shapes]
+            layers = (Stacked(torch.empty(shape, dtype=dtype), None, s) for shape, s in zip(shapes, scales, strict=True))
+            experts = Experts("silu", *layers)
+            for rows in (1, 256, 4096):
+                weights, chosen = moe.route(torch.empty(rows, number), rule, correction)
+                moe.mix_experts(torch.empty(rows, dim, dtype=wide), weights, chosen, experts)
