@@ -38,7 +38,11 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
 
     Neighbouring segments of one length run as one batch, so a caller does well to lay equal windows side by side.
     """
-    chosen = backend("varlen_attention", q.device, q.dtype)
+    chosen = backend("varlen_attention", q.device, q.dtype, q.shape[2])
+    if chosen == "triton":
+        from .gpu import varlen
+
+        return varlen.varlen_attention(q, k, v, lengths, scale)
     if chosen == "native" and q.shape[2] % 2 == 0:
         return varlen_attention_native(q, k, v, lengths, scale)
     if chosen == "reference":
