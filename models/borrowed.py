@@ -6,7 +6,8 @@ step arrives there without a global.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -238,6 +239,17 @@ def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
         decoder(**given, **{STEP: Step()})
     beside = 2 * given["inputs_embeds"].nbytes + 8 * (axes + 4) * _MEASURED_ROWS  # looked up, encoder rows, ids, places
     return int(-(-(peak.most + beside) // _MEASURED_ROWS))
+
+
+def twin(root: Any, part: Any, forward: Callable[..., Any]) -> Any:
+    """`root` with `forward` in place of that of `part`, a module in it; weights are shared, neither of them is changed."""
+    copied = copy.copy(root)
+    if root is part:
+        copied.forward = forward
+        return copied
+    inside = {name for name, child in root._modules.items() if child is not None and part in set(child.modules())}
+    copied._modules = {name: twin(child, part, forward) if name in inside else child for name, child in root._modules.items()}
+    return copied
 
 
 def make_encoders(outer: Any) -> None:

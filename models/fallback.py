@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..kernels.metadata import AttentionMetadata
 from ..mm.errors import CheckpointError, ConfigError
 from ..mm.positions import mrope_positions
 from ..mm.types import ItemGeometry, PlaceholderRange
-from .borrowed import ATTENTION, BROKEN, STEP, Layer, Step, apart, attention_of, build, line, make_encoders
+from .borrowed import ATTENTION, BROKEN, STEP, Layer, Step, apart, attention_of, build, line, make_encoders, twin
 from .interface import CacheSpec, ForwardBatch, Work
 from .peak import Peak
 
@@ -35,7 +36,8 @@ class Fallback(nn.Module):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         built = build(config, dtype)
-        self.outer, self.dtype, self.device, self.name = built.outer, dtype, device, type(built.outer).__name__
+        self.dtype, self.device, self.name = dtype, device, type(built.outer).__name__
+        self._take(built.outer)
         self.vocab_size, self.hidden_size = built.text.vocab_size, built.text.hidden_size
         self.row_size, self.rope_axes = self.hidden_size, built.axes
         self.max_positions = built.text.max_position_embeddings
@@ -64,12 +66,7 @@ class Fallback(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """By the class's own head and whatever it does to logits: its inner model answers with `hidden`."""
-        inner = self.outer.base_model
-        inner.forward = lambda *_, **__: _Answer(hidden[None])
-        try:
-            logits: Tensor = self.outer(inputs_embeds=hidden[None], use_cache=False).logits
-        finally:
-            del inner.forward
+        logits: Tensor = self._scores(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0].float()
 
     def forward_bytes(self, work: Work) -> int:
@@ -87,10 +84,16 @@ class Fallback(nn.Module):
         measured, _, run = self._measured[modality]
         return -(-rows * run // measured)
 
+    def _take(self, outer: Any) -> None:
+        """Its head and what is before its decoder, each without what lies between; calls leave no trace in any of them."""
+        self.outer = outer
+        self._scores = partial(twin(outer, outer.base_model, _answer))
+        self._enters = partial(twin(outer.base_model, outer.get_decoder(), _enter))
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         kind, config = type(self.outer), self.outer.config
         with apart():
-            self.outer, told = kind.from_pretrained(
+            outer, told = kind.from_pretrained(
                 None,
                 config=config,
                 state_dict=dict(weights),
@@ -105,7 +108,7 @@ class Fallback(nn.Module):
         if told["mismatched_keys"]:
             name, have, want = sorted(told["mismatched_keys"])[0]
             raise CheckpointError(f"{name} has shape {list(have)}, the config wants {list(want)}")
-        self.outer.to(self.device).eval()
+        self._take(outer.to(self.device).eval())
 
     def rehearse(self, modality: str, tensors: Mapping[str, Any], geometry: ItemGeometry, whole: Mapping[str, Tensor]) -> None:
         """One real run of one item: it is measured and, where there are weights, held to the class's own forward.
@@ -154,6 +157,7 @@ class Fallback(nn.Module):
         finally:
             text._attn_implementation = ATTENTION
         found = torch.cat([self.forward(batch) for batch in _two_batches(ids, places, where, rows, self.cache_specs)])
+        self.compute_logits(found[-1:])  # a head that cannot be called so is said now
         off = float(((found - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)).max())
         if not off < _TOLERANCE.get(self.dtype, _HALF):
             raise ConfigError(f"it does more than attend to what is before: hidden states differ from its own by {off:.1%}")
@@ -164,19 +168,11 @@ class Fallback(nn.Module):
 
     def _entered(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with which the class would call its decoder."""
-
-        def stop(_: object, __: object, arguments: dict[str, Any]) -> None:
-            raise _Entered(arguments)
-
-        inner = self.outer.base_model
-        known = signature(inner.forward).parameters
-        hook = self.outer.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
+        known = signature(self.outer.base_model.forward).parameters
         try:
-            inner(**{name: value for name, value in inputs.items() if name in known}, use_cache=False)
+            self._enters(**{name: value for name, value in inputs.items() if name in known}, use_cache=False)
         except _Entered as entered:
             return entered.arguments
-        finally:
-            hook.remove()
         raise ConfigError("its decoder is not called with embeddings")
 
 
@@ -186,6 +182,10 @@ class _Entered(Exception):
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
         self.arguments = arguments
+
+
+def _enter(**arguments: Any) -> None:
+    raise _Entered(arguments)
 
 
 class _Answer:
@@ -199,6 +199,10 @@ class _Answer:
 
     def __getattr__(self, name: str) -> None:
         return None
+
+
+def _answer(*_: object, inputs_embeds: Tensor, **__: object) -> _Answer:
+    return _Answer(inputs_embeds)
 
 
 def _cache_spec(layer: Layer, dtype: torch.dtype) -> CacheSpec:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from sensorium.cli.main import main
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.mm.fields import group, merge
+from sensorium.models.borrowed import STEP, Step
 from sensorium.models.borrowed import build as build_class
 from sensorium.models.interface import ForwardBatch, Work
 from sensorium.models.peak import Peak
 from tokenizers import AddedToken, Tokenizer
+from torch import nn
 
 ensure_torchvision()
 
@@ -267,6 +271,43 @@ def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
             together = model.embed_multimodal(features[0].modality, merge([features[i].kwargs for i in ids]))
             assert all(torch.equal(alone[i], rows) for i, rows in zip(ids, together, strict=True))
     assert [len(rows) for rows in alone] == [f.range.length for f in features]
+
+
+@pytest.mark.parametrize("family", BUILD)
+def test_calls_that_overlap_do_not_meet(built, family):
+    """Logits, while another thread is in the same head; the decoder and an item's rows, while an item is in its tower."""
+    llm = LLM(built(family), max_model_len=256)
+    model, feature = llm._driver.core.runner.model, llm._inputs.prepare(prompts(family)[0]).features[0]
+    hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=60)
+
+    def logits(i):
+        with torch.inference_mode():
+            return model.compute_logits(hidden[i])
+
+    def wait(*_):
+        both.wait()
+
+    def rows():
+        return model.embed_multimodal(feature.modality, merge([feature.kwargs]))[0]
+
+    def meanwhile(*_):
+        for hook in hooks:
+            hook.remove()
+        seen.extend((model._decoded(inputs_embeds=hidden[:1], **{STEP: Step()}), rows()))
+
+    alone = [logits(0), logits(1)]
+    hooks, seen = [model.outer.get_output_embeddings().register_forward_hook(wait)], []
+    with ThreadPoolExecutor(2) as pool:
+        assert all(map(torch.equal, pool.map(logits, (0, 1)), alone))
+    hooks[0].remove()
+    with torch.inference_mode():
+        wanted = rows()
+        inside = set(model.outer.get_decoder().modules())
+        hooks = [
+            m.register_forward_hook(meanwhile) for m in model.outer.modules() if isinstance(m, nn.Linear) and m not in inside
+        ]
+        assert torch.equal(rows(), wanted)
+    assert torch.equal(seen[1], wanted)
 
 
 @pytest.mark.parametrize("family", ["aya_vision", "ovis2", "video_llama_3", "glm4v_moe"])
