@@ -84,6 +84,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "UltravoxModel": Architecture("ultravox", "Ultravox", "UltravoxProcessingInfo"),
+    "VoxtralConsolidated": Architecture("voxtral", "VoxtralFormat", "VoxtralFormatProcessingInfo"),
     "VoxtralForConditionalGeneration": Architecture("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
@@ -127,7 +128,10 @@ NOTES: dict[str, Note] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "ultravox": Note("rows stacked by eight, any decoder", "all weights in one checkpoint"),
-    "voxtral": Note("windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them"),
+    "voxtral": Note(
+        "windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them; "
+        "the Hub's layout and the publisher's own"
+    ),
     "whisper": Note(
         "encoder and decoder: cross-attention, language and task tokens, rules about times",
         "30 s a sound",
@@ -139,7 +143,8 @@ NOTES: dict[str, Note] = {
 
 LAYOUTS: dict[str, Layout] = {
     "params.json": Layout(
-        "models.consolidated:hub_config", {"pictures": "PixtralConsolidated", "merged pictures": "Mistral3Consolidated"}
+        "models.consolidated:hub_config",
+        {"pictures": "PixtralConsolidated", "merged pictures": "Mistral3Consolidated", "sounds": "VoxtralConsolidated"},
     )
 }
 """Files that stand for config.json in a publisher's own layout."""

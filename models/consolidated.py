@@ -6,7 +6,7 @@ Knows that layout, and no tower and no decoder. Source: the published params.jso
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,8 +28,18 @@ _TEXT = {
     "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
 }
+_SOUND = {
+    "dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "max_source_positions": "max_source_positions",
+}
+_BANDS = {"num_mel_bins": "feature_size", "sampling_rate": "sampling_rate", "hop_length": "hop_length", "window_size": "n_fft"}
+_PUBLISHED_BANDS = {"feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
 _NEEDED = ("dim", "hidden_dim", "n_layers", "n_heads", "vocab_size")
-_REFUSED = ("llama_4_scaling", "lora", "moe", "quantization", "softmax_scale", "use_biases", "yarn")
+_REFUSED = ("llama_4_scaling", "lora", "moe", "quantization", "softmax_scale", "use_biases", "yarn", "ada_rms_norm_t_cond")
+_REFUSED_SOUND = ("causal", "sliding_window")
 _PARTS = {
     "attention.wq": "self_attn.q_proj",
     "attention.wk": "self_attn.k_proj",
@@ -41,6 +51,13 @@ _PARTS = {
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
+_HEARING = {
+    "attention.wo": "self_attn.out_proj",
+    "feed_forward.w1": "fc1",
+    "feed_forward.w2": "fc2",
+    "attention_norm": "self_attn_layer_norm",
+    "ffn_norm": "final_layer_norm",
+}
 _WHOLE = {
     "tok_embeddings": "model.language_model.embed_tokens",
     "norm": "model.language_model.norm",
@@ -49,41 +66,78 @@ _WHOLE = {
     "vision_language_adapter.w_out": "model.multi_modal_projector.linear_2",
     "pre_mm_projector_norm": "model.multi_modal_projector.norm",
     "patch_merger.merging_layer": "model.multi_modal_projector.patch_merger.merging_layer",
+    "mm_whisper_embeddings.tok_embeddings": "model.language_model.embed_tokens",
+    "mm_whisper_embeddings.whisper_encoder.conv_layers.0": "model.audio_tower.conv1",
+    "mm_whisper_embeddings.whisper_encoder.conv_layers.1": "model.audio_tower.conv2",
+    "mm_whisper_embeddings.whisper_encoder.transformer.norm": "model.audio_tower.layer_norm",
+    "mm_whisper_embeddings.audio_language_projection.0": "model.multi_modal_projector.linear_1",
+    "mm_whisper_embeddings.audio_language_projection.2": "model.multi_modal_projector.linear_2",
 }
-_LAYER = re.compile(r"(vision_encoder\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(
+    r"(?:(vision_encoder|mm_whisper_embeddings\.whisper_encoder)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)"
+)
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A params.json as the Hub's config.json, with its kind before it: "pictures" or, with a patch merger, "merged pictures".
+    """A params.json as the Hub's config.json, behind its kind: "pictures", "sounds" or, with a merger, "merged pictures".
 
     Raises:
-        ConfigError: a feature that has no place there, by its key, a missing key, or a model without a vision encoder.
+        ConfigError: a feature that has no place there, by its key, a missing key, or a model of text alone.
     """
-    said = [key for key in _REFUSED if params.get(key)]
-    if said:
-        raise ConfigError(f"{said[0]} in params.json is not supported; use the checkpoint in the Hub's layout")
-    missing = [key for key in _NEEDED if params.get(key) is None]
-    if missing:
-        raise ConfigError(f"params.json lacks {missing[0]!r}; it is not complete")
-    vision = params.get("vision_encoder")
-    if not isinstance(vision, Mapping):
-        raise ConfigError("params.json has no vision_encoder; text-only models are not served")
+    _check(params, _REFUSED, _NEEDED)
+    vision, heard = params.get("vision_encoder"), (params.get("multimodal") or {}).get("whisper_model_args")
+    text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
+    common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
+    if isinstance(vision, Mapping):
+        return _with_pictures(vision, common)
+    if isinstance(heard, Mapping):
+        return "sounds", common | _sounds(heard)
+    raise ConfigError("params.json has no vision_encoder and no sounds (multimodal); text-only models are not served")
+
+
+def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     merge = vision.get("spatial_merge_size", 1)
     shapes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
     config = {
-        "dtype": "bfloat16",
-        "eos_token_id": 2,
+        **common,
         "image_token_id": vision.get("image_token_id", 10),
         "spatial_merge_size": merge,
         "vision_feature_layer": -1,
         "multimodal_projector_bias": bool(vision.get("adapter_bias", True)),
-        "text_config": {"model_type": "mistral", "tie_word_embeddings": False}
-        | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None},
         "vision_config": {"hidden_act": "silu", "rope_theta": vision.get("rope_theta", 10000.0)}
         | {name: vision[name] for name in shapes if name in vision}
         | {"image_size": vision.get("max_image_size", vision.get("image_size", 1024))},
     }
     return "merged pictures" if vision.get("mm_projector_id") == "patch_merge" else "pictures", config
+
+
+def _sounds(heard: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an encoder whose rows are joined; `feature_extractor` is what the Hub has in a file of its own."""
+    audio = heard.get("encoder_args") or {}
+    _check(audio, _REFUSED_SOUND, _NEEDED[:-1])
+    bands = _PUBLISHED_BANDS | {
+        _BANDS[old]: value for old, value in audio.get("audio_encoding_args", {}).items() if old in _BANDS
+    }
+    shape = {new: audio[old] for old, new in _SOUND.items() if old in audio}
+    joined = (heard.get("downsample_args") or {}).get("downsample_factor", 4)
+    if shape["intermediate_size"] != joined * shape["hidden_size"]:
+        raise ConfigError(
+            f"downsample_factor {joined} in params.json does not fit a hidden_dim of {shape['intermediate_size']}"
+        )
+    hop, rate, positions = bands["hop_length"], bands["sampling_rate"], shape.get("max_source_positions", 1500)
+    return {
+        "audio_config": shape | {"num_mel_bins": bands["feature_size"]},
+        "feature_extractor": bands | {"chunk_length": 2 * positions * hop // rate},
+    }
+
+
+def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str]) -> None:
+    said = [key for key in refused if part.get(key)]
+    if said:
+        raise ConfigError(f"{said[0]} in params.json is not supported; use the checkpoint in the Hub's layout")
+    missing = [key for key in needed if part.get(key) is None]
+    if missing:
+        raise ConfigError(f"params.json lacks {missing[0]!r}; it is not complete")
 
 
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -100,6 +154,8 @@ def _hub_name(name: str) -> str:
     tower, layer, part, kind = found.groups()
     if tower is None:
         return f"model.language_model.layers.{layer}.{_PARTS.get(part, part)}.{kind}"
+    if tower != "vision_encoder":
+        return f"model.audio_tower.layers.{layer}.{_HEARING.get(part, _PARTS.get(part, part))}.{kind}"
     inner = _PARTS.get(part, part).replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")
     norm = part if part.endswith("_norm") else inner
     return f"model.vision_tower.transformer.layers.{layer}.{norm}.{kind}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .audio.mel_encoder import encoder_config
+from .audio.mel_encoder import encoder_config, sinusoids
 from .config import count, decoder_spec
+from .consolidated import hub_names
 from .decoder_model import TEXT_PREFIXES
 from .layers.connectors import ProjectorSpec
 from .text.stacks import STACKS
@@ -42,13 +46,15 @@ class Voxtral(WindowModel):
     """See `DecoderModel`."""
 
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
+    neighbours: ClassVar[bool] = False
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
         if not all(isinstance(part, Mapping) for part in parts):
             raise ConfigError("text_config and audio_config in config.json must be objects")
         text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
-        decoder, tower = decoder_spec({**config, "text_config": text}, STACKS["llama"], tied=False), encoder_config(audio)
+        stack, tower = replace(STACKS["llama"], neighbours=self.neighbours), encoder_config(audio)
+        decoder = decoder_spec({**config, "text_config": text}, stack, tied=False)
         if count(audio, "intermediate_size") != _JOINED * tower.width:
             raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
         projector = ProjectorSpec(
@@ -61,3 +67,14 @@ class Voxtral(WindowModel):
             bias=False,
         )
         super().__init__(decoder, tower, projector, dtype, device)
+
+
+class VoxtralFormat(Voxtral):
+    """Voxtral in its publisher's own layout: pairs of rotary positions are neighbours, the tower's are not stored."""
+
+    neighbours = True
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        audio = self.audio_tower.config
+        table = ("model.audio_tower.embed_positions.weight", sinusoids(audio.positions, audio.width))
+        super().load_weights(chain(hub_names(weights), [table]))

@@ -5,7 +5,12 @@ Source: mistral-common's audio requests: silence fills up the last window, and h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from ..mm.speech import SpeechRequest
+from .files import ProcessorFiles
 from .mel import MelSpec
 from .windows import WindowedInfo
 
@@ -27,3 +32,12 @@ class VoxtralProcessingInfo(WindowedInfo):
         """The format of instruct transcriptions; a language that is not told is found out."""
         told = "" if language is None else f"lang:{language}"
         return SpeechRequest(f"[INST][BEGIN_AUDIO][AUDIO][/INST]{told}[TRANSCRIBE]")
+
+
+class VoxtralFormatProcessingInfo(VoxtralProcessingInfo):
+    """ProcessingInfo of Voxtral in its publisher's own layout, whose config holds what the Hub has in a file for sounds."""
+
+    slots = {"audio": ("audio_token_id", "[AUDIO]")}
+
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        super().__init__(replace(files, audio=files.audio or files.config["feature_extractor"]), *options)

@@ -7,6 +7,7 @@ same: the convolutions see the first frames of the silence after it, attention s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -176,6 +177,13 @@ class Encoder(nn.Module):
         frequencies = self.config.theta ** (-torch.arange(half, device=device) / half)
         places = torch.cat([torch.arange(n, device=device) for n in lengths])
         return rotary_cos_sin(places[None], frequencies, torch.zeros(half, dtype=torch.int64, device=device))
+
+
+def sinusoids(positions: int, width: int) -> Tensor:
+    """The table of positions of checkpoints that store none: sines, then cosines, of periods from 2 pi to 20,000 pi."""
+    half = width // 2
+    turns = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
+    return torch.cat((turns.sin(), turns.cos()), dim=1)
 
 
 def windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:

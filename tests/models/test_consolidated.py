@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family import load_rows
+from family import load_rows, make_media
 from oracle import small_tekken
 from PIL import Image
 from safetensors.torch import save_file
@@ -52,17 +52,7 @@ def params_of(model: Any) -> dict[str, Any]:
     text, vision = model.config.text_config, model.config.vision_config
     merge = getattr(model.config, "spatial_merge_size", None)
     merged = {"spatial_merge_size": merge, "mm_projector_id": "patch_merge", "max_image_size": EDGE} if merge else {}
-    return {
-        "dim": text.hidden_size,
-        "hidden_dim": text.intermediate_size,
-        "n_layers": text.num_hidden_layers,
-        "n_heads": text.num_attention_heads,
-        "n_kv_heads": text.num_key_value_heads,
-        "head_dim": text.head_dim,
-        "norm_eps": text.rms_norm_eps,
-        "rope_theta": text.rope_parameters["rope_theta"],
-        "vocab_size": text.vocab_size,
-        "max_position_embeddings": text.max_position_embeddings,
+    return text_params(text) | {
         "vision_encoder": {
             "hidden_size": vision.hidden_size,
             "intermediate_size": vision.intermediate_size,
@@ -76,6 +66,21 @@ def params_of(model: Any) -> dict[str, Any]:
             "adapter_bias": merge is None,
             **merged,
         },
+    }
+
+
+def text_params(text: Any) -> dict[str, Any]:
+    return {
+        "dim": text.hidden_size,
+        "hidden_dim": text.intermediate_size,
+        "n_layers": text.num_hidden_layers,
+        "n_heads": text.num_attention_heads,
+        "n_kv_heads": text.num_key_value_heads,
+        "head_dim": text.head_dim,
+        "norm_eps": text.rms_norm_eps,
+        "rope_theta": text.rope_parameters["rope_theta"],
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": text.max_position_embeddings,
     }
 
 
@@ -139,6 +144,83 @@ def _grids(llm: LLM, images: list[Image.Image]) -> list[Any]:
     return list(plans)
 
 
+SOUND_PARTS = {
+    "audio_tower.conv1": "conv_layers.0", "audio_tower.conv2": "conv_layers.1", "audio_tower.layer_norm": "transformer.norm",
+    "audio_tower.layers": "transformer.layers", "self_attn.out_proj": "attention.wo", "fc1": "feed_forward.w1",
+    "fc2": "feed_forward.w2", "self_attn_layer_norm": "attention_norm", "final_layer_norm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
+}  # fmt: skip
+
+
+def sound_name(name: str) -> str:
+    stem = name.removeprefix("model.")
+    if stem.startswith("audio_tower."):
+        for hub, own in SOUND_PARTS.items():
+            stem = stem.replace(hub, own)
+        return f"mm_whisper_embeddings.whisper_encoder.{stem}"
+    if stem.startswith("multi_modal_projector.linear_"):
+        layer = 2 * int(stem.split("_")[3][0]) - 2
+        return f"mm_whisper_embeddings.audio_language_projection.{layer}.weight"
+    own = own_name(name)
+    return f"mm_whisper_embeddings.{own}" if own.startswith("tok_embeddings") else own
+
+
+def make_sounds(folder: Path) -> tuple[Any, Any]:
+    """The oracle and its feature extractor; the tower's positions are the published table, which is not stored."""
+    from transformers.models.whisper.modeling_whisper import sinusoids
+
+    row = load_rows()["voxtral"]
+    model, extractor = row.build(0, vocab_size=2000)
+    text, tower = model.config.text_config, model.model.audio_tower
+    tower.embed_positions.weight.data.copy_(sinusoids(*tower.embed_positions.weight.shape))
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        if "language_model" in name and ("q_proj" in name or "k_proj" in name):
+            heads = text.num_key_value_heads if "k_proj" in name else text.num_attention_heads
+            tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        if "embed_positions" not in name:
+            weights[sound_name(name)] = tensor.contiguous().clone()
+    save_file(weights, folder / "consolidated.safetensors")
+    audio = model.config.audio_config
+    encoder = {
+        "dim": audio.hidden_size,
+        "n_layers": audio.num_hidden_layers,
+        "hidden_dim": audio.intermediate_size,
+        "n_heads": audio.num_attention_heads,
+        "max_source_positions": audio.max_source_positions,
+        "audio_encoding_args": {"num_mel_bins": audio.num_mel_bins, "hop_length": 160, "window_size": 400},
+    }
+    heard = {"encoder_args": encoder, "downsample_args": {"downsample_factor": 4}}
+    params = text_params(text) | {"multimodal": {"whisper_model_args": heard}}
+    (folder / "params.json").write_text(json.dumps(params))
+    row.finish(folder)
+    return model, extractor
+
+
+def test_sounds_answer_as_the_same_weights_in_the_other_layout(tmp_path):
+    model, extractor = make_sounds(tmp_path)
+    llm = open_llm(tmp_path)
+    sounds = [make_media("audio", (samples,), samples) for samples in (30_000, 70_234)]
+    content = [*({"type": "audio", "audio": (one, 16_000)} for one in sounds), {"type": "text", "text": "and?"}]
+    rows = []
+    head = llm._driver.core.runner.model.compute_logits
+    llm._driver.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    (output,) = llm.chat([{"role": "user", "content": content}], params)
+    assert output.error is None
+    ids = list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
+    assert ids.count(model.config.audio_token_id) == 25 + 75
+    window = 2 * 16_000
+    whole = [np.pad(one, (0, -len(one) % window)) for one in sounds]
+    features = [extractor(one, sampling_rate=16_000, truncation=False, return_tensors="pt")["input_features"] for one in whole]
+    windows = torch.cat([torch.cat(one.split(window // 160, -1)) for one in features])
+    with torch.inference_mode():
+        want = model(input_ids=torch.tensor([ids]), input_features=windows).logits[0, :-1]
+    torch.testing.assert_close(torch.cat(rows), want, atol=2e-4 * max(1.0, float(want.std())), rtol=0)
+    assert [int(token) for token in want[-8:].argmax(-1)] == ids[-8:]
+    assert llm.transcribe((sounds[0], 16_000), language="en", use_tqdm=False)[0].error is None
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     make(tmp_path, "pixtral")
     params = json.loads((tmp_path / "params.json").read_text())
@@ -159,5 +241,17 @@ def test_kinds_are_told_apart():
     params = {"dim": 8, "hidden_dim": 9, "n_layers": 1, "n_heads": 2, "vocab_size": 99, "vision_encoder": {"hidden_size": 8}}
     kind, config = hub_config(params)
     assert (kind, config["spatial_merge_size"]) == ("pictures", 1)
+    encoder = {"dim": 8, "n_layers": 1, "hidden_dim": 32, "n_heads": 2}
+    heard = {"vision_encoder": None, "multimodal": {"whisper_model_args": {"encoder_args": encoder}}}
+    kind, config = hub_config(params | heard)
+    assert (kind, config["feature_extractor"]["chunk_length"]) == ("sounds", 30)
+    for change, said in (
+        ({"causal": True}, "causal"),
+        ({"hidden_dim": 31}, "downsample_factor 4"),
+        ({"n_heads": None}, "n_heads"),
+    ):
+        made = {"vision_encoder": None, "multimodal": {"whisper_model_args": {"encoder_args": encoder | change}}}
+        with pytest.raises(ConfigError, match=said):
+            hub_config(params | made)
     kind, config = hub_config(params | {"vision_encoder": {"mm_projector_id": "patch_merge", "spatial_merge_size": 2}})
     assert (kind, config["spatial_merge_size"]) == ("merged pictures", 2)
