@@ -16,7 +16,7 @@ from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
 from ..mm.registry import ARCHITECTURES, LAYOUTS, row_name
-from ..models.config import check_parts
+from ..models.config import check_parts, text_of
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -186,8 +186,7 @@ class ModelFiles:
     @property
     def text_config(self) -> dict[str, Any]:
         """The decoder's part: nested in new checkpoints, flat in old ones."""
-        nested = self.config.get("text_config")
-        return nested if isinstance(nested, dict) else self.config
+        return dict(text_of(self.config))
 
     @property
     def architecture(self) -> str:

@@ -47,11 +47,14 @@ class Layout:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "DeepseekOCR2ForCausalLM": Architecture("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
+    "DeepseekOCRForCausalLM": Architecture("deepseek_ocr2", "DeepseekOcr", "DeepseekOcrProcessingInfo"),
     "DeepseekOcr2ForConditionalGeneration": Architecture("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
     "Ernie4_5_VLMoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Ernie4_5_VL_MoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
     "Glm46VForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm46VProcessingInfo"),
+    "Glm4vMoeForConditionalGeneration": Architecture("glm4v", "Glm4VMoe", "Glm4VProcessingInfo"),
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
     "GlmAsrForConditionalGeneration": Architecture("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
@@ -91,14 +94,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 NOTES: dict[str, Note] = {
     "deepseek_ocr2": Note(
-        "a decoder reads the tower's rows by learned queries; tiles by the best aspect ratio, the whole on a square"
+        "CLIP over SAM's rows (the first), or a decoder that reads them by learned queries; tiles by the best aspect ratio, "
+        "the whole on a square; the Hub's layout and the publisher's own"
     ),
     "ernie4_5_vl": Note(
         "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
     ),
     "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
     "glm4v": Note(
-        "times between frames as text, half of a head turned, norms around each part; the OCR model with its own tower"
+        "times between frames as text, half of a head turned, norms around each part, or experts; "
+        "the OCR model with its own tower"
     ),
     "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),

@@ -31,7 +31,7 @@ class Stack:
     Args:
         defaults: of keys that its config.json may leave out.
         bias, out_bias: of the q, k, v products and of the output's; None: as the config says.
-        qk_norm, norms: as in AttentionSpec and LayerSpec.
+        qk_norm: as in AttentionSpec; None: as the config says. norms: as in LayerSpec.
         neighbours: pairs of rotary positions are neighbouring numbers.
         axes: frequencies of each axis -> the axis of each frequency; None: one run after another, or as the config says.
         fused: gate and up are stored as one matrix.
@@ -71,8 +71,8 @@ _AXES = (1, 3, 4)  # of positions: one, or time, height and width, or those behi
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text part of a config.json: `text_config` when it is there, else the top level."""
-    nested = config.get("text_config")
+    """The text part of a config.json: `text_config` or `language_config` where it is there, else the top level."""
+    nested = config.get("text_config", config.get("language_config"))
     return nested if isinstance(nested, Mapping) else config
 
 
@@ -151,7 +151,7 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
         rope=_rope(text, stack, dim, "full_attention" if window is None else "sliding_attention"),
         bias=bias if stack.bias is None else stack.bias,
         out_bias=bias if stack.out_bias is None else stack.out_bias,
-        qk_norm=stack.qk_norm,
+        qk_norm=stack.qk_norm or ("head" if text.get("use_qk_norm") else None),
         window=window,
         soft_cap=text.get("attn_logit_softcapping"),
     )

@@ -1,4 +1,7 @@
-"""GLM-4.1V, GLM-4.6V, GLM-OCR: a gated tower, squares of rows joined, a decoder with sandwich norms (arXiv 2507.01006)."""
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR: a gated tower, squares of rows joined, a sandwich of norms or a mixture.
+
+Source: arXiv 2507.01006.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ _TEXT: dict[str, Any] = {
 _OCR_TEXT = _TEXT | {
     "vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
     "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
+_MOE_TEXT: dict[str, Any] = {
+    "vocab_size": 151424, "max_position_embeddings": 65536, "attention_bias": True, "mrope_section": (8, 12, 12),
 }  # fmt: skip
 _VISION: dict[str, Any] = {
     "depth": 24, "hidden_size": 1536, "hidden_act": "silu", "attention_bias": False, "num_heads": 12, "in_channels": 3,
@@ -66,7 +72,7 @@ class Merger(Projector):
 
 
 class Glm4V(NativeModel):
-    """GLM-4.1V and GLM-4.6V: RMSNorm tower with a resampled table and rotary places."""
+    """GLM-4.1V and the small GLM-4.6V: RMSNorm tower with a resampled table and rotary places."""
 
     prefixes = (
         ("model.visual.downsample.", "merger.downsample."),
@@ -79,10 +85,14 @@ class Glm4V(NativeModel):
     projector = Merger
     vision: ClassVar[Mapping[str, Any]] = _VISION
     stack: ClassVar[Stack] = _STACK
+    further: ClassVar[int] = 0  # layers behind the last that predict further tokens, where config.json does not say
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         tower, merger = self.parts({**self.vision, **need(config, "vision_config")})
         super().__init__(decoder_spec(config, self.stack), tower, [merger], dtype, device)
+        text = {"num_nextn_predict_layers": self.further, **text_of(config)}
+        first, more = len(self.spec.layers), count(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
+        self.kept = tuple(f"language_model.layers.{first + i}." for i in range(more))
 
     def parts(self, vision: Mapping[str, Any]) -> tuple[TowerSpec, MergerSpec]:
         """Tower and connector of a whole vision config."""
@@ -99,17 +109,19 @@ class Glm4V(NativeModel):
         return max(super().encoder_bytes(modality, rows, work), merging)
 
 
+class Glm4VMoe(Glm4V):
+    """GLM-4.5V and the large GLM-4.6V."""
+
+    stack = replace(STACKS["glm4_moe"], defaults={**STACKS["glm4_moe"].defaults, **_MOE_TEXT})
+    further = 1
+
+
 class GlmOcr(Glm4V):
-    """GLM-OCR: no table; heads of queries and keys are normed. Layers behind the last predict further tokens."""
+    """GLM-OCR: no table; heads of queries and keys are normed."""
 
     vision = _OCR_VISION
     stack = replace(_STACK, defaults=_OCR_TEXT, bias=False)
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(config, dtype, device)
-        text = {"num_nextn_predict_layers": 1, **text_of(config)}
-        first, more = len(self.spec.layers), count(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
-        self.kept = tuple(f"language_model.layers.{first + i}." for i in range(more))
+    further = 1
 
     def parts(self, vision: Mapping[str, Any]) -> tuple[TowerSpec, MergerSpec]:
         bias = bool(vision["attention_bias"])

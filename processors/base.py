@@ -48,7 +48,8 @@ class FamilyInfo:
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         self.files, self._given = files, options
-        self.text = {**self.published, **(files.config.get("text_config") or files.config)}
+        text = files.config.get("text_config") or files.config.get("language_config") or files.config
+        self.text = {**self.published, **text}
         self.layers = {name: [for_modality(layer, name, self.known) for layer in options] for name in self.modalities}
         self.slot_ids: Mapping[str, int] = {name: self.token(*names) for name, names in self.slots.items()}
         self.specs = {name: self.read(name) for name in self.modalities}

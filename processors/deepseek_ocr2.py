@@ -50,11 +50,18 @@ class SquareSpec(PixelSpec):
         return self.tiling.square // self.patch
 
 
+def _published(vision: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of the publisher's own vision_config; empty in another layout."""
+    width = vision.get("width")
+    part = width.get(name) if isinstance(width, Mapping) else None
+    return part if isinstance(part, Mapping) else {}
+
+
 class DeepseekOcr2ProcessingInfo(FamilyInfo):
     """ProcessingInfo of DeepSeek-OCR 2, and with another strategy of the first one.
 
     The tensors are `pixel_values_local` and `pixel_values` `[patches, 3 * patch^2]` of the tiles and of the whole, row by
-    row, and `tiles` int64 `[3]`: how many, patches along a side of each, and of the whole.
+    row, and `tiles` int64 `[4]`: rows and columns of tiles, patches along a side of each, and of the whole.
     """
 
     strategy: ClassVar[Strategy] = V2
@@ -63,7 +70,8 @@ class DeepseekOcr2ProcessingInfo(FamilyInfo):
     known = {"image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches")}
 
     def read(self, modality: str) -> SquareSpec:
-        json, sam = self.files.image, (self.files.config.get("vision_config") or {}).get("sam_config") or {}
+        json, vision = self.files.image, self.files.config.get("vision_config") or {}
+        sam = vision.get("sam_config") or _published(vision, "sam_vit_b")
         patch = pair(sam.get("patch_size", 16), "patch_size")[0]
         options = {"crop_to_patches": True, **json}
         for layer in self.layers[modality]:
@@ -101,7 +109,7 @@ class DeepseekOcr2ProcessingInfo(FamilyInfo):
         tiles = torch.empty(0, 3 * spec.patch**2, dtype=dtype)
         if cut:
             tiles = patch_rows(frames, CropPlan(tuple(cut)), spec, spec.patch, dtype=dtype)
-        made = torch.tensor((grid.tiles[0] * grid.tiles[1], self.strategy.tile * MERGE, spec.side))
+        made = torch.tensor((*grid.tiles, self.strategy.tile * MERGE, spec.side))
         return {
             "pixel_values": FieldElem(patch_rows(frames, CropPlan((whole,)), spec, spec.patch, dtype=dtype), FlatField()),
             "pixel_values_local": FieldElem(tiles, FlatField()),

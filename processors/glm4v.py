@@ -1,4 +1,4 @@
-"""What GLM-4.1V, GLM-4.6V and GLM-OCR are fed: pictures and clips at their own size, a time after each step. Knows no model."""
+"""What GLM-4.1V to 4.6V and GLM-OCR are fed: pictures and clips at their own size, a time after each step. Knows no model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _AREA = 28 * 28  # pixels of an embedding
 
 
 class Glm4VProcessingInfo(NativeInfo):
-    """ProcessingInfo of GLM-4.1V. Each temporal step of a clip has a picture's marks, and its time behind them as text."""
+    """ProcessingInfo of GLM-4.1V. Each temporal step of a clip has a picture's marks, and its time behind them as text.
+
+    One architecture may come with this processor or the one of GLM-4.6V: a checkpoint whose JSON names that one gets it.
+    """
 
     slots = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
     marks: ClassVar[tuple[int, int]] = (151339, 151340)
@@ -32,6 +35,11 @@ class Glm4VProcessingInfo(NativeInfo):
     timed = 0.0
     unused: ClassVar[tuple[str, ...]] = ("num_frames",)  # of the preprocessor's JSON: the published sampler looks at others
     longest: ClassVar[float | None] = 300.0  # seconds of which frames are used at the full rate
+
+    def __new__(cls, files: ProcessorFiles, *options: Mapping[str, Any]) -> Glm4VProcessingInfo:
+        said = (files.video.get("video_processor_type"), files.image.get("image_processor_type"))
+        later = cls is Glm4VProcessingInfo and any(str(name).startswith("Glm46V") for name in said)
+        return super().__new__(Glm46VProcessingInfo if later else cls)
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         super().__init__(files, *options)

@@ -46,6 +46,20 @@ _GLM = {
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
 }
+_GLM_MOE = _GLM | {
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 _GEMMA = {
     "vocab_size": 256000,
     "hidden_size": 3072,
@@ -147,6 +161,7 @@ STACKS: Mapping[str, Stack] = {
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),
     "qwen3_moe": Stack(_QWEN_MOE, qk_norm="head"),
     "glm4": Stack(_GLM, out_bias=False, norms=_GLM_NORMS, neighbours=True, fused=True),
+    "glm4_moe": Stack(_GLM_MOE, out_bias=False, router=_SIGMOID),
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=_GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=_GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),

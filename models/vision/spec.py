@@ -93,7 +93,7 @@ class TowerSpec:
     Args:
         depth: layers in the checkpoint; those behind the last one of `features` are not built.
         inner: width inside the MLP; `act`: its activation, that of the gate where it is gated (`names.mlp`).
-        patch_dim: numbers of a patch: channels x frames x height x width.
+        patch_dim: numbers of a patch: channels x frames x height x width; 0: what is given are rows, which go in as they are.
         merge: patches come in squares of merge x merge, row by row of squares; 1: row by row.
         rms: norms are RMSNorm, else LayerNorm.
         patch_bias, qkv_bias, out_bias, mlp_bias: which products have one.

@@ -96,7 +96,7 @@ class Parts:
     def __init__(self, s: TowerSpec, make: Maker) -> None:
         names = s.names
         norm = partial(make.norm, width=s.width, eps=s.eps, bias=not s.rms)
-        self.patch = make.linear([names.patch], s.patch_dim, [s.width], s.patch_bias)
+        self.patch = make.linear([names.patch], s.patch_dim, [s.width], s.patch_bias) if s.patch_dim else torch.clone
         self.table = None if s.table is None else make.stored(names.table, s.table.side**2 + s.class_token, s.width)
         self.token = make.stored(names.class_token, s.width) if s.class_token else None
         self.patch_norm = norm(names.patch_norm) if s.patch_norm else None
@@ -128,7 +128,7 @@ class Tower(nn.Module):
         """One `[rows, width]` per state in `spec.features`, rows in the order of the patches.
 
         Args:
-            patches: `[patches, patch_dim]` of all items, frame by frame, in the order that `spec.merge` says.
+            patches: `[patches, patch_dim]`, or rows, of all items, frame by frame, in the order that `spec.merge` says.
             grids: `(t, h, w)` of each item, in patches; tiles of one picture are its frames.
         """
         s = self.spec

@@ -1,7 +1,8 @@
-"""GLM-4.1V, GLM-4.6V and GLM-OCR in the parity suite."""
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR in the parity suite."""
 
 from functools import partial
 
+import torch
 from family import CLIPS, PICTURES, Family, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
@@ -12,9 +13,10 @@ SPECIALS = ("<|endoftext|>", *(f"<|{part}|>" for part in (
 IDS = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id", "image_token_id")
 AREAS = {"image": (2 * 56 * 56, 2 * 140 * 140), "video": (4 * 56 * 56, 8 * 84 * 84)}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+MIXTURE = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.5}
 
 
-def build(kind, seed, tie=False, head_dim=16):
+def build(kind, seed, tie=False, head_dim=16, **more):
     ensure_torchvision()
     import transformers as tf
 
@@ -22,18 +24,23 @@ def build(kind, seed, tie=False, head_dim=16):
     ids = dict(zip((*IDS, "video_token_id"), words.convert_tokens_to_ids(SPECIALS[1:]), strict=True))
     rope = {**ROPE, "mrope_section": [head_dim // 8, head_dim // 16, head_dim // 16]}
     text = text_config(words, tie, head_dim=head_dim) | {"rope_parameters": rope}
-    if kind != "GlmOcr":
+    if kind in ("Glm4v", "Glm46V"):
         del text["head_dim"]
+    text |= MIXTURE | more if kind == "Glm4vMoe" else {}
+    called = {"GlmOcr": "glm_ocr", "Glm4vMoe": "glm4v_moe"}.get(kind, "glm4v")
     vision = {"depth": 3, "hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "out_hidden_size": 64}
     config = getattr(tf, f"{kind}Config")(
-        text_config={"model_type": "glm_ocr_text" if kind == "GlmOcr" else "glm4v_text", **text},
-        vision_config={"model_type": "glm_ocr_vision" if kind == "GlmOcr" else "glm4v_vision", "image_size": 70, **vision},
+        text_config={"model_type": f"{called}_text", **text},
+        vision_config={"model_type": f"{called}_vision", "image_size": 70, **vision},
         tie_word_embeddings=tie,
         **ids,
     )
     model = getattr(tf, f"{kind}ForConditionalGeneration")(config).eval()
     randomise(model, seed)
-    stem = "Glm4v" if kind == "Glm4v" else "Glm46V"
+    for name, buffer in model.named_buffers():
+        if "correction" in name:
+            buffer.copy_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(seed)) * 0.4)
+    stem = "Glm4v" if kind in ("Glm4v", "Glm4vMoe") else "Glm46V"
     image, video = ({"shortest_edge": least, "longest_edge": most} for least, most in AREAS.values())
     return model, getattr(tf, f"{stem}Processor")(
         image_processor=getattr(tf, f"{stem}ImageProcessor")(size=image),
@@ -91,5 +98,6 @@ def row(name, kind, **more):
 FAMILIES = [
     row("glm4v", "Glm4v", variants={"tied": {"tie": True}}),
     row("glm46v", "Glm46V"),
+    row("glm4v_moe", "Glm4vMoe", variants={"wide heads": {"head_dim": 32}, "groups": {"n_group": 4, "topk_group": 2}}),
     row("glm_ocr", "GlmOcr", variants={"wide heads": {"head_dim": 32}}),
 ]

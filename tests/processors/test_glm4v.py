@@ -55,6 +55,14 @@ def test_longer_clips_are_seen_less_often(kind: type[Glm4VProcessingInfo], total
     assert all(0 <= late - frame <= 1 for frame, late in zip(ours, theirs, strict=True))
 
 
+def test_the_large_one_comes_with_either_processor() -> None:
+    """GLM-4.5V's and the large GLM-4.6V's checkpoints are of one architecture."""
+    for said in ({"video_processor_type": "Glm46VVideoProcessor"}, {"video_processor_type": "Glm4vVideoProcessor"}):
+        info = Glm4VProcessingInfo(ProcessorFiles({**IDS, "vocab_size": 640}, video=said))
+        assert isinstance(info, Glm46VProcessingInfo) == (said["video_processor_type"] == "Glm46VVideoProcessor")
+        assert type(info.tuned({})) is type(info)
+
+
 def test_no_more_frames_than_the_most() -> None:
     policy = info_of(Glm46VProcessingInfo).decode_spec.sampling
     frames = sample_indices(90_000, 30.0, policy)
