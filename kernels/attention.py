@@ -82,9 +82,14 @@ def paged_attention(
     Returns:
         `[rows, heads, dim]`.
     """
-    chosen = backend("attention", q.device, q.dtype)
+    chosen = backend("attention", q.device, q.dtype, q.shape[2])
     if chosen == "native" and q.shape[2] % 2 == 0:
         return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap)
+    if chosen == "triton":
+        from .gpu import attention
+
+        attention.write(k, v, kv_cache, meta)
+        return attention.attend(q, kv_cache, meta, scale, soft_cap)
     write_cache(k, v, kv_cache, meta)
     if chosen == "reference" or meta.invariant:
         return paged_attention_reference(q, kv_cache, meta, scale, soft_cap)

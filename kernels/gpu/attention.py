@@ -1,4 +1,4 @@
-"""Paged attention as Triton kernels: tiles of queries over tiles of keys, long contexts in parts. Imported where Triton is chosen.
+"""Paged attention as Triton kernels: tiles of queries over tiles of keys, long contexts in parts. Imported only where chosen.
 
 A tile holds the query heads of one key head, and as many rows of one request as fit: so a decode row fills a matrix
 instruction, too. Softmax runs along (arXiv 2307.08691). Keys that all rows of a tile see are taken without a mask. Where there
@@ -36,6 +36,12 @@ def _columns(ptr, at, inside, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.
     if MASKED:
         return tl.load(where, mask=inside[:, None], other=0.0)
     return tl.load(where)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _pages(table_ptr, key, inside, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The physical block of each key."""
+    return tl.load(table_ptr + key // PAGE, mask=inside, other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -127,6 +133,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK_M], tl.float32)
     table_ptr += request.to(tl.int64) * table_stride
 
+    lanes = tl.arange(0, BLOCK_N)
     # Before the keys that all rows see, those keys, and behind them.
     for stretch in tl.static_range(3):
         from_, to = at, plain
@@ -135,16 +142,12 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         if stretch == 2:
             from_, to = edge, end
         if stretch == 2 or not ALIKE:
+            page = _pages(table_ptr, from_ + lanes, (from_ + lanes >= low) & (from_ + lanes < to), PAGE)
             for tile_at in range(from_, to, BLOCK_N):
-                key = tl.multiple_of(tile_at, BLOCK_N) + tl.arange(0, BLOCK_N)
+                key = tl.multiple_of(tile_at, BLOCK_N) + lanes
                 inside = (key >= low) & (key < high)
-                if PAGE % BLOCK_N == 0:
-                    page = tl.load(table_ptr + tile_at // PAGE).to(tl.int64)
-                elif stretch != 1:
-                    page = tl.load(table_ptr + key // PAGE, mask=inside, other=0).to(tl.int64)
-                else:
-                    page = tl.load(table_ptr + key // PAGE).to(tl.int64)
-                k_at = ((page * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+                k_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+                page = _pages(table_ptr, key + BLOCK_N, key + BLOCK_N < to, PAGE)  # early: addresses wait for it
                 k_left = _columns(k_ptr, k_at, inside, 0, LEFT, DIM, stretch != 1)
                 score = tl.dot(q_left, tl.trans(k_left), input_precision="ieee")
                 if RIGHT:
@@ -250,24 +253,22 @@ def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, s
     requests with a row each can be replayed with other lengths, tables and slots in the same tensors. A request of length 0
     gives zeros. Under `meta.invariant` tiles have one size, and keys are cut nowhere.
     """
-    assert kv_cache.is_contiguous() and scale > 0.0, "a slot's address follows from its number"
+    assert kv_cache.is_contiguous(), "a slot's address follows from its number"
+    assert scale > 0.0, "the largest product makes the largest score"
     q, group = rows(q), q.shape[1] // kv_cache.shape[3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    head = (q.shape[2], *halves(q.shape[2]))
-    if meta.invariant:
-        config = _config("alike", head[1], q.dtype)
-        _, tiles = tiles_of(meta, 0, max(1, config["BLOCK_M"] // group))
-        _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap)
-        return out
-    few, many = _config("decode" if group <= 16 else "heads", head[1], q.dtype), _config("prompt", head[1], q.dtype)
-    both = tiles_of(meta, *(max(1, config["BLOCK_M"] // group) for config in (few, many)))
-    for tiles, config in zip(both, (few, many), strict=True):
+    kinds = ("alike",) if meta.invariant else ("decode" if group <= 16 else "heads", "prompt")
+    configs = [_config(kind, q.shape[2], q.dtype) for kind in kinds]
+    at_once = [max(1, config["BLOCK_M"] // group) for config in configs]  # rows of a request in a tile
+    cut = tiles_of(meta, 0, *at_once)[1:] if meta.invariant else tiles_of(meta, *at_once)
+    for tiles, config in zip(cut, configs, strict=True):
         _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap)
     return out
 
 
-def _config(rows_: str, left: int, dtype: torch.dtype) -> dict[str, int]:
-    return tune.launch("paged_attention", f"{rows_} {max(64, left)}" + (" float32" if dtype == torch.float32 else ""))
+def _config(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
+    width = max(64, triton.next_power_of_2(sum(halves(dim))))
+    return tune.launch("paged_attention", f"{kind} {width}" + (" float32" if dtype == torch.float32 else ""))
 
 
 def _launch(
@@ -282,7 +283,7 @@ def _launch(
 ) -> None:
     if not tiles.count:
         return
-    (n, heads, dim), kv_heads, group = q.shape, kv_cache.shape[3], q.shape[1] // kv_cache.shape[3]
+    n, dim, kv_heads, group = q.shape[0], q.shape[2], kv_cache.shape[3], q.shape[1] // kv_cache.shape[3]
     block, (left, right) = config["BLOCK_M"], halves(dim)
     together = min(group, block)
     columns = kv_heads * -(-group // together)

@@ -24,11 +24,15 @@ def step(requests: list[tuple[int, int]], **more: object) -> AttentionMetadata:
     return replace(AttentionMetadata(starts, lengths, tables, torch.zeros(starts[-1], dtype=torch.int64), 16), **more)
 
 
-def attend(meta: AttentionMetadata, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, planes: int = 2, cap: float | None = None) -> None:
+def attend(
+    meta: AttentionMetadata, heads: tuple[int, int, int], dtype: torch.dtype, planes: int = 2, cap: float | None = None
+) -> None:
+    """Of query heads, key heads and their size; keys and values are written, too."""
+    q_heads, kv_heads, dim = heads
     cache = torch.empty(planes, 4, meta.block_size, kv_heads, dim, dtype=dtype)
     k = torch.empty(meta.num_rows, kv_heads, dim, dtype=dtype)
     attention.write(k, k if planes == 2 else None, cache, meta)
-    attention.attend(torch.empty(meta.num_rows, heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap)
+    attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap)
 
 
 def seen(meta: AttentionMetadata) -> Tensor:
@@ -37,6 +41,20 @@ def seen(meta: AttentionMetadata) -> Tensor:
 
 def launches() -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        attend(step(MIXED), 28, 4, 128, dtype)
-        attend(step(MIXED), 14, 2, 64, dtype)
-    attend(step(MANY), 28, 4, 128, torch.bfloat16)
+        attend(step(MIXED), (28, 4, 128), dtype)
+        attend(step(DECODE), (28, 4, 128), dtype)
+        attend(step(MIXED), (14, 2, 64), dtype)
+    bf16 = torch.bfloat16
+    attend(step(MANY), (32, 8, 128), bf16)
+    attend(step(MANY, causal=False), (32, 8, 128), bf16)
+    attend(step([(4095, 1)] * 64), (32, 8, 128), bf16)
+    attend(step(MIXED, window=1024), (8, 4, 256), bf16)
+    meta = step(MIXED, window=1024)
+    attend(replace(meta, seen=seen(meta)), (8, 4, 256), bf16, cap=50.0)
+    attend(step(MIXED), (32, 8, 80), bf16)
+    attend(step(MIXED), (16, 16, 72), bf16)
+    attend(step(MIXED), (16, 1, 576), bf16, planes=1)
+    attend(step(MIXED), (128, 1, 576), bf16, planes=1)
+    attend(step(DECODE, causal=False), (20, 20, 64), torch.float16)
+    attend(step(MIXED, invariant=True), (28, 4, 128), bf16)
+    attend(step(MIXED), (14, 2, 64), torch.float32)

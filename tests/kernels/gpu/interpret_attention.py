@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
-from sensorium.kernels.attention import paged_attention_reference
+from sensorium.kernels.attention import paged_attention_reference, write_cache
 from sensorium.kernels.gpu import attention, tune
+from sensorium.kernels.gpu.tiles import parts, tiles_of
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
@@ -36,7 +40,153 @@ def case(
     return q, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
 
 
-def test_first() -> None:
-    q, cache, meta = case(STEP, 4, 2, 64, torch.float32)
-    out = attention.attend(q, cache, meta, 0.2)
-    torch.testing.assert_close(out, paged_attention_reference(q, cache, meta, 0.2), atol=1e-5, rtol=1e-5)
+def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
+    """Rows `[first, last)` of this step's rows of a request see each other as well."""
+    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for request, (first, last) in atoms.items():
+        start = meta.query_start[request]
+        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
+        seen[1, start + first : start + last] = before + last
+    return replace(meta, seen=seen)
+
+
+def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
+    """NaN in slots that no row sees, and tables whose blocks behind a window are where no memory is."""
+    tables, flat = meta.block_tables.clone(), cache.flatten(1, 2)
+    for i, length in enumerate(meta.seq_lens):
+        first = int(meta.ranges(i)[0].min()) if meta.query_start[i] < meta.query_start[i + 1] else 0
+        token = torch.arange(first)
+        flat[:, tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size] = float("nan")
+        tables[i, : first // meta.block_size] = 10**8
+        tables[i, -(-length // meta.block_size) :] = 10**8
+    return replace(meta, block_tables=tables)
+
+
+def check(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: float | None = None) -> None:
+    expected = paged_attention_reference(q, cache, meta, scale, cap)
+    hidden = hide(cache, meta)
+    torch.testing.assert_close(
+        attention.attend(q, cache, hidden, scale, cap), expected, atol=LIMITS[q.dtype], rtol=LIMITS[q.dtype]
+    )
+
+
+@pytest.fixture(params=["shipped", "tiny", "parts"])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Shipped tiles; tiny ones, so that requests have many of them; and tiny ones whose keys are in three parts."""
+    if request.param == "parts":
+        monkeypatch.setattr(attention, "LEAST", 1)
+        monkeypatch.setattr(attention, "parts", lambda *_: 3)
+    small = {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
+    with contextlib.nullcontext() if request.param == "shipped" else tune.trying("paged_attention", small):
+        yield request.param
+
+
+VARIANTS = [
+    {},
+    {"soft_cap": 1.5},
+    {"window": 1},
+    {"window": 23, "soft_cap": 20.0},
+    {"window": 9, "atoms": {0: (1, 4), 2: (2, 13), 5: (0, 2)}},
+    {"atoms": {0: (0, 5), 2: (0, 12)}, "soft_cap": 3.0},
+    {"causal": False},
+    {"planes": 1},
+]
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_what_rows_see(variant: dict) -> None:
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[VARIANTS.index(variant) % 3]
+    q, cache, meta = case(STEP, 3, 1, 32, dtype, planes=variant.get("planes", 2))
+    meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
+    if "atoms" in variant:
+        meta = sees_itself(meta, variant["atoms"])
+    check(q, cache, meta, 0.3, variant.get("soft_cap"))
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(2, 2, 8), (7, 1, 80), (3, 1, 128), (2, 1, 192), (20, 1, 64), (1, 1, 256)]
+)
+def test_heads(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    q, cache, meta = case(STEP[1:], heads, kv_heads, dim, dtype)
+    check(q, cache, meta, dim**-0.5)
+
+
+@pytest.mark.parametrize("heads", [4, 18])
+def test_latent_rows(heads: int) -> None:
+    """Rows of 512 and 64 numbers are keys and values; more heads than a tile has rows, too."""
+    q, cache, meta = case([(0, 3), (20, 1)], heads, 1, 576, torch.bfloat16, planes=1)
+    check(q, cache, meta, 0.07)
+    with tune.trying("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
+        check(q, cache, meta, 0.07)
+
+
+@pytest.mark.parametrize("block", [1, 4, 48, 64])
+def test_blocks_of_any_size(block: int) -> None:
+    q, cache, meta = case(STEP, 2, 1, 16, torch.float32, block)
+    check(q, cache, replace(meta, window=17), 0.4)
+
+
+def test_decode_rows_alone_in_parts() -> None:
+    """By themselves they need no table; the card is small, so that these few rows fill it only in parts."""
+    requests = [(300, 1), (2, 1), (140, 1)]
+    q, cache, meta = case(requests, 2, 1, 16, torch.float32)
+    with tune.trying("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
+        check(q, cache, meta, 0.4)
+        check(q, cache, replace(meta, window=100), 0.4)
+    narrow, wide = tiles_of(meta, 8, 64)
+    assert narrow.table is None
+    assert (narrow.count, narrow.longest, wide.count) == (3, 301, 0)
+
+
+def test_nothing_is_launched_by_what_tensors_hold() -> None:
+    """A recorded step: launches of the longest requests there may be, and lengths that are written later; 0 for no request."""
+    q, cache, meta = case([(40, 1), (0, 1), (77, 1)], 4, 2, 16, torch.float32)
+    recorded = replace(meta, seq_lens=(128, 128, 128))
+    lengths = recorded.device_bounds[1]
+    lengths.copy_(torch.tensor([41, 0, 78]))
+    out = attention.attend(q, cache, recorded, 0.4)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    expected = paged_attention_reference(q, cache, meta, 0.4)
+    torch.testing.assert_close(out[::2], expected[::2], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter numpy multiplies, whose sums depend on where in a matrix a row lies: here they do not."""
+    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: (a.astype(dtype)[:, :, None] * b.astype(dtype)).sum(1))
+    q, cache, meta = case([(0, 70), (30, 1)], 3, 1, 16, dtype)
+    meta = replace(meta, invariant=True, window=window)
+    whole = attention.attend(q, cache, meta, 0.4, 5.0)
+    table = meta.block_tables[:1]
+    for start, stop in ((0, 1), (1, 20), (20, 69), (69, 70)):
+        part = AttentionMetadata((0, stop - start), (stop,), table, meta.slot_mapping, 16, invariant=True, window=window)
+        assert torch.equal(attention.attend(q[start:stop], cache, part, 0.4, 5.0), whole[start:stop])
+    torch.testing.assert_close(
+        whole, paged_attention_reference(q, cache, meta, 0.4, 5.0), atol=LIMITS[dtype], rtol=LIMITS[dtype]
+    )
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("planes", [1, 2])
+def test_write(planes: int, dtype: torch.dtype) -> None:
+    """Rows that are parts of longer ones, to their slots and nowhere else; none for a negative slot."""
+    _, cache, meta = case(STEP, 1, 3, 24, dtype, planes=planes)
+    cache, both = torch.randn(cache.shape).to(dtype), torch.randn(meta.num_rows, 7, 24).to(dtype)
+    k, v = both[:, 1:4], both[:, 4:]
+    expected = cache.clone()
+    write_cache(k, v, expected, meta)
+    expected.flatten(1, 2)[:, meta.slot_mapping[3]] = cache.flatten(1, 2)[:, meta.slot_mapping[3]]
+    meta.slot_mapping[3] = -1
+    attention.write(k, v if planes == 2 else None, cache, meta)
+    assert torch.equal(cache, expected)
+
+
+def test_parts_keep_a_card_busy() -> None:
+    assert parts(4.0, 100, 264) == 55  # 220 of 264 places, at once
+    assert parts(4.0, 8, 264) == 7
+    assert parts(512.0, 100, 264) == 1
+    assert parts(300.0, 100, 264) == 3
+    assert parts(3.0, 0, 264) == 1
