@@ -43,12 +43,13 @@ class Track:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     grammars: GrammarFactory | None = None
     row: SampleRow = field(init=False)  # what the sampler keeps of it
+    adapter: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.message.prompt_token_ids)
         self.features = list(self.message.features)
         self.turn_start = self.prompt_length = len(self.token_ids)
-        message = self.message
+        message, self.adapter = self.message, self.message.adapter
         ends = tuple(dict.fromkeys((*message.params.stop_ids, *message.eos_token_ids)))
         self.row = SampleRow(
             message.params,
@@ -83,6 +84,7 @@ class Track:
         self.token_ids += change.token_ids
         self.turn_start = len(self.token_ids) if change.restart else min(self.turn_start, change.num_tokens)
         self.forbidden = () if change.restart else (*self.forbidden, *change.forbid)
+        self.adapter = self.adapter if change.adapter is None else change.adapter
         self.row.changed(change.num_tokens, self.turn_start, (*self.message.bad_word_ids, *self.forbidden))
         self._place()
 
@@ -127,8 +129,12 @@ def build_batch(
     caches: Caches,
     device: torch.device,
     routes: Mapping[str, int] | None = None,
+    adapters: Sequence[str] = (),
 ) -> ForwardBatch:
-    """Pack the rows of all sequences, in order; encoder rows are looked up by hash. `routes`: see Model.routes_by_modality."""
+    """Pack the rows of all sequences, in order; encoder rows are looked up by hash.
+
+    `routes`, `adapters`: the model's routes_by_modality and adapters.
+    """
     counts = [task.num_tokens for _, task in rows]
     starts = [0, *accumulate(counts)]
     ids: list[int] = []
@@ -149,6 +155,7 @@ def build_batch(
         embed_rows=torch.cat(embeds) if embeds else None,
         cross_rows=torch.cat(cross) if cross else None,
         modality_ids=_modalities(rows, starts, routes).to(device) if routes else None,
+        adapters=_adapters(rows, counts, adapters, device) if adapters else None,
     )
 
 
@@ -245,6 +252,13 @@ def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str,
             first, last = (start + min(max(end, 0), task.num_tokens) for end in ends)
             ids[first:last] = routes.get(feature.modality, 0)
     return ids
+
+
+def _adapters(rows: Sequence[Row], counts: Sequence[int], adapters: Sequence[str], device: torch.device) -> Tensor | None:
+    """As in ForwardBatch."""
+    numbers = {name: number for number, name in enumerate(("", *adapters))}
+    own = [numbers[track.adapter] for track, _ in rows]
+    return torch.from_numpy(np.repeat(own, counts)).to(device) if any(own) else None
 
 
 def _embeds(rows: Sequence[Row], starts: Sequence[int], encoded: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

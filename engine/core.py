@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, name_item
 from .quarantine import Quarantine
 from .request import Request
@@ -29,7 +29,7 @@ class EngineCore:
 
         Raises:
             InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
-                broke the encoder a short while ago, a grammar that cannot be compiled.
+                broke the encoder a short while ago, a grammar that cannot be compiled, an adapter that is not there.
         """
         params = request.params
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
@@ -39,22 +39,30 @@ class EngineCore:
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         if params.structured_outputs is not None:
             self.runner.check_grammar(params.structured_outputs)
+        self._check_adapter(request.adapter)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))
         self.scheduler.add(request)
 
     def append(
-        self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature] = (), close: bool = False
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        features: Sequence[MultiModalFeature] = (),
+        close: bool = False,
+        adapter: str | None = None,
     ) -> None:
         """Continue a sequence with these tokens, items placed in its own token count; a new answer follows.
 
-        `close`: the sequence ends with that answer; without tokens, as soon as it is idle.
+        `close`: the sequence ends with that answer; without tokens, as soon as it is idle. `adapter`: what computes all of the
+        sequence from now on; None: what did before.
 
         Raises:
-            InputError: an unknown sequence, one too long, a token outside the vocabulary, misplaced items.
+            InputError: an unknown sequence or adapter, one too long, a token outside the vocabulary, misplaced items.
         """
         self._check_tokens("token_ids", token_ids)
         self._check_items(features)
-        self.scheduler.append(request_id, token_ids, features, close)
+        self._check_adapter(adapter or "")
+        self.scheduler.append(request_id, token_ids, features, close, adapter)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Roll a sequence back to its first `num_tokens` tokens, cache included; InputError if that cuts an item."""
@@ -139,6 +147,11 @@ class EngineCore:
     def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
         for feature in features:
             self._quarantine.check(feature.hash, name_item(features, feature.hash))
+
+    def _check_adapter(self, name: str) -> None:
+        known = self.runner.model.adapters
+        if name and name not in known:
+            raise InputError(f"no adapter {name!r}; {hint(name, known)}")
 
     def _check_tokens(self, what: str, token_ids: Iterable[int]) -> None:
         vocab = self.runner.model.vocab_size

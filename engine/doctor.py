@@ -36,8 +36,8 @@ def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
     """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does."""
     files = load_model_files(folder)
     row = choose(files)
-    build_model(row, files, files.dtype("auto"), torch.device("meta"))
     info = load_processing(row, files, {})
+    build_model(row, files, info, files.dtype("auto"), torch.device("meta"))
     return {
         "architecture": files.architecture,
         "path": describe(row, files),
@@ -52,8 +52,8 @@ def explain(config: EngineConfig) -> MemoryPlan:
     """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
     files = load_model_files(config.model)
     row, dtype = choose(files), files.dtype(config.dtype)
-    model = build_model(row, files, dtype, torch.device("meta"))
     info = load_processing(row, files, config.mm_processor_kwargs)
+    model = build_model(row, files, info, dtype, torch.device("meta"))
     rehearse(model, info, dtype)
     return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ class Prepared:
     """One prompt, ready for the engine.
 
     `item_of`: for each feature, which of the items it is a piece of. `timings`: seconds of fetch, plan, decode and process.
-    `cross`: the item that is no part of the tokens, read through cross-attention.
+    `cross`: the item that is no part of the tokens, read through cross-attention. `adapter`: as in EngineRequest.
     """
 
     prompt: str | None
@@ -39,6 +39,7 @@ class Prepared:
     item_of: tuple[int, ...] = ()
     salt: str = ""
     cross: MultiModalFeature | None = None
+    adapter: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -148,7 +149,8 @@ class InputProcessor:
         cross = features[0] if features and self._crosses else None
         if cross is not None:
             features, item_of = (), ()
-        return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "", cross)
+        adapter = self._adapter({item.source.modality for item in items})
+        return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "", cross, adapter)
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """What each item will take; nothing is decoded. Without a prompt's text only media are looked at.
@@ -215,6 +217,10 @@ class InputProcessor:
         if surely >= self._most:
             raise self._too_long(surely, items)
         return items, tokens
+
+    def _adapter(self, modalities: Set[str]) -> str:
+        """Of a prompt with items of these, "" for none."""
+        return next((name for modality, name in self._info.adapters.items() if modality in {"", *modalities}), "")
 
     def _too_long(self, tokens: int, items: Sequence[Item]) -> InputError:
         reason = f"the prompt takes {tokens} tokens, max_model_len is {self._most}"

@@ -95,7 +95,7 @@ def _append(driver: Driver, ticket: Ticket, known: tuple[int, ...], prepared: Pr
         replace(feature, range=replace(feature.range, offset=feature.range.offset + len(known)))
         for feature in prepared.features
     )
-    driver.core.append(name, prepared.token_ids, features)
+    driver.core.append(name, prepared.token_ids, features, adapter=prepared.adapter or None)
     turn = Assembly(ticket.assembly.request_id, ticket.job.params, driver.tokenizer)
     turn.start(replace(prepared, token_ids=(*known, *prepared.token_ids)))
     with ticket.lock:

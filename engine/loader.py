@@ -13,8 +13,10 @@ import torch
 from ..mm.errors import ConfigError, SensoriumError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
+from ..models.adapters import adapter_spec, attach
 from ..models.interface import Model
 from ..models.weights import load as load_weights
+from ..processors.files import ADAPTER, read_json
 from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
 from .config import EngineConfig, ModelFiles, check_max_model_len, resolve
@@ -61,9 +63,12 @@ def load_processing(
     return cast(ProcessingInfo, _made("inputs", resolve(row.processing), given, options))
 
 
-def build_model(row: Architecture, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Model:
-    """Without weights; ConfigError for a config.json of which no model can be made."""
-    return cast(Model, _made("model", resolve(row.model), files.config, dtype, device))
+def build_model(row: Architecture, files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
+    """Without weights, with the adapters it comes with; ConfigError for a config.json of which no model can be made."""
+    model = cast(Model, _made("model", resolve(row.model), files.config, dtype, device))
+    adapters = dict.fromkeys(info.adapters.values())
+    attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
+    return model
 
 
 def _made(what: str, kind: Callable[..., object], *arguments: object) -> object:
@@ -93,7 +98,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     check(row, config)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
-    model = build_model(row, files, dtype, device)
+    model = build_model(row, files, info, dtype, device)
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes

@@ -56,7 +56,7 @@ class Request:
     @classmethod
     def new(cls, message: EngineRequest, arrival: int, empty: Blocks) -> Request:
         tokens = list(message.prompt_token_ids)
-        root = root_key(message.salt, message.adapter, message.cross.hash if message.cross else "")
+        root = _root(message, message.adapter)
         order = (message.priority, arrival)
         request = cls(message, order, empty, tokens, list(message.features), root, message.hold_open)
         request.prompt_length = request.turn_start = len(tokens)
@@ -109,6 +109,13 @@ class Request:
         self.turn_start, self.repairs = len(self.token_ids), 0
         self.num_computed = min(self.num_computed, len(self.token_ids) - 1)
 
+    def adapt(self, adapter: str) -> bool:
+        """From now on it is what that adapter makes of its tokens; False if it was."""
+        known, self.root = self.root, _root(self.message, adapter)
+        if self.root != known:
+            self.keys.clear()
+        return self.root != known
+
     def truncate(self, num_tokens: int, block_size: int) -> None:
         """Keep the first `num_tokens` tokens and the items among them; InputError when an item would be cut."""
         if not 1 <= num_tokens <= len(self.token_ids):
@@ -156,3 +163,7 @@ class Request:
     def stats(self) -> SequenceStats:
         sources = tuple(self.sources.get(index, "prefix") for index in range(len(self.features)))
         return SequenceStats(self.cached_tokens or 0, self.preemptions, sources)
+
+
+def _root(message: EngineRequest, adapter: str) -> bytes:
+    return root_key(message.salt, adapter, message.cross.hash if message.cross else "")

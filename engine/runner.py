@@ -132,7 +132,8 @@ class ModelRunner:
         return [rows.clone() for rows in found] if len(items) > 1 else found  # a view would keep all of them alive
 
     def _forward(self, rows: list[Row]) -> list[TokenOutput]:
-        batch = build_batch(rows, self.store.rows, self.caches, self.device, self.model.routes_by_modality)
+        model = self.model
+        batch = build_batch(rows, self.store.rows, self.caches, self.device, model.routes_by_modality, model.adapters)
         hidden = self.graphs(self.model.forward, batch)
         starts = batch.attn[0].query_start
         whole = _whole(_finite(hidden), starts)

@@ -104,20 +104,30 @@ class Scheduler:
         insort(self.waiting, request, key=_order)
 
     def append(
-        self, request_id: str, token_ids: Sequence[int], features: Sequence[MultiModalFeature] = (), close: bool = False
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        features: Sequence[MultiModalFeature] = (),
+        close: bool = False,
+        adapter: str | None = None,
     ) -> None:
-        """New tokens, and with them a new answer; `close`: the last of both, without tokens the end as soon as it is idle."""
+        """New tokens, and with them a new answer; `close`: the last of both, without tokens the end as soon as it is idle.
+
+        `adapter`: as in RequestUpdate.
+        """
         request = self._live(request_id)
         if not token_ids and not (close and not features):
             raise InputError("nothing to append; give at least one token")
         if token_ids:
-            self._append(request, token_ids, features)
+            self._append(request, token_ids, features, adapter)
         if close:
             request.hold_open = False
             if request.state is State.IDLE:
                 self.abort(request_id)
 
-    def _append(self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
+    def _append(
+        self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature], adapter: str | None
+    ) -> None:
         known, length, turn = len(request.features), len(request.token_ids), request.turn_start
         request.append(token_ids, features)
         try:
@@ -127,7 +137,10 @@ class Scheduler:
             del request.features[known:], request.token_ids[length:]
             request.turn_start = turn
             raise
-        self._updates.append(RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True))
+        update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
+        self._updates.append(update)
+        if adapter is not None and request.adapt(adapter):
+            self._evict(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another needs them
             self._wake(request)
 

@@ -66,6 +66,7 @@ class Ticket:
                 bad_word_ids=words,
                 hold_open=self.job.keep,
                 salt=prepared.salt,
+                adapter=prepared.adapter,
                 cross=prepared.cross,
                 pooling=self.job.pooling,
             )

@@ -24,7 +24,7 @@ class EngineRequest:
         hold_open: keep the sequence and its cache after an answer, for `append` and `truncate`, until an append
             closes it or `abort`.
         salt: keys and values are shared with sequences of the same salt only; "" shares with all that have none.
-        adapter: name of the adapter that computes the sequence; "" for none. Caches are kept apart by it.
+        adapter: which of the model's adapters computes the sequence, by name; "" for none. Caches are kept apart by it.
         cross: what the sequence reads through cross-attention (the encoder's side of an encoder-decoder model); its
             range is `[0, rows)` of the encoder's own sequence.
         pooling: what is wanted of the prompt's last row; then there is no answer.
@@ -50,7 +50,8 @@ class RequestUpdate:
     """A live request was rolled back to `num_tokens` tokens, then these tokens and items were added.
 
     `restart`: the answer's counts (max_tokens, min_tokens, penalties) start anew at the end of the added tokens.
-    `forbid`: token sequences that the rest of the answer must not contain.
+    `forbid`: token sequences that the rest of the answer must not contain. `adapter`: what computes all of it from now on, None
+    for what did before.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class RequestUpdate:
     features: tuple[MultiModalFeature, ...] = ()
     restart: bool = False
     forbid: tuple[tuple[int, ...], ...] = ()
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ NOTES: dict[str, Note] = {
     ),
     "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
-    "granite_speech": Note("conformer, a query transformer over windows of rows", "adapters have to be merged"),
+    "granite_speech": Note("conformer, a query transformer over windows of rows; an adapter for prompts with sound"),
     "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
     "internvl": Note("tiles by the best aspect ratio, thumbnail, pixel shuffle", "12 tiles a picture unless asked otherwise"),
     "kimi_k25": Note(

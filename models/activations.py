@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -16,6 +17,7 @@ from .audio.aut import AT_ONCE, AutSpec
 from .audio.conformer import ConformerSpec
 from .audio.mel_encoder import EncoderConfig
 from .interface import Work
+from .layers.adapter import LowRank
 from .layers.connectors import ProjectorSpec
 from .text.encoder_decoder import CrossDecoderSpec
 from .text.spec import AttentionSpec, DecoderSpec, LatentSpec, MlpSpec, MoeSpec
@@ -156,6 +158,15 @@ def _scored_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
     if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
         return 1 + s
     return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * _WIDE))
+
+
+def adapter_bytes(added: Sequence[LowRank], count: int, work: Work, dtype: torch.dtype) -> int:
+    """What so many adapters take beside a decoder's step: their thin product, and what is added to all of a layer.
+
+    What is added to a part of one, such as queries, is no more than what its layer makes next.
+    """
+    thin, wide = (max(sizes, default=0) for sizes in ([a.spec.rank for a in added], [a.outer for a in added if a.whole]))
+    return padded_rows(work.rows) * (thin + wide) * dtype.itemsize + work.rows * (8 + count) if added else 0
 
 
 def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, work: Work) -> int:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from .activations import decoder_bytes, gathered_bytes
+from .activations import adapter_bytes, decoder_bytes, gathered_bytes
 from .interface import ForwardBatch, Work
+from .layers.adapter import LowRank, Switch
 from .layers.linear import Head
 from .text.decoder import Decoder
 from .text.spec import DecoderSpec
@@ -38,10 +39,11 @@ class DecoderModel(nn.Module):
     ignored: Sequence[str] = ()
     kept: Sequence[str] = ()
     routes_by_modality: Mapping[str, int] = {}
+    adapters: Sequence[str] = ()
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.spec, self.dtype = spec, dtype
+        self.spec, self.dtype, self.switch = spec, dtype, Switch()
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
         self.language_model = Decoder(spec, dtype, device)
@@ -50,13 +52,16 @@ class DecoderModel(nn.Module):
         self.head = Head(spec.hidden_size, spec.vocab_size, table, dtype, device, scale=spec.logit_scale, cap=spec.logit_cap)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
+        self.switch.turn(batch.adapters, len(self.adapters))
         return self.language_model(batch)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def forward_bytes(self, work: Work) -> int:
-        return decoder_bytes(self.spec, work, self.dtype) + gathered_bytes(self.spec, work, self.dtype)
+        added = [module for module in self.modules() if isinstance(module, LowRank)]
+        alone = decoder_bytes(self.spec, work, self.dtype) + gathered_bytes(self.spec, work, self.dtype)
+        return alone + adapter_bytes(added, len(self.adapters), work, self.dtype)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}

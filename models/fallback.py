@@ -5,7 +5,7 @@ Everything before its decoder makes the embeddings of an item's tokens, and is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -32,6 +32,7 @@ class Fallback(nn.Module):
     """See `models.interface.Model`. `rehearse` an item of each modality before its bytes are asked for, and before use."""
 
     routes_by_modality: Mapping[str, int] = {}
+    adapters: Sequence[str] = ()
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

@@ -72,6 +72,7 @@ class ForwardBatch:
             their `attn`; None when there are none.
         modality_ids: int64 `[rows]`, what `routes_by_modality` says of the item that a row is part of, its start and end
             tokens included, 0 for text; None where the model does not ask.
+        adapters: int64 `[rows]`, which of the model's adapters computes a row, from 1, 0 for none; None where no row has one.
     """
 
     input_ids: Tensor
@@ -82,6 +83,7 @@ class ForwardBatch:
     embed_rows: Tensor | None = None
     cross_rows: Tensor | None = None
     modality_ids: Tensor | None = None
+    adapters: Tensor | None = None
 
 
 class Model(Protocol):
@@ -94,6 +96,7 @@ class Model(Protocol):
     max_positions: int  # config's max_position_embeddings
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not wanted
+    adapters: Sequence[str]  # by name, those it was given (`models.adapters`)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
         """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, row_size]` tensor per item, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError
 from .interface import Model
+from .layers.adapter import tensor_name
 from .layers.basic import Form, Weighted
 from .layers.linear import Head, Linear
 
@@ -21,25 +23,36 @@ _STEMS = ("model", "consolidated")  # of the Hub's layout, and of a publisher's 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every stored tensor, one at a time, from one file or from shards; CheckpointError names a missing or broken file."""
+    for file in _files(folder):
+        yield from _read(file)
+
+
+def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Those of an adapter in the layout of peft, by the names of what they are added to; see `layers.adapter.tensor_name`."""
+    for stored, tensor in _read(folder / name / "adapter_model.safetensors"):
+        stem, cut, letter = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        yield tensor_name(stem, letter, name) if cut else stored, tensor
+
+
+def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
-    for file in _files(folder):
-        try:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = deque(tensors.keys())
+        while names:  # the file stays mapped, and its pages in memory, only for so many bytes
             with safe_open(file, framework="pt") as tensors:
-                names = deque(tensors.keys())
-            while names:  # the file stays mapped, and its pages in memory, only for so many bytes
-                with safe_open(file, framework="pt") as tensors:
-                    seen = 0
-                    while names and seen < _MAPPED_BYTES:
-                        name = names.popleft()
-                        tensor = tensors.get_tensor(name)
-                        seen += tensor.nbytes
-                        yield name, tensor
-                        del tensor
-        except FileNotFoundError:
-            raise CheckpointError(f"{file.name} is missing from {folder}; download it again") from None
-        except SafetensorError as error:
-            raise CheckpointError(f"{file} is not readable safetensors ({error}); download it again") from None
+                seen = 0
+                while names and seen < _MAPPED_BYTES:
+                    name = names.popleft()
+                    tensor = tensors.get_tensor(name)
+                    seen += tensor.nbytes
+                    yield name, tensor
+                    del tensor
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is not readable safetensors ({error}); download it again") from None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -64,11 +77,15 @@ def _shards(index: Path) -> list[Path]:
 
 
 def load(folder: Path, model: Model, quantization: str | None = None) -> None:
-    """Fill `model` from a folder; CheckpointError as `fill` and `read_checkpoint` say, ConfigError as `quantize` says."""
+    """Fill `model` and its adapters from a folder.
+
+    CheckpointError as `fill` and `read_checkpoint` say, ConfigError as `quantize` says.
+    """
     if quantization is not None:
         assert isinstance(model, nn.Module)
         quantize(model, quantization)
-    model.load_weights(read_checkpoint(folder))
+    adapters = (read_adapter(folder, name) for name in model.adapters)
+    model.load_weights(chain(read_checkpoint(folder), *adapters))
 
 
 def quantize(root: nn.Module, quantization: str) -> None:

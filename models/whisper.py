@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Whisper(nn.Module):
 
     rope_axes = 1
     routes_by_modality: Mapping[str, int] = {}
+    adapters: Sequence[str] = ()
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

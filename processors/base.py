@@ -16,7 +16,7 @@ from ..mm.geometry import SamplingPolicy
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
 from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from .files import ProcessorFiles
+from .files import ADAPTER, ProcessorFiles
 from .interface import Span
 from .options import Known, for_modality, with_sampling
 
@@ -33,6 +33,7 @@ class FamilyInfo:
         slots: modality -> names of its slot's token in config.json, the newest first, and the published id or text.
         known: names of the options that a caller may give, by modality.
         published: values of the text config where config.json omits them.
+        adapters: as in ProcessingInfo, of those that a checkpoint may bring; here one beside the weights is for every prompt.
         rows: what ready-made rows come with: "grid" (t, h, w), "count" (nothing; one step of one row each), None: refused.
 
     `self.files` is the checkpoint's JSON, `self.text` its text config, `self.layers[modality]` the options given so far,
@@ -41,6 +42,7 @@ class FamilyInfo:
 
     modalities: tuple[str, ...] = ()
     prefill: str = "causal"
+    adapters: Mapping[str, str] = {"": "."}
     slots: Mapping[str, tuple[str | int, ...]] = {}
     known: Known = {}
     published: Mapping[str, Any] = {}
@@ -54,6 +56,7 @@ class FamilyInfo:
         self.slot_ids: Mapping[str, int] = {name: self.token(*names) for name, names in self.slots.items()}
         self.specs = {name: self.read(name) for name in self.modalities}
         self.decode_spec = self.decoding()
+        self.adapters = {name: where for name, where in self.adapters.items() if self._brings(where)}
 
     def read(self, modality: str) -> Any:
         """The resolved spec of one modality, a frozen dataclass; ConfigError for a checkpoint that contradicts itself."""
@@ -103,6 +106,9 @@ class FamilyInfo:
             if said.get(key, have) != have:
                 reason = f"{key} is {said[key]} in {section} of config.json"
                 raise ConfigError(f"{reason}, but the preprocessor's JSON makes {have}, or is missing and means it")
+
+    def _brings(self, adapter: str) -> bool:
+        return self.files.folder is not None and (self.files.folder / adapter / ADAPTER).is_file()
 
     def sampling(self, modality: str, default: SamplingPolicy) -> SamplingPolicy:
         """Which frames of a clip are used: the caller's `fps`, `num_frames` and `max_duration` over the default."""

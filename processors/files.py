@@ -11,6 +11,8 @@ from typing import Any
 from ..mm.errors import CheckpointError
 from .tekken import tekken_template
 
+ADAPTER = "adapter_config.json"
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, empty where the file is missing; CheckpointError where it is unreadable."""

@@ -35,6 +35,7 @@ class PairSpec(MelSpec):
 class GraniteSpeechProcessingInfo(SpeechInfo):
     """ProcessingInfo and SupportsTranscription of Granite Speech. One slot token becomes as many as the item has embeddings."""
 
+    adapters = {"audio": "."}
     slots = {"audio": ("audio_token_index", "audio_token_id", 49155)}
     published = {"hidden_size": 2048, "vocab_size": 49160, "max_position_embeddings": 131072}
     mel = MelSpec(mels=80, window=512, heard=400, ends=True, plain=True)
@@ -43,11 +44,7 @@ class GraniteSpeechProcessingInfo(SpeechInfo):
 
     def read(self, modality: str) -> PairSpec:
         """The longest sound fills the decoder's context."""
-        given, folder = self.files.audio, self.files.folder
-        if folder is not None and (folder / "adapter_config.json").is_file():
-            raise ConfigError(
-                "weights for prompts with sound are stored apart (adapter_config.json); merge them into the model"
-            )
+        given = self.files.audio
         spectrogram = given.get("melspec_kwargs") or {}
         spec = read_mel_spec({**given, **spectrogram}, replace(self.mel, heard=spectrogram.get("win_length", self.mel.heard)))
         self.agree("encoder_config", input_dim=_PAIR * spec.mels)

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from PIL import Image
@@ -35,6 +36,7 @@ class Info:
     """A picture becomes as many rows as it is wide; a black one cannot be processed."""
 
     modalities, slot_ids, prefill, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
+    adapters = MappingProxyType({})
 
     def __init__(self):
         self.processed = []

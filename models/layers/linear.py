@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.linear import Weights, linear, pack
+from .adapter import LowRank
 from .basic import Weighted
 
 
@@ -42,6 +43,7 @@ class Linear(Weighted):
         self.weight: Tensor | None = torch.empty(out, in_features, dtype=dtype, device=device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: Weights | None = None
+        self.added: list[tuple[slice, LowRank]] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         assert self.weight is not None, "weights are packed already"
@@ -57,9 +59,17 @@ class Linear(Weighted):
         assert self.weight is not None, "weights are packed already"
         self.packed, self.weight = pack(self.weight, self.bias, self.quantization), None
 
+    def add(self, adapter: LowRank, start: int) -> None:
+        """Have it added to the outputs from `start`."""
+        self.added.append((slice(start, start + adapter.outer), adapter))
+        self.add_module(f"adapter{len(self.added)}", adapter)
+
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None, "pack() was not called"
-        return linear(x, self.packed)
+        out = linear(x, self.packed)
+        for part, adapter in self.added:
+            adapter.add_(out[:, part], x)
+        return out
 
 
 class Head(nn.Module):

@@ -34,6 +34,7 @@ class ToyModel:
 
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
     routes_by_modality = MappingProxyType({})
+    adapters = ("a", "other")
 
     def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
         """`levels`: of its encoder rows; those after the first are added after a layer each. `window`: of its last layer."""
@@ -64,6 +65,8 @@ class ToyModel:
         if levels:
             x[batch.embed_index] = levels[0]
         x = x + torch.sin(batch.positions.double().T @ torch.tensor([[1.0], [10.0], [100.0]], dtype=torch.float64) * 0.37)
+        if batch.adapters is not None:
+            x = x + batch.adapters.double()[:, None] * 0.3
         for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
             source = x if meta.causal else batch.cross_rows

@@ -134,6 +134,39 @@ def test_a_name_is_free_again_after_an_abort(toy):
     toy.assert_empty(core)
 
 
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_append_with_an_adapter_equals_a_fresh_run_with_it(toy, chunk, running):
+    """All of it is computed anew, then it goes on with the adapter; beside it one goes on without."""
+    rng = random.Random(4)
+    core = toy.make_core(budget=chunk)
+    request = toy.make_request("live", rng, hold_open=True, max_tokens=6, ignore_eos=True)
+    core.add(request)
+    core.add(replace(request, request_id="mate"))
+    tokens = [*request.prompt_token_ids]
+    if not running:
+        tokens += turn(toy, core, "live")
+    for more, adapter in (([7, 8], "other"), ([9], None), ([10], "other"), ([11], ""), ([12], "a")):
+        core.append("live", more, adapter=adapter)
+        tokens += more
+        named = replace(request, adapter={7: "other", 9: "other", 10: "other", 11: "", 12: "a"}[more[0]])
+        expected = fresh(toy, named, tokens, request.features)
+        assert turn(toy, core, "live") == expected
+        tokens += expected
+    for name in ("live", "mate"):
+        core.abort(name)
+    toy.assert_empty(core)
+
+
+def test_a_name_that_is_no_adapter_is_refused(toy):
+    core = toy.make_core()
+    with pytest.raises(InputError, match=r"no adapter 'b'; .* a, other"):
+        core.add(toy.of("r", [5, 6], adapter="b"))
+    core.add(toy.of("r", [5, 6], adapter="a", hold_open=True))
+    with pytest.raises(InputError, match=r"no adapter 'b'"):
+        core.append("r", [7], adapter="b")
+
+
 def test_unknown_sequences_are_named(toy):
     core = toy.make_core()
     for call in (lambda: core.append("nobody", [5]), lambda: core.truncate("nobody", 1)):

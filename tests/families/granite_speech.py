@@ -1,14 +1,17 @@
-"""Granite Speech in the parity suite; blocks of 20 rows."""
+"""Granite Speech in the parity suite; blocks of 20 rows. Once with an adapter beside its weights, for prompts with sound."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
 from family import RATE, SOUNDS, Family, make_media
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from safetensors.torch import load_file, save_file
 
 HOP, WINDOW, BANDS = 160, 512, 24
 CONTROLS = ["<|end_of_text|>", "<|audio|>"]
+ADAPTER = {"peft_type": "LORA", "r": 6, "lora_alpha": 9, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
 
 
 class Processor(SimpleNamespace):
@@ -75,6 +78,41 @@ def load(folder):
     return model.eval(), Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
 
 
+def add_adapter(folder):
+    """As peft stores one, of this class as transformers 4 names its parts."""
+    gen, tensors = torch.Generator().manual_seed(0), {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in ADAPTER["target_modules"]:
+            stem = f"base_model.model.{module.replace('model.language_model.', 'language_model.model.')}"
+            for letter, shape in (("A", (ADAPTER["r"], weight.shape[1])), ("B", (weight.shape[0], ADAPTER["r"]))):
+                tensors[f"{stem}.lora_{letter}.weight"] = torch.randn(shape, generator=gen) / shape[1] ** 0.5
+    assert tensors
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
+
+
+def load_adapted(folder):
+    """With what the adapter adds to products, while `heard` is set."""
+    model, processor = load(folder)
+    stored, scale = load_file(folder / "adapter_model.safetensors"), ADAPTER["lora_alpha"] / ADAPTER["r"]
+
+    def adding(down, up):
+        return lambda _, given, made: made + given[0] @ down.T @ up.T * scale if model.heard else made
+
+    for name, up in stored.items():
+        stem, letter, _ = name.rpartition(".lora_B.")
+        if letter:
+            module = stem.removeprefix("base_model.model.").replace("language_model.model.", "model.language_model.")
+            model.get_submodule(module).register_forward_hook(adding(stored[f"{stem}.lora_A.weight"], up))
+    return model, processor
+
+
+def run_adapted(model, inputs, answer, positions):
+    model.heard = bool(inputs["sounds"])
+    return run(model, inputs, answer, positions)
+
+
 def spectrogram(sound):
     """As torchaudio's with the published arguments, which is not at hand everywhere."""
     from transformers.audio_utils import mel_filter_bank
@@ -127,7 +165,7 @@ FAINT = [
 ]
 
 
-FAMILY = Family(
+PLAIN = Family(
     "granite_speech",
     build,
     slots={"audio": "<|audio|>"},
@@ -144,3 +182,8 @@ FAMILY = Family(
     },
     variants={"tied": {"tie": True}, "wide heads, few looks": {"heads": 2, "every": 2}},
 )
+
+FAMILIES = [
+    PLAIN,
+    replace(PLAIN, name="granite_speech_adapter", finish=add_adapter, load=load_adapted, run=run_adapted, variants={}),
+]

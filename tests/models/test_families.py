@@ -281,7 +281,7 @@ def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path
     """The checkpoint with other weights."""
     target.mkdir(exist_ok=True)
     for file in folder.iterdir():
-        if file.suffix != ".safetensors":
+        if file.name != "model.safetensors":
             shutil.copy(file, target)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, target / "model.safetensors")
     return target

@@ -78,7 +78,7 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
         lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
         work = Work(len(batch.input_ids), sum(lengths), max(lengths), CPU)
         given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
-        given += given_bytes(batch.cross_rows)
+        given += given_bytes(batch.cross_rows, batch.adapters)
         tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))
         return forward(batch)
 
@@ -91,7 +91,8 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
 
     model.forward, model.embed_multimodal = spy_forward, spy_embed
     prepared = llm._inputs.prepare(question.ours)
-    core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), prepared.features, cross=prepared.cross))
+    items = {"features": prepared.features, "cross": prepared.cross, "adapter": prepared.adapter}
+    core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), **items))
     while core.scheduler.requests:
         core.step()
     return found

@@ -12,7 +12,7 @@ import pytest
 import torch
 from family import make_media
 from oracle import small_tekken
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.errors import InputError
 from sensorium.mm.types import AudioItem, MediaHeader
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.glmasr import GlmAsrProcessingInfo
@@ -92,10 +92,10 @@ def test_a_transcription_is_asked_for_as_mistral_common_does(tmp_path: Path, lan
     assert ids[:place] + [slot] * rows(info, RATE) + ids[place + 1 :] == expected
 
 
-def test_adapters_that_are_stored_apart_are_refused(tmp_path: Path) -> None:
+def test_an_adapter_beside_the_weights_is_for_prompts_with_sound(tmp_path: Path) -> None:
+    assert GraniteSpeechProcessingInfo(ProcessorFiles(folder=tmp_path)).adapters == {}
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="merge them into the model"):
-        GraniteSpeechProcessingInfo(ProcessorFiles(folder=tmp_path))
+    assert GraniteSpeechProcessingInfo(ProcessorFiles(folder=tmp_path)).adapters == {"audio": "."}
 
 
 def test_rows_of_pairs_of_frames() -> None:
