@@ -49,6 +49,7 @@ LATENT = {
     "n_shared_experts": 2, "routed_scaling_factor": 1.7,
 }  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2}
+GLM_MOE = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "routed_scaling_factor": 1.7}
 TEMPERED = LATENT | GROUPS | {
     "first_k_dense_replace": 0, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
 }  # fmt: skip
@@ -64,6 +65,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", MIXED | {"norm_topk_prob": True}),
     "qwen3_moe, some plain": ("qwen3_moe", MIXED | {"mlp_only_layers": [1]}),
     "glm4": ("glm4", {"head_dim": 32}),
+    "glm4_moe": ("glm4_moe", GLM_MOE),
+    "glm4_moe, normed heads": ("glm4_moe", GLM_MOE | GROUPS | {"use_qk_norm": True, "head_dim": 32}),
     "gemma": ("gemma", GEMMA),
     "granite": ("granite", MULTIPLIERS),
     "ernie4_5": ("ernie4_5", {"head_dim": 32, "use_bias": True}),
