@@ -1,4 +1,4 @@
-"""Activations, plain and gated: torch and C++. Knows no weights.
+"""Activations, plain and gated: torch, C++ and Triton. Knows no weights.
 
 In torch an element at the end of a tensor, or of a thread's share, is computed in another way and may differ in its last bit.
 """
@@ -37,7 +37,12 @@ _NUMBERS = {name: number for number, name in enumerate(REFERENCES)}  # of the C+
 
 def activation(name: str, x: Tensor) -> Tensor:
     """One of REFERENCES of each element."""
-    if backend("activation", x.device, x.dtype) != "native" or not x.is_contiguous():
+    chosen = backend("activation", x.device, x.dtype)
+    if chosen == "triton" and x.is_contiguous():
+        from .gpu import activation
+
+        return activation.activation(name, x)
+    if chosen != "native" or not x.is_contiguous():
         return REFERENCES[name](x)
     out = torch.empty_like(x)
     call("activation", x.dtype, _NUMBERS[name], x, out, x.numel())
@@ -52,7 +57,12 @@ def gated_reference(name: str, x: Tensor) -> Tensor:
 
 def gated(name: str, x: Tensor) -> Tensor:
     """`x [rows, 2 * inner]`, gate then up -> `[rows, inner]`."""
-    if backend("gated", x.device, x.dtype) != "native" or not x.is_contiguous():
+    chosen = backend("gated", x.device, x.dtype)
+    if chosen == "triton" and x.stride(1) == 1:
+        from .gpu import activation
+
+        return activation.gated(name, x)
+    if chosen != "native" or not x.is_contiguous():
         return gated_reference(name, x)
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
     call("gated", x.dtype, _NUMBERS[name], x, out, x.shape[0], out.shape[1])

@@ -1,26 +1,47 @@
-"""Which backend runs each op, by device and dtype. Knows names only; the ops live in their own files."""
+"""Which backend runs each op: by device, dtype and width, unless told. Knows names only; the ops live in their own files."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
 from . import native
 
 BACKENDS: dict[str, tuple[str, ...]] = {
-    "attention": ("native", "torch", "reference"),
-    "varlen_attention": ("native", "torch", "reference"),
-    "rms_norm": ("native", "torch", "triton"),
-    "rotary": ("native", "torch"),
-    "activation": ("native", "torch"),
-    "gated": ("native", "torch"),
+    "attention": ("native", "triton", "torch", "reference"),
+    "varlen_attention": ("native", "triton", "torch", "reference"),
+    "scatter": ("triton", "torch"),
+    "pixels": ("triton", "torch"),
+    "mel": ("triton", "torch"),
+    "rms_norm": ("native", "triton", "torch"),
+    "layer_norm": ("triton", "torch"),
+    "rotary": ("native", "triton", "torch"),
+    "rotary_cache": ("triton", "torch"),
+    "activation": ("native", "triton", "torch"),
+    "gated": ("native", "triton", "torch"),
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "torch"),
+    "moe": ("triton", "torch"),
+    "draw": ("triton", "torch"),
+    "log_probs": ("triton", "torch"),
 }
-"""Every op and the backends it has."""
+"""Every op and the backends it has, best first."""
+_WIDEST = {
+    "attention": 576,
+    "varlen_attention": 256,
+    "rms_norm": 32768,
+    "layer_norm": 32768,
+    "rotary": 512,
+    "rotary_cache": 512,
+}
+"""Of the Triton kernels that hold a whole row, or head, at once."""
+_told: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 
 
 @functools.cache
@@ -31,34 +52,62 @@ def overrides(text: str) -> dict[str, str]:
         op, _, backend = part.partition("=")
         if backend not in BACKENDS.get(op, ()):
             known = "; ".join(f"{name}={'|'.join(names)}" for name, names in BACKENDS.items())
-            raise ValueError(f"SENSORIUM_KERNELS: {part!r} is not op=backend; known are {known}")
+            raise ValueError(f"{part!r} is not op=backend; known are {known}")
         table[op] = backend
     return table
 
 
-def backend(op: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend of `op`; the environment variable SENSORIUM_KERNELS overrides it for debugging, by what can run here."""
-    return _choose(op, device, dtype, os.environ.get("SENSORIUM_KERNELS", ""))
+@contextmanager
+def using(wanted: str) -> Iterator[None]:
+    """Inside, in this thread, ops run as `wanted` says, in the words of `overrides`."""
+    token = _told.set(wanted)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def backend(op: str, device: torch.device, dtype: torch.dtype, width: int = 0) -> str:
+    """The backend of `op` for numbers of `dtype` on `device`: what it was told (`using`), if that can run here, or the best.
+
+    The environment variable SENSORIUM_KERNELS overrides both for debugging. `width`: of a row, or of a head; 0: any.
+    """
+    return _choose(op, device, dtype, width, _told.get(), os.environ.get("SENSORIUM_KERNELS", ""))
+
+
+def fused(op: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `op` is one kernel of ours, which holds no tensors between its input and its result."""
+    return backend(op, device, dtype) in ("native", "triton")
 
 
 @functools.cache
-def _choose(op: str, device: torch.device, dtype: torch.dtype, wanted: str) -> str:
-    forced = overrides(wanted)
-    able = "native" in BACKENDS[op] and native.available(device, dtype) and _has_instructions(op, dtype)
-    if op in forced and (able or forced[op] != "native"):
-        return forced[op]
-    if able:
-        return "native"
-    if op == "linear":
-        return "onednn" if _packs(device, dtype) else "torch"
-    if op == "rms_norm" and device.type == "cuda" and has_triton():
-        return "triton"
-    return "torch"
+def _choose(op: str, device: torch.device, dtype: torch.dtype, width: int, told: str, debug: str) -> str:
+    try:
+        wanted = {**overrides(told), **overrides(debug)}.get(op)
+    except ValueError as error:
+        raise ValueError(f"SENSORIUM_KERNELS: {error}") from None
+    if wanted is not None and can_run(op, wanted, device, dtype, width):
+        return wanted
+    kept_back = "triton" if device.type == "cpu" else None  # its interpreter runs where it is asked for
+    return next(name for name in BACKENDS[op] if name != kept_back and can_run(op, name, device, dtype, width))
+
+
+def can_run(op: str, name: str, device: torch.device, dtype: torch.dtype, width: int = 0) -> bool:
+    """Whether this backend of the op is installed, and made for such numbers on such a device."""
+    if name == "native":
+        return native.available(device, dtype) and _has_instructions(op, dtype)
+    if name == "triton":
+        there = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+        return there and has_triton() and dtype in _HALVES_AND_SINGLES and width <= _WIDEST.get(op, width)
+    return name != "onednn" or _packs(device, dtype)
 
 
 def active(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Backend of every op on this device, for `sensorium doctor`."""
     return {op: backend(op, device, dtype) for op in BACKENDS}
+
+
+_HALVES_AND_SINGLES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @functools.cache

@@ -26,29 +26,45 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
     """`x [..., dim]`, `weight [dim]` of one dtype -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
-    chosen = backend("rms_norm", x.device, x.dtype)
-    if chosen == "native" and x.is_contiguous() and (add is None or add.is_contiguous()):
+    chosen = backend("rms_norm", x.device, x.dtype, x.shape[-1])
+    if chosen == "native" and _together(x, add):
         out = torch.empty_like(x)
         call("norm", x.dtype, x, add, weight, out, x.numel() // x.shape[-1], x.shape[-1], eps, offset)
         return out
-    if add is not None:
-        x += add
-    if chosen == "triton" and not offset:
+    if chosen == "triton" and _together(x, add):
         from .gpu import norm
 
-        return norm.rms_norm(x, weight, eps)
+        return norm.rms_norm(x, weight, eps, add, offset)
+    if add is not None:
+        x += add
     return rms_norm_reference(x, weight, eps, offset)
 
 
 def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
     """RMSNorm of every head of `x [rows, heads, dim]` in place, `weight [dim]`; x may be a part of longer rows."""
     n, heads, dim = x.shape
-    if backend("rms_norm", x.device, x.dtype) == "native" and x.stride(2) == 1 and x.stride(1) == dim:
+    chosen = backend("rms_norm", x.device, x.dtype, dim)
+    if chosen == "native" and x.stride(2) == 1 and x.stride(1) == dim:
         call("norm_heads", x.dtype, x, x.stride(0), weight, n, heads, dim, eps, offset)
+    elif chosen == "triton" and x.stride(2) == 1:
+        from .gpu import norm
+
+        norm.norm_heads_(x, weight, eps, offset)
     else:
         x.copy_(rms_norm_reference(x, weight, eps, offset))
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """`x [..., dim]`, `weight, bias [dim]` -> `[..., dim]`."""
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
+    """`x [..., dim]`, `weight, bias [dim]` -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
+    if backend("layer_norm", x.device, x.dtype, x.shape[-1]) == "triton" and _together(x, add):
+        from .gpu import norm
+
+        return norm.layer_norm(x, weight, bias, eps, add)
+    if add is not None:
+        x += add
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+def _together(x: Tensor, add: Tensor | None) -> bool:
+    """Whether rows lie end to end."""
+    return x.is_contiguous() and (add is None or add.is_contiguous())

@@ -41,8 +41,13 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> No
     Pairs are the halves of a head, or `neighbours`: 0 and 1, 2 and 3, ...
     """
     n, heads, dim = x.shape
-    if backend("rotary", x.device, x.dtype) == "native" and x.stride(2) == 1:
+    chosen = backend("rotary", x.device, x.dtype, dim)
+    if chosen == "native" and x.stride(2) == 1:
         strides = (x.stride(0), x.stride(1))
         call("rotate", x.dtype, x, *strides, cos.contiguous(), sin.contiguous(), n, heads, dim // 2, int(neighbours))
+    elif chosen == "triton" and x.stride(2) == 1:
+        from .gpu import rope
+
+        rope.rotate_(x, cos, sin, neighbours)
     else:
         x.copy_(rotate_reference(x, cos, sin, neighbours))

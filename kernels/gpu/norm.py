@@ -1,4 +1,4 @@
-"""RMSNorm as a Triton kernel: one program a row. Imported only where Triton is chosen."""
+"""RMSNorm and LayerNorm as Triton kernels, a tile of whole rows a program. Knows no heads beyond their strides."""
 
 from __future__ import annotations
 
@@ -11,23 +11,80 @@ from . import tune
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, dim, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _norm_kernel(
+    x_ptr,
+    add_ptr,  # as x; None: nothing is added
+    weight_ptr,
+    bias_ptr,  # None: an RMSNorm
+    out_ptr,
+    rows,
+    heads,
+    x_row,  # strides: from row to row, from head to head
+    x_head,
+    out_row,
+    out_head,
+    dim,
+    eps,
+    offset,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Row r of the tile is head `r % heads` of row `r // heads`."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
-    inside = column < dim
-    x = tl.load(x_ptr + row * dim + column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / dim + eps)
-    normed = (x * scale).to(out_ptr.dtype.element_ty).to(tl.float32)  # rounded before the weight, as the reference does
-    tl.store(out_ptr + row * dim + column, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    mask = (row < rows)[:, None] & (column < dim)[None, :]
+    kind = out_ptr.dtype.element_ty
+    at = (row // heads * x_row + row % heads * x_head)[:, None] + column[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if add_ptr is not None:
+        x = (x + tl.load(add_ptr + at, mask=mask, other=0.0).to(tl.float32)).to(kind)
+        tl.store(x_ptr + at, x, mask=mask)
+        x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=column < dim, other=0.0).to(tl.float32)[None, :]
+    if bias_ptr is not None:
+        x -= (tl.sum(x, 1) / dim)[:, None]
+        x = tl.where(mask, x, 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / dim + eps)
+    normed = x * scale[:, None]
+    if bias_ptr is not None:
+        normed = normed * weight + tl.load(bias_ptr + column, mask=column < dim, other=0.0).to(tl.float32)[None, :]
+    elif OFFSET:
+        normed = normed * (weight + offset)
+    else:
+        normed = normed.to(kind).to(tl.float32) * weight  # rounded before the weight, as the reference does
+    out = (row // heads * out_row + row % heads * out_head)[:, None] + column[None, :]
+    tl.store(out_ptr + out, normed.to(kind), mask=mask)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `norm.rms_norm_reference`, rounded at the same places."""
-    rows = x.contiguous().view(-1, x.shape[-1])
-    out = torch.empty_like(rows)
-    block = triton.next_power_of_2(rows.shape[1])
-    _rms_norm_kernel[(rows.shape[0],)](
-        rows, weight, out, rows.shape[1], eps, BLOCK=block, **tune.launch("rms_norm", str(block))
+def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
+    """As `norm.rms_norm`; x contiguous, or `[rows, dim]` with rows apart, `add` laid out alike."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x.view(-1, 1, x.shape[-1]), add, weight, None, out.view(-1, 1, x.shape[-1]), eps, offset)
+    return out
+
+
+def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
+    """As `norm.norm_heads_`; the numbers of a head end to end."""
+    _launch(x, None, weight, None, x, eps, offset)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
+    """As `norm.layer_norm`; x and `add` as `rms_norm` takes them."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x.view(-1, 1, x.shape[-1]), add, weight, bias, out.view(-1, 1, x.shape[-1]), eps, 0.0)
+    return out
+
+
+def _launch(x: Tensor, add: Tensor | None, weight: Tensor, bias: Tensor | None, out: Tensor, eps: float, offset: float) -> None:
+    """`x, out [rows, heads, dim]`."""
+    n, heads, dim = x.shape
+    if not x.numel():
+        return
+    block = triton.next_power_of_2(dim)
+    config = tune.launch("norm", str(block))
+    strides = (x.stride(0), x.stride(1), out.stride(0), out.stride(1))
+    grid = (triton.cdiv(n * heads, config["ROWS"]),)
+    _norm_kernel[grid](
+        x, add, weight, bias, out, n * heads, heads, *strides, dim, eps, offset, OFFSET=offset != 0.0, BLOCK=block, **config
     )
-    return out.view(x.shape)

@@ -18,10 +18,9 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "1024": {"any": {"ROWS": 2, "num_warps": 4, "num_stages": 1}},
         "2048": {"any": {"ROWS": 1, "num_warps": 4, "num_stages": 1}},
         "4096": {"any": {"ROWS": 1, "num_warps": 8, "num_stages": 1}},
-        "8192": {"any": {"ROWS": 1, "num_warps": 8, "num_stages": 1}},
+        "8192": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
         "16384": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
         "32768": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
-        "65536": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
     },
     # A program makes BLOCK results of one row.
     "activation": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
@@ -58,28 +57,61 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "16384": {"any": {"num_warps": 16, "num_stages": 1}},
         "32768": {"any": {"num_warps": 16, "num_stages": 1}},
     },
-    # Rows are queries times heads, columns are keys. "prompt": many rows; "decode": up to 16 rows and heads of one key head;
-    # "heads": a decode row of more heads; "alike": the one shape of batch-invariant steps. By the head's power of two.
+    # A tile has BLOCK_M rows, queries times heads of one key head, and BLOCK_N keys, fewer than threads: then every thread looks
+    # up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": a row of more heads; "prompt": many rows; "alike":
+    # the one shape of batch-invariant steps. By the next power of two of the head, 1024 for latent rows.
     "paged_attention": {
         "": {"any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}},
         "decode 64": {
             "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
-            "sm_90": {"BLOCK_N": 128},
+            "sm_80": {"num_stages": 4},
+            "sm_90": {"num_stages": 5},
         },
         "decode 128": {
-            "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
-            "sm_80": {"num_stages": 3},
-            "sm_90": {"num_stages": 4},
+            "any": {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
+            "sm_80": {"BLOCK_N": 64},
+            "sm_90": {"BLOCK_N": 64, "num_stages": 4},
+        },
+        "decode 256": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 3},
+            "sm_80": {"BLOCK_N": 32},
+            "sm_90": {"BLOCK_N": 32, "num_stages": 4},
+        },
+        "decode 1024": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_N": 32, "num_stages": 3},
+            "sm_90": {"BLOCK_N": 32, "num_stages": 4},
+        },
+        "heads 64": {"any": {"BLOCK_M": 32, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
+        "heads 128": {
+            "any": {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
+            "sm_80": {"BLOCK_N": 64},
+            "sm_90": {"BLOCK_N": 64},
+        },
+        "heads 1024": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8},
+            "sm_90": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8},
         },
         "prompt 64": {
-            "any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2},
-            "sm_80": {"BLOCK_M": 128, "num_stages": 3},
-            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
+            "any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+            "sm_80": {"BLOCK_M": 128},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8},
         },
         "prompt 128": {
             "any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
             "sm_80": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
-            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
+        },
+        "prompt 256": {
+            "any": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8},
+        },
+        "prompt 1024": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8},
+            "sm_90": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8},
         },
         "alike 64": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}},
         "alike 128": {"any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}},
@@ -112,5 +144,16 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
             "sm_90": {"QUERIES": 128, "num_warps": 8, "num_stages": 2},
         },
         "float32": {"any": {"QUERIES": 32, "KEYS": 32, "num_warps": 4, "num_stages": 1}},
+    },
+    # A program moves BLOCK numbers of a row.
+    "scatter": {"": {"any": {"BLOCK": 2048, "num_warps": 4, "num_stages": 1}}},
+    # A program gathers a row's candidates in blocks of BLOCK tokens, searches them, or sums over all.
+    "gather_candidates": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
+    "draw": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
+    "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
+    # A program makes ROWS x COLUMNS pixels, in all channels while columns are weighed, of one channel after that.
+    "pixels": {
+        "": {"any": {"ROWS": 4, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
+        "rows": {"any": {"ROWS": 16, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
     },
 }

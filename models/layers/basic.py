@@ -71,9 +71,7 @@ class Norm(Weighted):
         """`add`: the output of the layer before, which is added to the residual stream `x` in place first."""
         if self.bias is None:
             return rms_norm(x, self.weight, self.eps, add, self.offset)
-        if add is not None:
-            x += add
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps, add)
 
     def heads_(self, x: Tensor) -> None:
         """RMSNorm of every head of `x [rows, heads, dim]` in place; x may be a part of longer rows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from sensorium.kernels import dispatch
@@ -55,5 +57,30 @@ def test_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch, attention=reference")
     assert dispatch.active(CPU, torch.float32)["attention"] == "reference"
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=fast")
-    with pytest.raises(ValueError, match="known are"):
+    with pytest.raises(ValueError, match=r"SENSORIUM_KERNELS: 'linear=fast'.*known are"):
         dispatch.backend("linear", CPU, torch.float32)
+
+
+def test_told_in_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = dispatch.backend("attention", CPU, torch.float32)
+    with dispatch.using("attention=reference,rotary=torch"), ThreadPoolExecutor(1) as pool:
+        assert dispatch.backend("attention", CPU, torch.float32) == "reference"
+        assert pool.submit(dispatch.backend, "attention", CPU, torch.float32).result() == usual
+        monkeypatch.setenv("SENSORIUM_KERNELS", "attention=torch")
+        assert dispatch.backend("attention", CPU, torch.float32) == "torch"
+        assert dispatch.backend("rotary", CPU, torch.float32) == "torch"
+        monkeypatch.delenv("SENSORIUM_KERNELS")
+    assert dispatch.backend("attention", CPU, torch.float32) == usual
+
+
+def test_a_gpu_runs_triton_where_it_fits() -> None:
+    gpu = torch.device("cuda")
+    assert dispatch.backend("rms_norm", gpu, torch.bfloat16, 4096) == ("triton" if dispatch.has_triton() else "torch")
+    assert dispatch.backend("rms_norm", gpu, torch.bfloat16, 100_000) == "torch"
+    assert dispatch.backend("rms_norm", gpu, torch.float64) == "torch"
+
+
+def test_what_cannot_run_here_is_not_chosen() -> None:
+    with dispatch.using("rms_norm=triton"):
+        assert dispatch.backend("rms_norm", CPU, torch.float32) != "triton"
+    assert not dispatch.can_run("rms_norm", "triton", CPU, torch.float32)

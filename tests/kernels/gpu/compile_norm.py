@@ -1,14 +1,29 @@
-"""Launches of the norms at the shapes of a 7B decoder and its tower."""
+"""Launches of the norms at the shapes of decoders and towers."""
 
 from __future__ import annotations
 
 import torch
 from sensorium.kernels.gpu import norm
 
-HOT = {"_rms_norm_kernel"}
+HOT = {"_norm_kernel"}
 
 
 def launches() -> None:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for rows, dim in ((64, 3584), (4096, 1280), (1, 8192)):
-            norm.rms_norm(torch.empty(rows, dim, dtype=dtype), torch.empty(dim, dtype=dtype), 1e-6)
+    for dtype, rows, dim in (
+        (torch.bfloat16, 64, 3584),
+        (torch.bfloat16, 4096, 1280),
+        (torch.bfloat16, 1, 8192),
+        (torch.bfloat16, 1, 16384),
+        (torch.bfloat16, 16, 1024),
+        (torch.float16, 64, 3584),
+        (torch.float32, 64, 3584),
+        (torch.float32, 64, 8192),
+    ):
+        x, weight = torch.empty(rows, dim, dtype=dtype), torch.empty(dim, dtype=dtype)
+        norm.rms_norm(x, weight, 1e-6)
+        norm.rms_norm(x, weight, 1e-6, x, 1.0)
+        norm.layer_norm(x, weight, weight, 1e-6, x)
+    for heads in (32, 1):
+        norm.norm_heads_(
+            torch.empty(64, 48, 128, dtype=torch.bfloat16)[:, :heads], torch.empty(128, dtype=torch.bfloat16), 1e-6
+        )

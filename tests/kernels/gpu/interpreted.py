@@ -146,7 +146,8 @@ def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     held: list[tuple[Tensor, Tensor]] = []
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, guarded(getattr(owner, name), held))
-    yield
+    with np.errstate(all="ignore"):  # infinities are as good as on a GPU
+        yield
     assert margins_are_whole(held), "a kernel wrote outside of its output"
 
 

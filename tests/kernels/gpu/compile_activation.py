@@ -1,0 +1,16 @@
+"""Launches of the activations at the shapes of decoders and towers."""
+
+from __future__ import annotations
+
+import torch
+from sensorium.kernels.activation import REFERENCES
+from sensorium.kernels.gpu import activation
+
+HOT = {"_activation_kernel", "_gated_kernel"}
+
+
+def launches() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for name in REFERENCES:
+            activation.activation(name, torch.empty(1024, 4304, dtype=dtype))
+            activation.gated(name, torch.empty(64, 2 * 18944, dtype=dtype))

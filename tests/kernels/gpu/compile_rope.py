@@ -1,0 +1,27 @@
+"""Launches of rotation at the shapes of decoders and towers."""
+
+from __future__ import annotations
+
+import torch
+from sensorium.kernels.gpu import rope
+
+HOT = {"_rotate_kernel", "_place_kernel"}
+
+
+def launches() -> None:
+    for dtype, dim, neighbours in (
+        (torch.bfloat16, 64, False),
+        (torch.bfloat16, 80, False),
+        (torch.bfloat16, 128, False),
+        (torch.bfloat16, 128, True),
+        (torch.bfloat16, 256, False),
+        (torch.float16, 128, False),
+        (torch.float32, 128, False),
+    ):
+        turn = torch.empty(64, dim // 2), torch.empty(64, dim // 2)
+        qkv, weight = torch.empty(64, 48, dim, dtype=dtype), torch.empty(dim, dtype=dtype)
+        rope.rotate_(qkv[:, :32], *turn, neighbours)
+        cache, slots = torch.empty(2, 4, 16, 8, dim, dtype=dtype), torch.zeros(64, dtype=torch.int64)
+        for norms, offset in (((weight, weight), 0.0), ((weight, weight), 1.0), (None, 0.0)):
+            rope.place_(qkv, cache, slots, turn, neighbours, norms, 1e-6, offset)
+    rope.place_(qkv, cache, slots, None, False, None, 1e-6, 0.0)

@@ -1,0 +1,91 @@
+"""Rotation's Triton kernels against the references, angles from one, three and two axes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sensorium.kernels.gpu import rope
+from sensorium.kernels.norm import rms_norm_reference
+from sensorium.kernels.rope import rotary_cos_sin, rotate_reference
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AXES = {
+    "one": [0] * 16,
+    "sections": [0] * 4 + [1] * 6 + [2] * 6,
+    "interleaved": [0, 1, 2] * 5 + [0],
+    "picture": [0] * 8 + [1] * 8,
+}
+
+
+def near(found: Tensor, wanted: Tensor, rounds: int = 1) -> None:
+    eps = torch.finfo(wanted.dtype).eps
+    torch.testing.assert_close(found, wanted, rtol=rounds * eps, atol=max(rounds * eps, 2e-6))
+
+
+def turns(rows: int, half: int, axes: str) -> tuple[Tensor, Tensor]:
+    axis = torch.tensor(AXES[axes][:half] + [0] * (half - 16))
+    return rotary_cos_sin(torch.randint(5000, (3, rows)), torch.rand(half), axis)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "heads", "dim", "axes"),
+    [(1, 1, 8, "one"), (5, 3, 32, "sections"), (3, 18, 80, "picture"), (2, 20, 24, "interleaved")],
+)
+def test_rotate(rows: int, heads: int, dim: int, axes: str, neighbours: bool, dtype: torch.dtype) -> None:
+    """Heads are a part of longer heads, in a part of longer rows: the rest stays."""
+    longer, turn = torch.randn(rows, heads + 2, dim + 8).to(dtype), turns(rows, dim // 2, axes)
+    wanted = longer.clone()
+    wanted[:, 1:-1, 8:] = rotate_reference(longer[:, 1:-1, 8:], *turn, neighbours)
+    rope.rotate_(longer[:, 1:-1, 8:], *turn, neighbours)
+    near(longer, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "half", "axes"),
+    [
+        (3, 4, 2, 32, 16, "sections"),
+        (1, 9, 1, 24, 12, "interleaved"),
+        (4, 3, 3, 40, 8, "one"),
+        (2, 6, 2, 16, 0, "one"),
+    ],
+)
+def test_place(
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    half: int,
+    axes: str,
+    offset: float | None,
+    neighbours: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Norm, rotation of a head's first numbers and cache as one, against one after the other; a slot below 0 takes nothing."""
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
+    cache = torch.randn(2, 3, 4, kv_heads, dim).to(dtype)
+    slots = torch.randperm(12)[:rows]
+    slots[-1] = -1 if rows > 2 else slots[-1]
+    turn = turns(rows, half, axes) if half else None
+    norms = None if offset is None else ((torch.rand(dim) + 0.5).to(dtype), (torch.rand(dim) + 0.5).to(dtype))
+    q, k, v = (part.clone() for part in qkv.split((heads, kv_heads, kv_heads), 1))
+    if norms is not None and offset is not None:
+        q, k = (rms_norm_reference(part, weight, 1e-6, offset) for part, weight in zip((q, k), norms, strict=True))
+    if turn is not None:
+        for part in (q, k):
+            part[..., : 2 * half] = rotate_reference(part[..., : 2 * half], *turn, neighbours)
+    wanted = cache.clone()
+    for row, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            wanted.flatten(1, 2)[:, slot] = torch.stack((k[row], v[row]))
+    rest = qkv[:, heads:].clone()
+    rope.place_(qkv, cache, slots, turn, neighbours, norms, 1e-6, offset or 0.0)
+    near(qkv[:, :heads], q, 2)
+    near(cache, wanted, 2)
+    assert torch.equal(qkv[:, heads:], rest)
+    assert torch.equal(cache.flatten(1, 2)[1], wanted.flatten(1, 2)[1])
