@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         from ..engine.doctor import describe_checkpoint, describe_device, describe_memory, kernels
 
         _print("device", [*describe_device(args.device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
-        for dtype, table in kernels(args.device).items():
+        for dtype, table in kernels(args.device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
             _print("checkpoint", list(describe_checkpoint(args.model).items()))

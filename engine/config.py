@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.dispatch import overrides
 from ..mm.errors import ConfigError, hint
 from ..mm.hashing import digest
 from ..mm.media.policy import MediaPolicy
@@ -73,6 +74,8 @@ class EngineConfig:
         encoder_cache_dir_bytes: size of that folder; the least recently used rows go first.
         quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
         quantization: None, or "int8": weights and activations of linear layers in 8 bits, on a CPU.
+        kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton"; the rest is chosen by device,
+            dtype and shape (`sensorium doctor` prints what).
         batch_invariant: the same request gives the same bits whatever runs beside it, however it is cut; slower.
 
     Raises:
@@ -104,6 +107,7 @@ class EngineConfig:
     encoder_cache_dir_bytes: int = 4 << 30
     quarantine_seconds: float = 300.0
     quantization: str | None = None
+    kernels: str = ""
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
@@ -124,6 +128,7 @@ class EngineConfig:
         for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        _check_kernels(self.kernels)
         if not isinstance(self.device, str):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         if self.encoder_cache_dir is not None:
@@ -147,6 +152,15 @@ class EngineConfig:
         if name != "cpu" and not torch.cuda.is_available():
             raise ConfigError(f"device={self.device!r}: torch sees no GPU; use device='cpu' or install a CUDA build of torch")
         return torch.device(name)
+
+
+def _check_kernels(wanted: str) -> None:
+    if not isinstance(wanted, str):
+        raise ConfigError(f"kernels={wanted!r} must be text like 'attention=reference,rms_norm=triton'")
+    try:
+        overrides(wanted)
+    except ValueError as error:
+        raise ConfigError(f"kernels: {error}") from None
 
 
 def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:

@@ -11,7 +11,7 @@ import torch
 from ..kernels import dispatch
 from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
-from .loader import build_model, load_processing, resolve_max_model_len
+from .loader import build_model, check_kernels, load_processing, resolve_max_model_len
 from .memory import MemoryPlan, plan_memory
 from .paths import choose, describe, rehearse
 
@@ -26,10 +26,11 @@ def describe_device(name: str) -> dict[str, str]:
     return found | {"torch instructions": torch.backends.cpu.get_cpu_capability()}
 
 
-def kernels(name: str) -> dict[str, dict[str, str]]:
-    """dtype -> op -> backend in use on the device that `device=name` means."""
-    device = EngineConfig("", device=name).torch_device
-    return {label: dispatch.active(device, dtype) for label, dtype in DTYPES.items()}
+def kernels(name: str, told: str = "") -> dict[str, dict[str, str]]:
+    """dtype -> op -> backend in use on the device that `device=name` means, where the engine is told `kernels=told`."""
+    config = EngineConfig("", device=name, kernels=told)
+    with dispatch.using(told):
+        return {label: dispatch.active(config.torch_device, dtype) for label, dtype in DTYPES.items()}
 
 
 def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -52,10 +53,12 @@ def explain(config: EngineConfig) -> MemoryPlan:
     """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
     files = load_model_files(config.model)
     row, dtype = choose(files), files.dtype(config.dtype)
+    check_kernels(config, dtype)
     info = load_processing(row, files, config.mm_processor_kwargs)
     model = build_model(row, files, info, dtype, torch.device("meta"))
     rehearse(model, info, dtype)
-    return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
+    with dispatch.using(config.kernels):
+        return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
 
 
 def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from ..kernels.dispatch import BACKENDS, can_run, overrides, using
 from ..mm.errors import ConfigError, SensoriumError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
@@ -86,9 +87,15 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     """Build the model, load its weights, plan and allocate the caches.
 
     Raises:
-        ConfigError: an unknown architecture, options that contradict the model, a cache that cannot hold one sequence.
+        ConfigError: an unknown architecture, options that contradict the model, a cache that cannot hold one sequence, a
+            kernel that cannot run here.
         CheckpointError: missing, surplus or misshapen weights.
     """
+    with using(config.kernels):
+        return _load(config, files, info, tokenizer)
+
+
+def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
     row, device = choose(files), config.torch_device
     dtype = files.dtype(config.dtype)
     if config.dtype == "auto" and dtype == torch.float16 and device.type == "cpu":
@@ -96,6 +103,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
             "the checkpoint is float16, several times slower on a CPU than float32 and bfloat16: pass dtype= one of them"
         )
     check(row, config)
+    check_kernels(config, dtype)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
     model = build_model(row, files, info, dtype, device)
@@ -110,6 +118,16 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
     load_weights(files.path, model, config.quantization)
     rehearse(model, info, dtype)
     return Engine(core, max_model_len, dtype, store.row_bytes)
+
+
+def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
+    """ConfigError for a backend that was asked for and cannot run here."""
+    device = config.torch_device
+    for op, name in overrides(config.kernels).items():
+        if not can_run(op, name, device, dtype):
+            can = [other for other in BACKENDS[op] if can_run(op, other, device, dtype)]
+            kind = str(dtype).removeprefix("torch.")
+            raise ConfigError(f"kernels: {op}={name} cannot run {kind} on {device} here; {', '.join(can)} can")
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.device) -> int:
@@ -152,5 +170,5 @@ def build_core(
     encoder = EncoderCache(encoder_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, config.block_size, kept), encoder, limits)
     invariant, device = config.batch_invariant, config.torch_device
-    runner = ModelRunner(model, blocks, config.block_size, device, store, grammars, invariant, prefill)
+    runner = ModelRunner(model, blocks, config.block_size, device, store, grammars, invariant, prefill, config.kernels)
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

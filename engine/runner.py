@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..kernels.dispatch import using
 from ..mm.embeddings import ROWS
 from ..mm.errors import InputError, SensoriumError
 from ..mm.fields import group, merge
@@ -44,8 +45,9 @@ class ModelRunner:
         grammars: GrammarFactory | None = None,
         invariant: bool = False,
         prefill: str = "causal",
+        kernels: str = "",
     ) -> None:
-        """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits.
+        """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits. `kernels`: as in EngineConfig.
 
         `grammars`: of the checkpoint's tokenizer; without it none are asked for.
         """
@@ -53,7 +55,7 @@ class ModelRunner:
         groups = group_layers(model.cache_specs)
         tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
         self.caches = Caches(tensors, group_of_layer(groups), [group.spec for group in groups], block_size, invariant)
-        self.prefill = prefill
+        self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
         self.graphs = DecodeGraphs()
 
@@ -66,6 +68,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepOutput:
         """One result per scheduled sequence, in order; an item that fails is the error of the sequences that read it."""
+        with using(self.kernels):
+            return self._run(output)
+
+    def _run(self, output: SchedulerOutput) -> StepOutput:
         self._update(output)
         start = time.perf_counter()
         encoded = self._encode(output.encode)

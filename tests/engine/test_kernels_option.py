@@ -1,0 +1,47 @@
+"""`LLM(kernels=...)`: one engine computes as it was told, others as ever; what is unknown or cannot run is refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from sensorium import LLM, SamplingParams
+from sensorium.kernels import attention
+from sensorium.mm.errors import ConfigError
+
+MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
+
+
+def test_an_engine_computes_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = attention.paged_attention_reference
+
+    def spy(*args: object) -> object:
+        calls.append(threading.current_thread().name)
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention, "paged_attention_reference", spy)
+    with LLM(MODEL, max_model_len=64) as usual, LLM(MODEL, max_model_len=64, kernels="attention=reference") as told:
+        expected = usual.generate(["one two three"], PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+        assert not calls
+        assert told.generate(["one two three"], PARAMS, use_tqdm=False)[0].outputs[0].token_ids == expected
+        assert calls
+        calls.clear()
+        usual.generate(["one two four"], PARAMS, use_tqdm=False)
+        assert not calls
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        ("attention=fast", r"kernels: 'attention=fast' is not op=backend; known are .*attention=native\|"),
+        ("attention", "kernels: 'attention' is not op=backend"),
+        (["attention=torch"], "must be text like"),
+        ("rms_norm=triton", r"kernels: rms_norm=triton cannot run float32 on cpu here; .*torch can"),
+    ],
+)
+def test_refused(kernels: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(MODEL, dtype="float32", device="cpu", kernels=kernels)
