@@ -154,7 +154,7 @@ def build_batch(
         embed_index=torch.cat(index).to(device) if index else None,
         embed_rows=torch.cat(embeds) if embeds else None,
         cross_rows=torch.cat(cross) if cross else None,
-        modality_ids=_modalities(rows, starts, routes).to(device) if routes else None,
+        modality_ids=_modalities(rows, starts, routes, device) if routes else None,
         adapters=_adapters(rows, counts, adapters, device) if adapters else None,
     )
 
@@ -243,15 +243,17 @@ def _in_atoms(track: Track, task: ScheduledRequest) -> list[Atom]:
     return [(first, last) for first, last in track.atoms if task.num_computed <= first < task.num_computed + task.num_tokens]
 
 
-def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str, int]) -> Tensor:
-    """int64 `[rows]`, of each the number of its item's modality."""
-    ids = torch.zeros(starts[-1], dtype=torch.int64)
+def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str, int], device: torch.device) -> Tensor | None:
+    """int64 `[rows]`, of each the number of its item's modality; None where that is 0 for all, as in steps without items."""
+    ids = None
     for (track, task), start in zip(rows, starts, strict=False):
-        for feature in track.features if task.num_computed < track.media_end else ():
+        for feature in track.read_items(task):
             ends = (feature.range.offset - task.num_computed, feature.range.end - task.num_computed)
             first, last = (start + min(max(end, 0), task.num_tokens) for end in ends)
-            ids[first:last] = routes.get(feature.modality, 0)
-    return ids
+            if feature.modality in routes:
+                ids = torch.zeros(starts[-1], dtype=torch.int64) if ids is None else ids
+                ids[first:last] = routes[feature.modality]
+    return None if ids is None else ids.to(device)
 
 
 def _adapters(rows: Sequence[Row], counts: Sequence[int], adapters: Sequence[str], device: torch.device) -> Tensor | None:

@@ -117,4 +117,6 @@ def test_rows_know_their_modality(toy):
     assert build_batch(tasks, encoded, CACHES, device).modality_ids is None
     routed = build_batch(tasks, encoded, CACHES, device, {"image": 2, "video": 1}).modality_ids
     assert routed.tolist() == [0, 2, 2, 2, 2, 2, 2, 0]
-    assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids.tolist() == [0] * 8
+    assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids is None
+    tasks = [(Track(request, 3), ScheduledRequest("b", 9, 1, ((2, 3, 4),)))]
+    assert build_batch(tasks, encoded, CACHES, device, {"image": 2}).modality_ids is None  # behind all items
