@@ -214,6 +214,7 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
         theta=_positive({"rope_theta": given.get("rope_theta") or theta}, "rope_theta"),
         dim=turned,
         axes=axes,
+        num_axes=len(sections),
         neighbours=stack.neighbours,
         scaling=_scaling(text, given),
     )

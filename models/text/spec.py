@@ -15,6 +15,7 @@ class RopeSpec:
         theta: base of the frequencies.
         dim: leading numbers of a head that are turned (all, or a part of them).
         axes: of each of the `dim // 2` frequencies, the axis whose position turns it; `in_runs` and `in_turns` make them.
+        num_axes: of positions, more than turn a frequency where one has none: items advance along all of them.
         neighbours: pairs are neighbouring numbers (0 1, 2 3, ...), else a half turns against the other.
         scaling: the raw rope parameters of a kind other than default ("linear", "llama3", "yarn", ...), or empty.
     """
@@ -22,6 +23,7 @@ class RopeSpec:
     theta: float
     dim: int
     axes: tuple[int, ...]
+    num_axes: int = 1
     neighbours: bool = False
     scaling: Mapping[str, Any] = field(default_factory=dict)
 
@@ -178,7 +180,7 @@ class DecoderSpec:
     @property
     def rope_axes(self) -> int:
         """Axes of positions, 1 where no layer has more."""
-        return max((1 + max(rope.axes) for rope in self.ropes), default=1)
+        return max((rope.num_axes for rope in self.ropes), default=1)
 
 
 def in_runs(sections: tuple[int, ...]) -> tuple[int, ...]:

@@ -313,6 +313,8 @@ def test_axes_of_frequencies() -> None:
     rope = {"rope_type": "default", "mrope_section": [2, 2, 2, 2], "rope_theta": 1e4}
     assert decoder_spec(SMALL | {"rope_parameters": rope}).rope_axes == 4
     assert decoder_spec(SMALL).rope_axes == 1
+    for sections in ([4, 4, 0], [8, 0, 0]):  # an axis that turns nothing still moves the text behind an item
+        assert decoder_spec(SMALL | {"rope_parameters": rope | {"mrope_section": sections}}).rope_axes == 3
 
 
 def peak_bytes(call: Any) -> int:
