@@ -241,8 +241,12 @@ class InputProcessor:
         slots: dict[str, list[Sequence[Span]]] = {}
         for item, spans in items:
             slots.setdefault(item.source.modality, []).append(spans)
-        tokens, ranges = expand(ids, slots, self._info.slot_ids)
+        tokens, ranges = expand(ids, slots, self._info.slot_ids, self._text_of)
         return tokens, [ranges[item.source.modality][item.source.index] for item, _ in items]
+
+    def _text_of(self, token: int) -> str:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text or f"token {token} (the tokenizer has no text for it: the prompt must be token ids)"
 
 
 def _count(sources: Sequence[MediaSource]) -> Counter[str]:

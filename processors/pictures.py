@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -50,19 +51,20 @@ def read_pixels(json: Mapping[str, Any], default: Spec) -> Spec:
     """The spec with what a preprocessor's JSON says; keys it lacks keep the default.
 
     Raises:
-        ConfigError: resizing switched off, a filter that is not offered, or means of another number of channels.
+        ConfigError: resizing switched off, a filter that is not offered, means of another number of channels, or a factor or
+            deviation that is no number above zero.
     """
     known = {name: number for number, name in FILTERS.items()}
     number = json.get("resample", known[default.filter])
     if not json.get("do_resize", True) or number not in FILTERS:
         offered = "lanczos (1), bilinear (2) and bicubic (3)"
         raise ConfigError(f"the preprocessor JSON asks for do_resize=false or for a filter other than {offered}")
-    normalise = json.get("do_normalize", True)
+    normalise, factor = json.get("do_normalize", True), json.get("rescale_factor", default.rescale)
     return replace(
         default,
         mean=_channels(json, "image_mean", default.mean) if normalise else (0.0, 0.0, 0.0),
-        std=_channels(json, "image_std", default.std) if normalise else (1.0, 1.0, 1.0),
-        rescale=json.get("rescale_factor", default.rescale) if json.get("do_rescale", True) else 1.0,
+        std=_divisors("image_std", _channels(json, "image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
+        rescale=_divisors("rescale_factor", (factor,))[0] if json.get("do_rescale", True) else 1.0,
         filter=FILTERS[number],
     )
 
@@ -175,4 +177,10 @@ def _channels(json: Mapping[str, Any], key: str, default: tuple[float, ...]) -> 
     values = (given,) * 3 if isinstance(given, int | float) else tuple(given)
     if len(values) != 3:
         raise ConfigError(f"{key} in the preprocessor JSON has {len(values)} numbers; pictures have 3 channels")
+    return values
+
+
+def _divisors(key: str, values: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(0 < value < math.inf for value in values):
+        raise ConfigError(f"{key} in the preprocessor JSON is {', '.join(map(str, values))}; it must be above zero")
     return values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..mm.errors import InputError
 from ..mm.types import PlaceholderRange
@@ -10,13 +10,17 @@ from .interface import Span
 
 
 def expand(
-    prompt_ids: Sequence[int], slots: Mapping[str, Sequence[Sequence[Span]]], slot_ids: Mapping[str, int]
+    prompt_ids: Sequence[int],
+    slots: Mapping[str, Sequence[Sequence[Span]]],
+    slot_ids: Mapping[str, int],
+    text_of: Callable[[int], str] = "token {}".format,
 ) -> tuple[tuple[int, ...], dict[str, list[list[PlaceholderRange]]]]:
     """Write each input's spans where its slot is; returns the tokens and, per modality and input, a range per span.
 
     Slots are found once, left to right: a run of exactly the next input's own tokens is one slot that is already
     expanded, otherwise each single slot token is one slot. Example: slot 9, an input of one span of 3 nines:
     [1, 9, 2] and [1, 9, 9, 9, 2] both give [1, 9, 9, 9, 2] with the range (1, 3). Text around a span is written with it.
+    `text_of` says how an error calls a slot's token.
 
     Raises:
         InputError: more inputs than slots or more slots than inputs, by modality and index.
@@ -44,7 +48,7 @@ def expand(
         if used < len(given):
             raise InputError(
                 f"{modality} {used}: the prompt has only {used} slot(s) for {len(given)} item(s); "
-                "write the slot's token once for each item, or ask with chat"
+                f"write {text_of(slot_ids[modality])} once for each item, or ask with chat"
             )
     return tuple(out), ranges
 

@@ -151,3 +151,17 @@ def test_pillow_gives_its_own_pixels():
     assert torch.equal(planes(image[None], plan, spec)[0], torch.from_numpy(want).permute(2, 0, 1).float())
     with pytest.raises(ConfigError, match="torch and pillow"):
         with_resample(spec, {"resample": "cv2"})
+
+
+@pytest.mark.parametrize(
+    ("json", "text"),
+    [
+        ({"rescale_factor": 0}, "rescale_factor in the preprocessor JSON is 0; it must be above zero"),
+        ({"rescale_factor": float("nan")}, "rescale_factor in the preprocessor JSON is nan"),
+        ({"image_std": [0.5, 0.0, 0.5]}, "image_std in the preprocessor JSON is 0.5, 0.0, 0.5"),
+    ],
+)
+def test_what_pixels_are_divided_by_is_checked_when_read(json, text):
+    with pytest.raises(ConfigError, match=text):
+        read_pixels(json, PixelSpec())
+    assert read_pixels(json | {"do_rescale": False, "do_normalize": False}, PixelSpec()).rescale == 1.0
