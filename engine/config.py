@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ..kernels.dispatch import overrides
-from ..mm.errors import ConfigError, hint
-from ..mm.hashing import digest
+from ..mm.errors import CheckpointError, ConfigError, hint
+from ..mm.hashing import MAX_DEPTH, digest
 from ..mm.media.policy import MediaPolicy
 from ..mm.registry import ARCHITECTURES, LAYOUTS, row_name
 from ..models.config import check_parts, text_of
@@ -232,7 +232,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
 
     Raises:
         ConfigError: no such folder, no config.json, or one that asks for remote code or describes what no model is.
-        CheckpointError: a file that is not a JSON object.
+        CheckpointError: a file that is not a JSON object, or nests without end.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -241,9 +241,13 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         )
     raw = {name: read_json(path / name) for name in _JSON_FILES}
     config = raw["config.json"] or _own_layout(path)
-    if not _is_ours(config):  # otherwise the code that a checkpoint brings is not needed
-        for name, content in raw.items():
-            _refuse_remote_code(name, content)
+    for name, content in raw.items():
+        asked = [key for part in _parts(name, content) for key in ("auto_map", "trust_remote_code") if part.get(key)]
+        if asked and not _is_ours(config):  # of which nothing but the JSON is needed
+            raise ConfigError(
+                f"{name} asks for remote code ({asked[0]}), which is never run; "
+                "take a checkpoint whose architecture is in docs/models.md or in transformers"
+            )
     if not config:
         raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
     check_parts(config)
@@ -296,16 +300,16 @@ def _is_ours(config: Mapping[str, Any]) -> bool:
     return isinstance(names, list) and bool(names) and row_name(str(names[0]), config) in ARCHITECTURES
 
 
-def _refuse_remote_code(name: str, content: Mapping[str, Any]) -> None:
-    for key in ("auto_map", "trust_remote_code"):
-        if content.get(key):
-            raise ConfigError(
-                f"{name} asks for remote code ({key}), which is never run; "
-                "take a checkpoint whose architecture is in docs/models.md or in transformers"
-            )
-    for value in content.values():
-        if isinstance(value, dict):
-            _refuse_remote_code(name, value)
+def _parts(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All objects of a JSON file; CheckpointError where they nest deeper than whatever reads them later may recurse."""
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        yield from (part for part in level if isinstance(part, dict))
+        inner = (one for part in level for one in (part.values() if isinstance(part, dict) else part))
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise CheckpointError(f"{name} nests objects and lists more than {MAX_DEPTH} deep; download it again")
 
 
 def _one_of(name: str, value: object, known: tuple[str | None, ...]) -> None:

@@ -85,7 +85,7 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
     if one > budget:
         raise ConfigError(
             f"a sequence of max_model_len={sizes.keys} tokens needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
-            "lower max_model_len or raise kv_cache_memory_bytes"
+            f"lower max_model_len or raise kv_cache_memory_bytes to {one}"
         )
     if all_ <= budget:
         return tuple(most)
@@ -93,12 +93,17 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
 
 
 def longest_sequence(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
-    """Tokens, in whole blocks, that a cache of one sequence would have room for."""
+    """Tokens, in whole blocks, that a cache of one sequence would have room for; ConfigError where it holds no block."""
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
 
     def taken(blocks: int) -> int:
         return sum(g.blocks(blocks * size, config.max_num_batched_tokens, size) * g.block_bytes(size) for g in groups)
 
+    if budget < taken(1):
+        raise ConfigError(
+            f"{budget:,} bytes of key/value cache hold no block of {size} tokens, which takes {taken(1):,}: "
+            f"raise kv_cache_memory_bytes to {taken(1)} for each {size} tokens of a sequence"
+        )
     return (bisect_right(range(1, _MOST_BLOCKS), budget, key=taken)) * size
 
 
@@ -223,7 +228,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
-        decoding=config.media_workers * max((decoding_bytes(name, config.media, info.decode_spec) for name in items), default=0),
+        decoding=config.media_workers
+        * max((decoding_bytes(name, config.media, info.decode_spec) for name in items), default=0),
         largest=tuple(largest_item(name, info, room) for name in items),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def fifo(folder: Path) -> Path:
 
 
 BAD = {
-    "no slot": (lambda _: asked("x", image=picture()), "image 0"),
+    "no slot": (lambda _: asked("x", image=picture()), r"image 0: .*; write <\|image_pad\|> once"),
     "no item": (lambda _: asked(SLOT), "image 0"),
     "too many": (lambda _: asked(SLOT * 3, image=[picture()] * 3), "At most 2 image"),
     "too long": (lambda _: asked("def " * 300), "max_model_len"),
@@ -253,6 +254,35 @@ def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> 
     assert small.generate("def", GREEDY, use_tqdm=False)[0].error is None
     with pytest.raises(ConfigError, match="needs"):
         LLM(checkpoint, kv_cache_memory_bytes=1 << 20, max_model_len=4096)
+
+
+def test_a_cache_without_room_is_named_with_what_would_do(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^1,000 bytes .* raise kv_cache_memory_bytes to \d+ for each 16 tokens") as caught:
+        LLM(checkpoint, kv_cache_memory_bytes=1000)
+    least = int(str(caught.value).split("kv_cache_memory_bytes to ")[1].split()[0])
+    assert LLM(checkpoint, kv_cache_memory_bytes=8 * least).max_model_len == 8 * 16
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes to") as caught:
+        LLM(checkpoint, kv_cache_memory_bytes=1 << 20, max_model_len=4096)
+    enough = int(str(caught.value).split()[-1])
+    assert LLM(checkpoint, kv_cache_memory_bytes=enough, max_model_len=4096).max_model_len == 4096
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes to"):
+        LLM(checkpoint, kv_cache_memory_bytes=enough - 1, max_model_len=4096)
+
+
+def test_code_beside_the_weights_is_never_run(checkpoint: Path, tmp_path: Path) -> None:
+    """Of an architecture of ours the JSON is read, whatever code it names."""
+    code = {"auto_map": dict.fromkeys(("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer"), "evil.Model")}
+    folder = changed(checkpoint, tmp_path / "m", **code)
+    for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        path = folder / name
+        path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | code))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise RuntimeError('evil')\n")
+    prompt = asked(SLOT, image=picture())
+    (answer,) = LLM(folder).generate(prompt, GREEDY, use_tqdm=False)
+    assert answer.error is None
+    assert answer.outputs[0].token_ids == LLM(checkpoint).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert not (tmp_path / "ran").exists()
+    assert not [name for name in sys.modules if name.split(".")[-1] == "evil"]
 
 
 def test_a_tensor_stored_twice_is_named(checkpoint: Path, tmp_path: Path) -> None:

@@ -111,6 +111,26 @@ def test_remote_code_is_refused_by_name(tmp_path, name):
         load_model_files(tmp_path)
 
 
+def test_remote_code_in_a_list_is_refused(tmp_path):
+    write(tmp_path, config={"architectures": ["A"]}, processor_config={"x": [[{"auto_map": {"AutoModel": "modeling.Model"}}]]})
+    with pytest.raises(ConfigError, match=r"processor_config.json asks for remote code \(auto_map\)"):
+        load_model_files(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [{"a": 0}, [0]])
+@pytest.mark.parametrize("name", ["config", "processor_config"])
+@pytest.mark.parametrize("known", ["A", "Qwen2VLForConditionalGeneration"])
+def test_json_that_nests_without_end_is_refused(tmp_path, kind, name, known):
+    """Below what the reader of JSON itself refuses: whatever walks it later must not fail instead."""
+    opened, closed = ('{"a":', "}") if isinstance(kind, dict) else ("[", "]")
+    write(tmp_path, config={"architectures": [known]})
+    for depth in (100, 900):
+        text = '{"architectures": ["' + known + '"], "deep": ' + opened * depth + "0" + closed * depth + "}"
+        (tmp_path / f"{name}.json").write_text(text)
+        with pytest.raises(CheckpointError, match=rf"{name}.json nests objects and lists more than 64 deep; download it again"):
+            load_model_files(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
