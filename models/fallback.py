@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..kernels.dispatch import backend
 from ..kernels.metadata import AttentionMetadata
+from ..kernels.scatter import put_rows_
 from ..mm.errors import CheckpointError, ConfigError
 from ..mm.positions import mrope_positions
 from ..mm.types import ItemGeometry, PlaceholderRange
@@ -60,7 +61,7 @@ class Fallback(nn.Module):
         x = self.outer.get_input_embeddings()(batch.input_ids)
         if batch.embed_index is not None:
             assert batch.embed_rows is not None
-            x = x.index_copy(0, batch.embed_index, batch.embed_rows.to(x.dtype))
+            put_rows_(x, batch.embed_index, batch.embed_rows)
         step = Step(tuple(batch.attn), tuple(batch.kv_caches))
         places = batch.positions if self.rope_axes == 1 else batch.positions[:, None]  # [axes, batch of one, rows]
         return self._decoded(inputs_embeds=x[None], position_ids=places, use_cache=False, **{STEP: step})

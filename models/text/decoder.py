@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ...kernels.rope import rotate_
+from ...kernels.placing import place
+from ...kernels.scatter import put_rows_
 from ..interface import CacheSpec, ForwardBatch
 from ..layers.basic import Embedding, Norm, Scale
 from ..layers.linear import Linear
@@ -26,8 +27,8 @@ class Attention(nn.Module):
     def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
-        self.parts, self.turned, self.dim = (heads, kv_heads, kv_heads), heads + kv_heads, dim
-        self.scale, self.rope, self.normed = spec.scale, spec.rope, spec.qk_norm
+        self.parts, self.dim, self.scale, self.normed = (heads, kv_heads, kv_heads), dim, spec.scale, spec.qk_norm
+        self.neighbours = spec.rope is not None and spec.rope.neighbours
         slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
@@ -40,19 +41,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turns: Turns | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
-        q, k, v = qkv.split(self.parts, 1)
-        if self.normed is not None:
-            self._norm_(q, k)
-        if self.rope is not None and turns is not None:
-            rotate_(qkv[:, : self.turned, : self.rope.dim], *turns, self.rope.neighbours)
+        norms = None
+        if self.normed == "all":  # the heads of a row as one
+            for part, norm in zip(qkv.split(self.parts, 1), (self.q_norm, self.k_norm), strict=False):
+                norm.heads_(part.flatten(1)[:, None])
+        elif self.normed is not None:
+            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
+        q, k, v = place(qkv, cache, attn, turns, self.neighbours, norms)
         return self.out(self.attend(q, k, v, cache, attn, self.scale).flatten(1))  # type: ignore[no-any-return]
-
-    def _norm_(self, q: Tensor, k: Tensor) -> None:
-        """Both in place, each head by itself or all heads of a row as one."""
-        if self.normed == "all":
-            q, k = q.flatten(1)[:, None], k.flatten(1)[:, None]
-        self.q_norm.heads_(q)
-        self.k_norm.heads_(k)
 
 
 class Layer(nn.Module):
@@ -113,7 +109,7 @@ class Decoder(nn.Module):
         for i, (layer, own, cache, attn) in enumerate(steps):
             add = layer(x, add, turns[own], cache, attn, kinds)
             if i in levels:
-                x.add_(add).index_add_(0, batch.embed_index, levels[i])
+                put_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
         return self.norm(x, add)  # type: ignore[no-any-return]
 
@@ -121,8 +117,8 @@ class Decoder(nn.Module):
         """Encoder rows take the place of rows of `x`; their further levels, each `[n, hidden]`, by the layers they follow."""
         if batch.embed_index is None or batch.embed_rows is None:
             return {}
-        first, *levels = batch.embed_rows.to(x.dtype).split(x.shape[1], 1)
-        x.index_copy_(0, batch.embed_index, first)
+        first, *levels = batch.embed_rows.split(x.shape[1], 1)
+        put_rows_(x, batch.embed_index, first)
         return dict(zip(self.spec.deepstack, levels, strict=True))
 
 
