@@ -1,0 +1,235 @@
+"""Tokens from logits without sorting the vocabulary: candidates are gathered, then the last one kept is searched among them.
+
+A row's candidates are all tokens that its rules may keep: those above a bound that follows from the largest logit, the largest
+of every column of blocks, and the rules. As a rule that leaves some hundreds, in the order of their ids. Which of them are
+kept is found by bisection over the bits of their logits, so it is exact. No sum depends on the order in which programs run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..sampling import NOT_FINITE, NOTHING_LEFT
+from . import tune
+
+_NOTHING, _ODD = tl.constexpr(NOTHING_LEFT), tl.constexpr(NOT_FINITE)
+_FAR = tl.constexpr(100.0)  # a token this far below the likeliest has no probability in float32
+
+
+@triton.jit
+def _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED: tl.constexpr):
+    """A block of a row: divided by the temperature, -inf where there is no token or none is allowed."""
+    inside = column < vocab
+    x = tl.load(logits_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if MASKED:
+        word = tl.load(allowed_ptr + column // 32, mask=inside, other=0)
+        inside &= ((word >> (column % 32)) & 1) != 0
+    return tl.where(inside, tl.div_rn(x, temperature), float("-inf"))
+
+
+@triton.jit(do_not_specialize=["words"])
+def _gather_kernel(
+    logits_ptr, rules_ptr, allowed_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, vocab, words, log_vocab,
+    MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Candidates of a row with their ids; its largest logit, the sum of what is above min_p, and how many there are."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * vocab
+    if MASKED:
+        allowed_ptr += row * words
+    values_ptr += row * vocab
+    tokens_ptr += row * vocab
+    lane = tl.arange(0, BLOCK)
+    temperature = tl.load(rules_ptr + row * 5).to(tl.float32)
+    top_k = tl.load(rules_ptr + row * 5 + 1).to(tl.int32)
+    top_p = tl.load(rules_ptr + row * 5 + 2).to(tl.float32)
+    log_min_p = tl.load(rules_ptr + row * 5 + 3).to(tl.float32)
+    greedy = temperature == 0.0
+    temperature = tl.where(greedy, 1.0, temperature)
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    first = tl.zeros((BLOCK,), dtype=tl.int32)
+    odd = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, vocab, BLOCK):
+        column = start + lane
+        x = _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED)
+        first = tl.where(x > largest, column, first)
+        largest = tl.maximum(largest, x)
+        odd |= ((x != x) | (x == float("inf"))).to(tl.int32)
+    top = tl.max(largest, 0)
+    best = tl.min(tl.where(largest == top, first, vocab - 1), 0)
+    wrong = tl.where(tl.max(odd, 0) > 0, _ODD, tl.where(top == float("-inf"), _NOTHING, 0))
+    floor = top + log_min_p
+    bound = tl.maximum(floor, top - _FAR)
+    if (top_k > 0) & (top_k < vocab):  # as many columns have a token above this
+        width = top * 0.0 + 0.25
+        while (tl.sum((largest >= top - width).to(tl.int32), 0) < top_k) & (width < _FAR):
+            width *= 1.25
+        bound = tl.maximum(bound, top - width)
+    elif top_p < 1.0:  # all tokens below this together have less than what is cut
+        bound = tl.maximum(bound, top + tl.log(1.0 - top_p) - log_vocab)
+    count = best * 0
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    if (wrong == 0) & (not greedy):
+        for start in range(0, vocab, BLOCK):
+            column = start + lane
+            x = _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED)
+            kept = x >= bound
+            total += tl.where(x >= floor, tl.exp(x - top), 0.0)
+            place = count + tl.cumsum(kept.to(tl.int32), 0) - 1
+            tl.store(values_ptr + place, x, mask=kept)
+            tl.store(tokens_ptr + place, column, mask=kept)
+            count += tl.sum(kept.to(tl.int32), 0)
+    if count == 0:  # the likeliest alone, or nothing of a row that is refused
+        tl.store(values_ptr, 0.0)
+        tl.store(tokens_ptr, best)
+    tl.store(heads_ptr + row * 2, tl.where(count == 0, 0.0, top))
+    tl.store(heads_ptr + row * 2 + 1, tl.sum(total, 0))
+    tl.store(sizes_ptr + row * 2, tl.maximum(count, 1))
+    tl.store(sizes_ptr + row * 2 + 1, wrong)
+
+
+@triton.jit
+def _key(x):
+    """An int64 in the order of the float32 numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+
+
+@triton.jit
+def _from_key(key):
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _above(values_ptr, size, key, top, BLOCK: tl.constexpr):
+    """How many candidates are not below a key, and their sum; both of type float64."""
+    lane = tl.arange(0, BLOCK)
+    count = (key * 0).to(tl.int32)
+    mass = count.to(tl.float64)
+    for start in range(0, size, BLOCK):
+        x = tl.load(values_ptr + start + lane, mask=start + lane < size, other=float("-inf"))
+        kept = (start + lane < size) & (_key(x) >= key)
+        count += tl.sum(kept.to(tl.int32), 0)
+        mass += tl.sum(tl.where(kept, tl.exp(x - top), 0.0).to(tl.float64), 0)
+    return count, mass
+
+
+@triton.jit
+def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_ptr, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    values_ptr += row * vocab
+    tokens_ptr += row * vocab
+    top_k = tl.load(rules_ptr + row * 5 + 1).to(tl.int32)
+    top_p = tl.load(rules_ptr + row * 5 + 2)
+    log_min_p = tl.load(rules_ptr + row * 5 + 3).to(tl.float32)
+    number = tl.load(rules_ptr + row * 5 + 4)
+    top = tl.load(heads_ptr + row * 2)
+    total = tl.load(heads_ptr + row * 2 + 1).to(tl.float64)
+    size = tl.load(sizes_ptr + row * 2)
+    over = _key(top) + 1
+    low = _key(tl.maximum(top + log_min_p, top - _FAR))
+    count, mass = _above(values_ptr, size, low, top, BLOCK)
+    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
+    if (top_k > 0) & (count > top_k):  # the largest key that so many reach
+        high, high_count, high_mass = over, count * 0, mass * 0.0
+        while (high - low > 1) & (count > top_k):
+            middle = low + (high - low) // 2
+            some, part = _above(values_ptr, size, middle, top, BLOCK)
+            if some >= top_k:
+                low, count, mass = middle, some, part
+            else:
+                high, high_count, high_mass = middle, some, part
+        if count > top_k:  # some are equal to the last
+            total = high_mass + (top_k - high_count) * tl.exp(_from_key(low) - top).to(tl.float64)
+        else:
+            total = mass
+    elif top_k > 0:
+        total = mass
+    if top_p < 1.0:  # the largest key that all above it together reach the share
+        target = top_p * total
+        high, high_count = over, count * 0
+        while (high - low > 1) & (count - high_count > 1):
+            middle = low + (high - low) // 2
+            some, part = _above(values_ptr, size, middle, top, BLOCK)
+            if part >= target:
+                low, count = middle, some
+            else:
+                high, high_count = middle, some
+    count, mass = _above(values_ptr, size, low, top, BLOCK)
+    target = number * mass
+    lane = tl.arange(0, BLOCK)
+    before = mass * 0.0
+    token = tl.load(tokens_ptr)
+    found = count * 0
+    start = count * 0
+    while (start < size) & (found == 0):
+        x = tl.load(values_ptr + start + lane, mask=start + lane < size, other=float("-inf"))
+        kept = (start + lane < size) & (_key(x) >= low)
+        share = tl.where(kept, tl.exp(x - top), 0.0).to(tl.float64)
+        sums = before + tl.cumsum(share, 0)
+        last = tl.max(tl.where(share > 0.0, lane, -1), 0)  # where rounding leaves none beyond the number
+        place = tl.min(tl.where((sums > target) & (share > 0.0), lane, BLOCK), 0)
+        found = (place < BLOCK).to(tl.int32)
+        place = tl.minimum(place, last)
+        if place >= 0:
+            token = tl.load(tokens_ptr + start + place)
+        before += tl.sum(share, 0)
+        start += BLOCK
+    tl.store(out_ptr + row, token.to(tl.int64))
+
+
+def draw(logits: Tensor, rules: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `sampling.draw_reference`."""
+    rows, vocab = logits.shape
+    logits = logits.contiguous()
+    values, tokens = (torch.empty((rows, vocab), dtype=kind, device=logits.device) for kind in (torch.float32, torch.int32))
+    heads = torch.empty((rows, 2), dtype=torch.float32, device=logits.device)
+    sizes = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        words = 0 if allowed is None else allowed.shape[1]
+        _gather_kernel[(rows,)](
+            logits, rules, allowed, values, tokens, heads, sizes, vocab, words, math.log(vocab),
+            MASKED=allowed is not None, **tune.launch("gather_candidates"),
+        )  # fmt: skip
+        _draw_kernel[(rows,)](rules, values, tokens, heads, sizes, out, vocab, **tune.launch("draw"))
+    return out, sizes[:, 1].long()
+
+
+@triton.jit
+def _log_probs_kernel(logits_ptr, tokens_ptr, own_ptr, ranks_ptr, totals_ptr, vocab, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * vocab
+    lane = tl.arange(0, BLOCK)
+    own = tl.load(logits_ptr + tl.load(tokens_ptr + row)).to(tl.float32)
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    above = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, vocab, BLOCK):
+        x = tl.load(logits_ptr + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
+        largest = tl.maximum(largest, x)
+        above += (x > own).to(tl.int32)
+    top = tl.max(largest, 0)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, vocab, BLOCK):
+        x = tl.load(logits_ptr + start + lane, mask=start + lane < vocab, other=float("-inf")).to(tl.float32)
+        total += tl.exp(x - top)
+    total = top + tl.log(tl.sum(total, 0))
+    tl.store(own_ptr + row, own - total)
+    tl.store(ranks_ptr + row, tl.sum(above, 0).to(tl.int64) + 1)
+    tl.store(totals_ptr + row, total)
+
+
+def log_probs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `sampling.log_probs_reference`."""
+    rows, vocab = logits.shape
+    own, totals = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    ranks = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        _log_probs_kernel[(rows,)](logits.contiguous(), tokens, own, ranks, totals, vocab, **tune.launch("log_probs"))
+    return own, ranks, totals

@@ -1,0 +1,16 @@
+"""Launches of the sampler with a large vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from sensorium.kernels.gpu import sampling
+
+HOT = {"_gather_kernel", "_draw_kernel", "_log_probs_kernel"}
+
+
+def launches() -> None:
+    for vocab in (151936, 128257):
+        logits, rules = torch.empty(64, vocab), torch.empty(64, 5, dtype=torch.float64)
+        for allowed in (None, torch.empty(64, -(-vocab // 32), dtype=torch.int32)):
+            sampling.draw(logits, rules, allowed)
+        sampling.log_probs(logits, torch.empty(64, dtype=torch.int64))
