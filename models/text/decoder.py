@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         steps = zip(self.layers, self.turns_of, batch.kv_caches, batch.attn, strict=True)
         for i, (layer, own, cache, attn) in enumerate(steps):
             add = layer(x, add, turns[own], cache, attn, kinds)
-            if i in levels:
+            if batch.embed_index is not None and i in levels:
                 put_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
         return self.norm(x, add)  # type: ignore[no-any-return]
