@@ -63,7 +63,7 @@ def paged_attention_native(
 
 def paged_attention(
     q: Tensor,
-    k: Tensor,
+    k: Tensor | None,
     v: Tensor | None,
     kv_cache: Tensor,
     meta: AttentionMetadata,
@@ -74,7 +74,8 @@ def paged_attention(
 
     Args:
         q: `[rows, heads, dim]`; heads a multiple of the key/value heads (grouped-query attention).
-        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots; v None where keys are values.
+        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots; v None where keys are values,
+            both None where they are in the cache already (`placing.place`).
         kv_cache: `[2, blocks, block_size, kv_heads, dim]`, `[1, ...]` where keys are values; written in place.
         scale: factor of the scores, usually `dim ** -0.5`.
         soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`; None: they stay.
@@ -83,14 +84,16 @@ def paged_attention(
         `[rows, heads, dim]`.
     """
     chosen = backend("attention", q.device, q.dtype, q.shape[2])
-    if chosen == "native" and q.shape[2] % 2 == 0:
+    if chosen == "native" and q.shape[2] % 2 == 0 and k is not None:
         return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap)
     if chosen == "triton":
         from .gpu import attention
 
-        attention.write(k, v, kv_cache, meta)
+        if k is not None:
+            attention.write(k, v, kv_cache, meta)
         return attention.attend(q, kv_cache, meta, scale, soft_cap)
-    write_cache(k, v, kv_cache, meta)
+    if k is not None:
+        write_cache(k, v, kv_cache, meta)
     if chosen == "reference" or meta.invariant:
         return paged_attention_reference(q, kv_cache, meta, scale, soft_cap)
     out = torch.empty_like(q)
@@ -100,7 +103,9 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap))
     for request in meta.chunks:
         rows = slice(meta.query_start[request], meta.query_start[request + 1])
-        if meta.causal and rows.stop - rows.start == meta.seq_lens[request]:  # its keys are those of this step
+        if (
+            k is not None and meta.causal and rows.stop - rows.start == meta.seq_lens[request]
+        ):  # its keys are those of this step
             keys, values = k[rows], k[rows] if v is None else v[rows]
         else:
             keys, values = _context(kv_cache, meta, request, meta.first_block(request))

@@ -178,21 +178,21 @@ def place_(
     slots: Tensor,
     turns: tuple[Tensor, Tensor] | None,
     neighbours: bool,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    offset: float,
+    norms: tuple[Tensor, Tensor, float, float] | None,
 ) -> None:
-    """As `rope.place_`; the heads of a row end to end, the cache contiguous."""
+    """As `placing.place`, into a contiguous cache at `slots [rows]`; a row whose slot is negative goes nowhere."""
     rows, heads, dim = qkv.shape
     kv_heads = kv_cache.shape[3]
     if not rows:
         return
     half = 0 if turns is None else turns[0].shape[1]
     cos, sin = (None, None) if turns is None else turns
-    weights = (None, None) if norms is None else norms
+    q_weight, k_weight, eps, offset = norms or (None, None, 0.0, 0.0)
     block = triton.next_power_of_2(dim // 2)
     config = tune.launch("rotary_cache", str(block))
     tiles = triton.cdiv(heads - 2 * kv_heads, config["HEADS"]) + 2 * triton.cdiv(kv_heads, config["HEADS"])
     sizes = (qkv.stride(0), heads - 2 * kv_heads, kv_heads, dim, half, eps, offset)
     constants = {"OFFSET": offset != 0.0, "NEIGHBOURS": neighbours, "BLOCK": block}
-    _place_kernel[(rows, tiles)](qkv, *weights, cos, sin, kv_cache[0], kv_cache[1], slots, *sizes, **constants, **config)
+    _place_kernel[(rows, tiles)](
+        qkv, q_weight, k_weight, cos, sin, kv_cache[0], kv_cache[1], slots, *sizes, **constants, **config
+    )

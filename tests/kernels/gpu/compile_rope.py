@@ -22,6 +22,6 @@ def launches() -> None:
         qkv, weight = torch.empty(64, 48, dim, dtype=dtype), torch.empty(dim, dtype=dtype)
         rope.rotate_(qkv[:, :32], *turn, neighbours)
         cache, slots = torch.empty(2, 4, 16, 8, dim, dtype=dtype), torch.zeros(64, dtype=torch.int64)
-        for norms, offset in (((weight, weight), 0.0), ((weight, weight), 1.0), (None, 0.0)):
-            rope.place_(qkv, cache, slots, turn, neighbours, norms, 1e-6, offset)
-    rope.place_(qkv, cache, slots, None, False, None, 1e-6, 0.0)
+        for norms in ((weight, weight, 1e-6, 0.0), (weight, weight, 1e-6, 1.0), None):
+            rope.place_(qkv, cache, slots, turn, neighbours, norms)
+    rope.place_(qkv, cache, slots, None, False, None)

@@ -84,7 +84,7 @@ def test_place(
         if slot >= 0:
             wanted.flatten(1, 2)[:, slot] = torch.stack((k[row], v[row]))
     rest = qkv[:, heads:].clone()
-    rope.place_(qkv, cache, slots, turn, neighbours, norms, 1e-6, offset or 0.0)
+    rope.place_(qkv, cache, slots, turn, neighbours, None if norms is None else (*norms, 1e-6, offset or 0.0))
     near(qkv[:, :heads], q, 2)
     near(cache, wanted, 2)
     assert torch.equal(qkv[:, heads:], rest)
