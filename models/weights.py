@@ -159,6 +159,8 @@ def fill(
     for module in root.modules():
         if isinstance(module, Head):
             module.pack()
+        elif isinstance(module, Weighted):
+            module.filled()
     return spare
 
 

@@ -145,10 +145,8 @@ def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_pt
                 low, count, mass = middle, some, part
             else:
                 high, high_count, high_mass = middle, some, part
-        if count > top_k:  # some are equal to the last
-            total = high_mass + (top_k - high_count) * tl.exp(_from_key(low) - top).to(tl.float64)
-        else:
-            total = mass
+        ties = (top_k - high_count) * tl.exp(_from_key(low) - top).to(tl.float64)
+        total = tl.where(count > top_k, high_mass + ties, mass)
     elif top_k > 0:
         total = mass
     if top_p < 1.0:  # the largest key that all above it together reach the share
