@@ -66,8 +66,8 @@ def linear_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
     return outer * inner * dtype.itemsize + original
 
 
-def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
-    """Of `models.text.decoder.Decoder`, the keys that are gathered not included."""
+def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype, beside: tuple[int, int] = (0, 0)) -> int:
+    """Of `models.text.decoder.Decoder`, the keys that are gathered not included. `beside`: a row of attention, of the MLP."""
     row, added = c.hidden_size * dtype.itemsize, _made(c.hidden_size, work.rows, dtype, work)
     step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, places of encoder rows, bounds and blocks of sequences
     step += (2 + len(c.deepstack)) * row  # x, encoder rows that are put in
@@ -75,7 +75,8 @@ def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
     attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, work, dtype) for layer in c.layers)
     mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, work, dtype) for layer in c.layers)
     # beside attention what the layer before adds and normed rows, beside the MLP what attention adds too
-    return work.rows * (step + max(2 * row + _rms_norm_bytes(c.hidden_size, work, dtype), attention, mlp))
+    parts = max(attention + beside[0], mlp + beside[1])
+    return work.rows * (step + max(2 * row + _rms_norm_bytes(c.hidden_size, work, dtype), parts))
 
 
 def _rms_norm_bytes(width: int, work: Work, dtype: torch.dtype) -> int:
@@ -160,13 +161,18 @@ def _scored_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
     return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * _WIDE))
 
 
-def adapter_bytes(added: Sequence[LowRank], count: int, work: Work, dtype: torch.dtype) -> int:
-    """What so many adapters take beside a decoder's step: their thin product, and what is added to all of a layer.
+def adapter_bytes(added: Sequence[LowRank], work: Work, dtype: torch.dtype) -> int:
+    """Of a row, beside a part of a layer: the thin product, which may be copied for the next, and what is added.
 
-    What is added to a part of one, such as queries, is no more than what its layer makes next.
+    What is added to a slice is no more than what the part makes next, and so it is where a product halves its rows.
     """
-    thin, wide = (max(sizes, default=0) for sizes in ([a.spec.rank for a in added], [a.outer for a in added if a.whole]))
-    return padded_rows(work.rows) * (thin + wide) * dtype.itemsize + work.rows * (8 + count) if added else 0
+    most = 0
+    for one in added:
+        thin = _made(one.spec.rank, work.rows, dtype, work)
+        made = _product(one.spec.rank, one.outer, work.rows, dtype, work)
+        spread = one.whole and 2 * one.outer > one.inner
+        most = max(most, thin + made - (0 if spread else _made(one.outer, work.rows, dtype, work)))
+    return most
 
 
 def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, work: Work) -> int:

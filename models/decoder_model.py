@@ -59,9 +59,11 @@ class DecoderModel(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def forward_bytes(self, work: Work) -> int:
-        added = [module for module in self.modules() if isinstance(module, LowRank)]
-        alone = decoder_bytes(self.spec, work, self.dtype) + gathered_bytes(self.spec, work, self.dtype)
-        return alone + adapter_bytes(added, len(self.adapters), work, self.dtype)
+        layers = self.language_model.layers
+        attention = [module for layer in layers for module in layer.self_attn.modules() if isinstance(module, LowRank)]
+        mlp = [module for layer in layers for module in layer.mlp.modules() if isinstance(module, LowRank)]
+        beside = adapter_bytes(attention, work, self.dtype), adapter_bytes(mlp, work, self.dtype)
+        return decoder_bytes(self.spec, work, self.dtype, beside) + gathered_bytes(self.spec, work, self.dtype)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}
