@@ -61,6 +61,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
     "GraniteSpeechForConditionalGeneration": Architecture("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
     "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
+    "InternVLChatModel": Architecture("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
     "KimiK25ForConditionalGeneration": Architecture("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
     "Kimi_K25ForConditionalGeneration": Architecture("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
@@ -109,7 +110,10 @@ NOTES: dict[str, Note] = {
     "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
     "granite_speech": Note("conformer, a query transformer over windows of rows; an adapter for prompts with sound"),
     "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
-    "internvl": Note("tiles by the best aspect ratio, thumbnail, pixel shuffle", "12 tiles a picture unless asked otherwise"),
+    "internvl": Note(
+        "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's own",
+        "12 tiles a picture unless asked otherwise; no clips in the publisher's layout",
+    ),
     "kimi_k25": Note(
         "pictures and timed pieces of videos in one stream, frames of a piece averaged, latent attention, grouped experts",
         "4 frames a piece",

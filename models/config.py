@@ -71,9 +71,9 @@ _AXES = (1, 3, 4)  # of positions: one, or time, height and width, or those behi
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text part of a config.json: `text_config` or `language_config` where it is there, else the top level."""
-    nested = config.get("text_config", config.get("language_config"))
-    return nested if isinstance(nested, Mapping) else config
+    """The text part of a config.json: `text_config`, `language_config` or `llm_config` if there is one, else all."""
+    nested = (config.get(key) for key in ("text_config", "language_config", "llm_config"))
+    return next((part for part in nested if isinstance(part, Mapping)), config)
 
 
 def check_parts(config: Mapping[str, Any]) -> None:

@@ -66,16 +66,15 @@ _WHOLE = {
     "vision_language_adapter.w_out": "model.multi_modal_projector.linear_2",
     "pre_mm_projector_norm": "model.multi_modal_projector.norm",
     "patch_merger.merging_layer": "model.multi_modal_projector.patch_merger.merging_layer",
-    "mm_whisper_embeddings.tok_embeddings": "model.language_model.embed_tokens",
-    "mm_whisper_embeddings.whisper_encoder.conv_layers.0": "model.audio_tower.conv1",
-    "mm_whisper_embeddings.whisper_encoder.conv_layers.1": "model.audio_tower.conv2",
-    "mm_whisper_embeddings.whisper_encoder.transformer.norm": "model.audio_tower.layer_norm",
-    "mm_whisper_embeddings.audio_language_projection.0": "model.multi_modal_projector.linear_1",
-    "mm_whisper_embeddings.audio_language_projection.2": "model.multi_modal_projector.linear_2",
+    "heard.tok_embeddings": "model.language_model.embed_tokens",
+    "heard.conv_layers.0": "model.audio_tower.conv1",
+    "heard.conv_layers.1": "model.audio_tower.conv2",
+    "heard.transformer.norm": "model.audio_tower.layer_norm",
+    "heard.audio_language_projection.0": "model.multi_modal_projector.linear_1",
+    "heard.audio_language_projection.2": "model.multi_modal_projector.linear_2",
 }
-_LAYER = re.compile(
-    r"(?:(vision_encoder|mm_whisper_embeddings\.whisper_encoder)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)"
-)
+_LAYER = re.compile(r"(?:(vision_encoder|heard)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
+_HEARD = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")  # before all that is for sounds
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -85,7 +84,7 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         ConfigError: a feature that has no place there, by its key, a missing key, or a model of text alone.
     """
     _check(params, _REFUSED, _NEEDED)
-    vision, heard = params.get("vision_encoder"), (params.get("multimodal") or {}).get("whisper_model_args")
+    vision, heard = params.get("vision_encoder"), next(iter((params.get("multimodal") or {}).values()), None)
     text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
     if isinstance(vision, Mapping):
@@ -146,15 +145,16 @@ def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
         yield _hub_name(name), tensor
 
 
-def _hub_name(name: str) -> str:
+def _hub_name(stored: str) -> str:
+    name = _HEARD.sub("heard.", stored, count=1)
     found = _LAYER.fullmatch(name)
     if found is None:
         stem, _, kind = name.rpartition(".")
-        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name.replace("vision_encoder.", "model.vision_tower.", 1)
+        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else stored.replace("vision_encoder.", "model.vision_tower.", 1)
     tower, layer, part, kind = found.groups()
     if tower is None:
         return f"model.language_model.layers.{layer}.{_PARTS.get(part, part)}.{kind}"
-    if tower != "vision_encoder":
+    if tower == "heard":
         return f"model.audio_tower.layers.{layer}.{_HEARING.get(part, _PARTS.get(part, part))}.{kind}"
     inner = _PARTS.get(part, part).replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")
     norm = part if part.endswith("_norm") else inner

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..mm.errors import ConfigError
 from .config import count, decoder_spec, need
+from .decoder_model import TEXT_PREFIXES
 from .layers.connectors import ProjectorSpec
 from .text.stacks import stack_of
 from .tower_model import TOWER_PREFIXES, TowerModel, state_of
@@ -32,16 +33,31 @@ _NAMES = TowerNames(
 )
 
 
+_CHAT_VISION: Mapping[str, Any] = {
+    **_VISION,
+    "hidden_size": 3200, "num_hidden_layers": 48, "num_attention_heads": 25, "intermediate_size": 12800, "image_size": 224,
+    "norm_type": "rms_norm", "qk_normalization": True, "qkv_bias": False,
+}  # fmt: skip
+_CHAT_NAMES = TowerNames(
+    patch="embeddings.patch_embedding",
+    table="embeddings.position_embedding",
+    class_token="embeddings.class_embedding",
+    layers="encoder.layers",
+    scales=("ls1", "ls2"),
+)
+
+
 class InternVL(TowerModel):
     """InternVL in the layout of the Hub."""
 
-    prefixes = TOWER_PREFIXES
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = TOWER_PREFIXES
+    names: ClassVar[TowerNames] = _NAMES
     ignored = ("tower.embeddings.mask_token",)  # of training
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         stack = stack_of(config, "qwen2")
         text = decoder_spec(config, replace(stack, defaults={"tie_word_embeddings": True} | dict(stack.defaults)))
-        tower = _tower(config)
+        tower = replace(_tower(config), names=self.names)
         projector = ProjectorSpec(
             width=tower.width,
             out=text.hidden_size,
@@ -53,6 +69,36 @@ class InternVL(TowerModel):
             joined_norm=True,
         )
         super().__init__(text, tower, projector, dtype, device)
+
+
+class InternVLChat(InternVL):
+    """InternVL in its publisher's own layout: queries, keys and values as one matrix, the decoder's config as `llm_config`."""
+
+    prefixes = (
+        ("vision_model.", "tower."),
+        ("mlp1.0.", "projector.layer_norm."),
+        ("mlp1.1.", "projector.linear_1."),
+        ("mlp1.3.", "projector.linear_2."),
+        *TEXT_PREFIXES,
+    )
+    names = _CHAT_NAMES
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(hub_config(config), dtype, device)
+
+
+def hub_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of the publisher's own layout as the Hub has it; ConfigError for what only older models do."""
+    vision, text = {**_CHAT_VISION, **need(config, "vision_config")}, need(config, "llm_config")
+    if config.get("ps_version", "v1") != "v2":
+        raise ConfigError("ps_version in config.json is not v2: rows of pictures would be turned; take a newer checkpoint")
+    return {
+        "downsample_ratio": config.get("downsample_ratio", 0.5),
+        "text_config": text,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        "vision_config": vision | {"use_qk_norm": vision["qk_normalization"], "attention_bias": vision["qkv_bias"]},
+        "vision_feature_layer": config.get("select_layer", -1),
+    }
 
 
 def _tower(config: Mapping[str, Any]) -> TowerSpec:

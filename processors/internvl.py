@@ -12,18 +12,20 @@ from ..mm.media.policy import DecodeSpec
 from ..mm.tiling import AspectTiles, Fixed
 from ..mm.types import ItemGeometry
 from .base import build_span, with_words
+from .files import ProcessorFiles
 from .interface import Span
 from .options import with_sampling
 from .pictures import read_pixels, with_resample
 from .tiles import DETAIL, MOST_PIECES, TiledInfo, TileSpec, is_low, number_of, pair
 
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FRAMES = 8  # of a clip, where neither the checkpoint nor the caller says
 
 
 class InternVLProcessingInfo(TiledInfo):
     """ProcessingInfo of InternVL in the layout of the Hub."""
 
-    modalities = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
     slots = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
     known = {
         "image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches"),
@@ -79,3 +81,35 @@ class InternVLProcessingInfo(TiledInfo):
     def fewer(self, pieces: int) -> Mapping[str, Any] | None:
         """A thumbnail beside the tiles takes one."""
         return {"max_patches": max(1, pieces - 1), "min_patches": 1}
+
+
+class InternVLChatProcessingInfo(InternVLProcessingInfo):
+    """ProcessingInfo of InternVL in its publisher's own layout: config.json says how pictures are cut, Pillow resizes them.
+
+    There is no token for clips; frames are given as pictures.
+    """
+
+    modalities = ("image",)
+    slots = {"image": ("image_token_id", "<IMG_CONTEXT>")}
+    known = {"image": InternVLProcessingInfo.known["image"]}
+
+    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        config = files.config
+        if config.get("pad2square"):
+            raise ConfigError("pad2square in config.json is not supported; take a newer checkpoint")
+        image = {
+            "size": config.get("force_image_size") or (config.get("vision_config") or {}).get("image_size", 224),
+            "image_mean": IMAGENET_MEAN,
+            "image_std": IMAGENET_STD,
+            "min_patches": config.get("min_dynamic_patch", 1),
+            "max_patches": config.get("max_dynamic_patch", 6) if config.get("dynamic_image_size", False) else 1,
+        }
+        given = ({"resample": "pillow"}, *options)
+        super().__init__(replace(files, image=image, config={**config, "text_config": config.get("llm_config") or {}}), *given)
+
+    def decoding(self) -> DecodeSpec:
+        return DecodeSpec()
+
+    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | Fixed:
+        made = super()._tiling(tile)
+        return made if isinstance(made, Fixed) else replace(made, thumbnail=bool(self.files.config.get("use_thumbnail", False)))

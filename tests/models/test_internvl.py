@@ -1,0 +1,125 @@
+"""InternVL in its publisher's own layout: it answers as the same weights in the Hub's; its code is never run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import family
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sensorium import LLM, SamplingParams
+from sensorium.mm.errors import CheckpointError, ConfigError
+
+ROW = family.load_rows()["internvl"]
+OWN = {
+    "vision_tower.": "vision_model.", "multi_modal_projector.layer_norm": "mlp1.0",
+    "multi_modal_projector.linear_1": "mlp1.1", "multi_modal_projector.linear_2": "mlp1.3",
+    "embeddings.cls_token": "embeddings.class_embedding", "embeddings.position_embeddings": "embeddings.position_embedding",
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embedding", "encoder.layer.": "encoder.layers.",
+    "layernorm_before": "norm1", "layernorm_after": "norm2", "lambda_": "ls", "attention.projection_layer": "attn.proj",
+    "attention.q_norm": "attn.q_norm", "attention.k_norm": "attn.k_norm",
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+SIZES = [(90, 130), (60, 60), (140, 70)]
+
+
+def own_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    made = {}
+    for name, tensor in weights.items():
+        if "vision_tower" in name and ".attention.q_proj." in name:
+            parts = [weights[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            name, tensor = name.replace("attention.q_proj", "attn.qkv"), torch.cat(parts)
+        if "mask_token" in name or ("vision_tower" in name and (".k_proj." in name or ".v_proj." in name)):
+            continue
+        for hub, own in OWN.items():
+            name = name.replace(hub, own)
+        made[name] = tensor
+    return made
+
+
+def own_config(hub: dict[str, Any]) -> dict[str, Any]:
+    vision, text = dict(hub["vision_config"]), dict(hub["text_config"])
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "norm_type", "layer_norm_eps")
+    shape = {key: vision[key] for key in keys} | {
+        "qk_normalization": vision["use_qk_norm"],
+        "qkv_bias": vision["attention_bias"],
+    }
+    return {
+        "architectures": ["InternVLChatModel"],
+        "auto_map": {"AutoModel": "modeling_internvl_chat.InternVLChatModel"},
+        "downsample_ratio": 0.5,
+        "dynamic_image_size": True,
+        "force_image_size": 56,
+        "llm_config": text | {"architectures": ["Qwen2ForCausalLM"]},
+        "max_dynamic_patch": 4,
+        "model_type": "internvl_chat",
+        "ps_version": "v2",
+        "select_layer": -1,
+        "template": "internvl2_5",
+        "torch_dtype": "float32",
+        "use_thumbnail": True,
+        "vision_config": shape | {"architectures": ["InternVisionModel"], "image_size": 56, "patch_size": 14},
+    }
+
+
+@pytest.fixture(scope="module", params=["layer norm", "root mean square"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    variant = ROW.variants["root mean square"] if request.param == "root mean square" else {}
+    root = tmp_path_factory.mktemp("internvl")
+    hub, own = family.save(ROW, root / "hub", **variant), root / "own"
+    own.mkdir()
+    pixels = json.loads((hub / "preprocessor_config.json").read_text())
+    pixels |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}  # as published
+    (hub / "preprocessor_config.json").write_text(json.dumps(pixels))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(hub / name, own)
+    (own / "config.json").write_text(json.dumps(own_config(json.loads((hub / "config.json").read_text()))))
+    (own / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": "CLIPFeatureExtractor", "size": 56}))
+    (own / "modeling_internvl_chat.py").write_text("raise SystemExit('executed')")
+    save_file(own_weights(load_file(hub / "model.safetensors")), own / "model.safetensors")
+    return hub, own
+
+
+def test_it_answers_as_the_same_weights_in_the_other_layout(folders: tuple[Path, Path]) -> None:
+    """Of pictures that Pillow has resized, as the publisher does."""
+    hub, own = (LLM(folder, max_model_len=256, max_num_seqs=4) for folder in folders)
+    pictures = [family.make_media("image", size, seed) for seed, size in enumerate(SIZES)]
+    asked = {"prompt": "<IMG_CONTEXT> and <IMG_CONTEXT><IMG_CONTEXT>def", "multi_modal_data": {"image": pictures}}
+    (theirs,) = hub.generate(asked | {"mm_processor_kwargs": {"resample": "pillow"}}, GREEDY, use_tqdm=False)
+    (ours,) = own.generate(asked, GREEDY, use_tqdm=False)
+    assert ours.error is theirs.error is None
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    for mine, other in zip(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:], strict=True):
+        assert [one.logprob for one in mine.values()] == pytest.approx([one.logprob for one in other.values()], abs=2e-4)
+
+
+def test_config_json_says_how_pictures_are_cut(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    own = shutil.copytree(folders[1], tmp_path / "own")
+    picture = {"multi_modal_data": {"image": family.make_media("image", (140, 70), 0)}}
+    config = json.loads((own / "config.json").read_text())
+    for change, rows in (({}, 3 * 4), ({"use_thumbnail": False}, 2 * 4), ({"dynamic_image_size": False}, 4)):
+        (own / "config.json").write_text(json.dumps(config | change))
+        (plan,) = LLM(own, max_model_len=256).plan(picture)
+        assert plan.num_embeds == rows
+
+
+def test_what_is_not_served_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    own = shutil.copytree(folders[1], tmp_path / "own")
+    config = json.loads((own / "config.json").read_text())
+    for change, said in (
+        ({"ps_version": "v1"}, "ps_version"),
+        ({"force_image_size": 28}, "image_size in vision_config is 56"),
+        ({"pad2square": True}, "pad2square"),
+        ({"llm_config": config["llm_config"] | {"model_type": "internlm2"}}, "internlm2"),
+    ):
+        (own / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ConfigError, match=said):
+            LLM(own, max_model_len=256)
+    (own / "config.json").write_text(json.dumps(config | {"llm_config": config["llm_config"] | {"num_hidden_layers": 2}}))
+    with pytest.raises(CheckpointError, match=r"language_model\.model\.layers\.2"):
+        LLM(own, max_model_len=256)
