@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ..kernels.dispatch import BACKENDS, can_run, overrides, using
+from ..kernels.dispatch import BACKENDS, can_run, has_triton, overrides, using
 from ..mm.errors import ConfigError, SensoriumError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
@@ -121,13 +121,20 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
-    """ConfigError for a backend that was asked for and cannot run here."""
+    """ConfigError for a backend that was asked for and cannot run here, and for a broken file of launch configurations."""
     device = config.torch_device
     for op, name in overrides(config.kernels).items():
         if not can_run(op, name, device, dtype):
             can = [other for other in BACKENDS[op] if can_run(op, other, device, dtype)]
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"kernels: {op}={name} cannot run {kind} on {device} here; {', '.join(can)} can")
+    if device.type == "cuda" and has_triton():
+        from ..kernels.gpu import tune
+
+        try:
+            tune.own()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model, device: torch.device) -> int:

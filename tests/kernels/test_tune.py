@@ -1,0 +1,89 @@
+"""Launch configurations: the shipped table, the user's file, what a trial chooses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from sensorium.kernels.gpu import tune
+from sensorium.kernels.gpu.table import TABLE
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tune.own_file("NVIDIA H100 80GB/HBM3")
+
+
+def test_the_table_is_whole() -> None:
+    """Every op answers for every class; a card's row changes only what there is; numbers are what a launch takes."""
+    for op, shapes in TABLE.items():
+        assert "" in shapes, op
+        for shape, rows in shapes.items():
+            assert {"num_warps", "num_stages"} <= rows["any"].keys(), (op, shape)
+            assert rows.keys() <= {"any", "sm_80", "sm_90", "gfx942"}
+            for row in rows.values():
+                tune._check(op, shape, row)
+
+
+@pytest.mark.parametrize(
+    ("arch", "row"),
+    [("sm_80", "sm_80"), ("sm_89", "any"), ("sm_90", "sm_90"), ("sm_100", "sm_90"), ("sm_75", "any"), ("gfx942", "gfx942")],
+)
+def test_which_row_serves_a_card(arch: str, row: str) -> None:
+    assert tune._row(arch) == row
+
+
+def test_the_users_file_changes_the_shipped_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tune.keep("NVIDIA H100 80GB/HBM3", "norm", "4096", {"num_warps": 2}) == path
+    assert tune.keep("NVIDIA H100 80GB/HBM3", "norm", "64", {"ROWS": 2}) == path
+    assert json.loads(path.read_text())["card"] == "NVIDIA H100 80GB/HBM3"
+    assert [file.name for file in path.parent.iterdir()] == ["NVIDIA-H100-80GB-HBM3.json"]
+    monkeypatch.setattr(tune, "own", lambda: tune.read(path))
+    monkeypatch.setattr(tune, "card", lambda: tune.Card("sm_90", 132))
+    fresh = tune._configured.__wrapped__
+    assert fresh("norm", "4096") == {"ROWS": 1, "num_warps": 2, "num_stages": 1}
+    assert fresh("norm", "64")["ROWS"] == 2
+    assert fresh("norm", "32")["ROWS"] == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "mend or delete it"),
+        ("[]", "is no file of launch configurations"),
+        ('{"launches": {"nrm": {"": {}}}}', "unknown op 'nrm'"),
+        ('{"launches": {"norm": {"": {"BLOCKS": 1}}}}', "norm has no 'BLOCKS'"),
+        ('{"launches": {"norm": {"": {"ROWS": "8"}}}}', "is '8'"),
+        ('{"launches": {"norm": {"": {"num_warps": 3}}}}', "no power of two"),
+        ('{"launches": {"norm": {"": 4}}}', "mend or delete it"),
+    ],
+)
+def test_a_broken_file_is_refused(path: Path, text: str, message: str) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        tune.read(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(ValueError, match="mend or delete it"):
+        tune.keep("NVIDIA H100 80GB/HBM3", "norm", "", {"ROWS": 1})
+    assert path.read_text() == text, "what the user wrote stays"
+
+
+def test_no_file_changes_nothing(path: Path) -> None:
+    assert tune.read(path) == {}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_a_trial_takes_the_fastest_that_runs() -> None:
+    from triton.runtime.errors import OutOfResources
+
+    def measure(run: object) -> float:
+        rows = tune.launch("norm", "4096")["ROWS"]
+        if rows == 1:
+            raise OutOfResources(1, 0, "shared memory")
+        return float(rows)
+
+    assert tune.best("norm", lambda: None, [{"ROWS": 4}, {"ROWS": 1}, {"ROWS": 2}, {"ROWS": 8}], measure) == {"ROWS": 2}
