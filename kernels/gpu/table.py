@@ -150,6 +150,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     # A program gathers a row's candidates in blocks of BLOCK tokens, searches them, or sums over all.
     "gather_candidates": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
     "draw": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
+    "penalise": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
     # A program makes ROWS x COLUMNS pixels, in all channels while columns are weighed, of one channel after that.
     "pixels": {

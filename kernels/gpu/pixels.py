@@ -1,0 +1,134 @@
+"""Pictures resized, scaled and laid out as two Triton kernels: columns, then all the rest. Imported only where chosen."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..pixels import Layout, Scaling, weights
+from . import tune
+
+
+@triton.jit
+def _columns_kernel(  # type: ignore[no-untyped-def]
+    frames_ptr, table_ptr, out_ptr, lines, height, width, target, taps, shift,
+    frame_step, line_step, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Pixels `[n, h, w, 3]` to planes `[n, 3, h, target]`; a program makes some lines' columns, in all channels."""
+    line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    x = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wanted = x < target
+    frame = (line // height).to(tl.int64)
+    source = frames_ptr + (frame * frame_step + (line % height) * line_step)[:, None]
+    inside = (line < lines)[:, None] & wanted[None, :]
+    first = tl.load(table_ptr + x, mask=wanted, other=0)
+    half = tl.full([ROWS, COLUMNS], 1, tl.int32) << (shift - 1)
+    red, green, blue = half, half, half
+    for tap in range(taps):
+        table_ptr += target
+        weight = tl.load(table_ptr + x, mask=wanted, other=0)[None, :]
+        at = source + tl.minimum(first + tap, width - 1)[None, :] * 3
+        red += tl.load(at, mask=inside, other=0).to(tl.int32) * weight
+        green += tl.load(at + 1, mask=inside, other=0).to(tl.int32) * weight
+        blue += tl.load(at + 2, mask=inside, other=0).to(tl.int32) * weight
+    plane = height * target
+    out = out_ptr + (frame * 3 * plane + (line % height) * target)[:, None] + x[None, :]
+    tl.store(out, _rounded(red, shift).to(tl.uint8), mask=inside)
+    tl.store(out + plane, _rounded(green, shift).to(tl.uint8), mask=inside)
+    tl.store(out + 2 * plane, _rounded(blue, shift).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _rounded(total, shift):  # type: ignore[no-untyped-def]
+    return tl.minimum(tl.maximum(total >> shift, 0), 255)
+
+
+@triton.jit
+def _place_kernel(  # type: ignore[no-untyped-def]
+    planes_ptr, table_ptr, out_ptr, frames, height, target_height, target_width, taps, shift,
+    frame_step, channel_step, line_step, column_step, out_group, out_frame, out_channel, row,
+    mean_0, mean_1, mean_2, std_0, std_1, std_2,
+    PATCH: tl.constexpr, MERGE: tl.constexpr, TEMPORAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A program makes a part of one channel of one frame of the result: its lines are weighed, scaled, and put in place.
+
+    Without patches `row` is the width of a line.
+    """
+    across = tl.cdiv(target_width, COLUMNS)
+    y = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    x = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    channel, place = tl.program_id(1), tl.program_id(2)
+    frame = tl.minimum(place, frames - 1).to(tl.int64)  # the last one is repeated
+    tall, wanted = y < target_height, x < target_width
+    inside = tall[:, None] & wanted[None, :]
+    source = planes_ptr + frame * frame_step + channel * channel_step + (x * column_step)[None, :]
+    first = tl.load(table_ptr + y, mask=tall, other=0)
+    total = tl.full([ROWS, COLUMNS], 1, tl.int32) << (shift - 1)
+    for tap in range(taps):
+        table_ptr += target_height
+        weight = tl.load(table_ptr + y, mask=tall, other=0)[:, None]
+        at = source + (tl.minimum(first + tap, height - 1) * line_step)[:, None]
+        total += tl.load(at, mask=inside, other=0).to(tl.int32) * weight
+    mean = tl.where(channel == 0, mean_0, tl.where(channel == 1, mean_1, mean_2))
+    std = tl.where(channel == 0, std_0, tl.where(channel == 1, std_1, std_2))
+    scaled = tl.div_rn(_rounded(total, shift).to(tl.float32) - mean, tl.zeros([ROWS, COLUMNS], tl.float32) + std)
+
+    out_ptr += (place // TEMPORAL).to(tl.int64) * out_group + place % TEMPORAL * out_frame + channel * out_channel
+    if PATCH:
+        side: tl.constexpr = PATCH * MERGE
+        lines = y // side * (target_width // side * MERGE * MERGE) + y % side // PATCH * MERGE
+        columns = x // side * (MERGE * MERGE) + x % side // PATCH
+        at_line, at_column = lines * row + y % PATCH * PATCH, columns * row + x % PATCH
+    else:
+        at_line, at_column = y * row, x
+    tl.store(out_ptr + at_line[:, None] + at_column[None, :], scaled.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@functools.lru_cache(maxsize=128)
+def table(size: int, target: int, filter: str, device: torch.device) -> tuple[Tensor, int, int]:
+    """`pixels.weights` on the device, the number of taps, and the bits after the point; made without waiting for it."""
+    made, shift = weights(size, target, filter)
+    made = made.contiguous()
+    there = made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+    return there, len(made) - 1, shift
+
+
+def laid_out(
+    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+) -> Tensor:
+    """As `pixels.laid_out`."""
+    frames = frames if frames.stride(3) == 1 and frames.stride(2) == 3 else frames.contiguous()
+    n, height, width, _ = frames.shape
+    planes = frames.permute(0, 3, 1, 2) if width == target[1] else _columns(frames, target[1], filter)
+    groups, patch = -(-n // layout.temporal), layout.patch
+    if patch:
+        row = 3 * layout.temporal * patch * patch
+        out = torch.empty((groups * (target[0] // patch) * (target[1] // patch), row), dtype=dtype, device=frames.device)
+        steps = (out.numel() // groups, patch * patch, layout.temporal * patch * patch, row)
+    else:
+        out = torch.empty((n, 3, *target), dtype=dtype, device=frames.device)
+        steps = (3 * target[0] * target[1], 0, target[0] * target[1], target[1])
+    there, taps, shift = table(height, target[0], filter, frames.device)
+    shape = tune.launch("pixels", "rows")
+    parts = triton.cdiv(target[0], shape["ROWS"]) * triton.cdiv(target[1], shape["COLUMNS"])
+    _place_kernel[(parts, 3, groups * layout.temporal)](
+        planes, there, out, n, height, *target, taps, shift, *planes.stride(), *steps, *scaling.mean, *scaling.std,
+        PATCH=patch, MERGE=layout.merge, TEMPORAL=layout.temporal, **shape,
+    )  # fmt: skip
+    return out
+
+
+def _columns(frames: Tensor, target: int, filter: str) -> Tensor:
+    """uint8 `[n, h, w, 3]` -> uint8 `[n, 3, h, target]`."""
+    n, height, width, _ = frames.shape
+    out = torch.empty((n, 3, height, target), dtype=torch.uint8, device=frames.device)
+    there, taps, shift = table(width, target, filter, frames.device)
+    shape = tune.launch("pixels", "columns")
+    _columns_kernel[(triton.cdiv(n * height, shape["ROWS"]), triton.cdiv(target, shape["COLUMNS"]))](
+        frames, there, out, n * height, height, width, target, taps, shift, frames.stride(0), frames.stride(1), **shape
+    )
+    return out

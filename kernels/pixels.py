@@ -1,0 +1,143 @@
+"""Pictures of whole numbers to what a tower takes: resize, scale, lay out as planes or patches. Knows no sizes and no family.
+
+Resizing is torch's antialiased filter for uint8, to the bit: weights in float64 rounded to 16 bits, columns first, sums
+rounded to uint8 after each axis (Pillow's scheme, where it comes from). Sources: aten/src/ATen/native/cpu/UpSampleKernel.cpp;
+the cubic is Keys' with a = -1/2.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from .dispatch import backend
+
+_BITS = 15  # of a weight, beside its sign
+_MOST = 22  # bits after the point
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a pixel goes: whole pictures `[n, 3, h, w]` where `patch` is 0, or else patches.
+
+    Patches are rows `[patches, 3 * temporal * patch * patch]`, those of a square of merge x merge side by side, squares line
+    by line, and a row's numbers by channel, frame, line and column. `temporal` frames make one patch, the last frame is
+    repeated where some are missing.
+    """
+
+    patch: int = 0
+    merge: int = 1
+    temporal: int = 1
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A scaled value is `(pixel - mean) / std`, in float32, by channel."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def laid_out(
+    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+) -> Tensor:
+    """uint8 `[n, h, w, 3]`, resized to `target` (height, width), scaled, and laid out in `dtype`.
+
+    `filter`: "bilinear", "bicubic" or "lanczos". Sides of the target are multiples of `patch * merge`.
+    """
+    if backend("pixels", frames.device, dtype) == "triton":
+        from .gpu import pixels
+
+        return pixels.laid_out(frames, target, filter, scaling, layout, dtype)
+    return laid_out_reference(frames, target, filter, scaling, layout, dtype)
+
+
+def laid_out_reference(
+    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+) -> Tensor:
+    """Arguments as `laid_out`."""
+    small = resized(frames, target, filter)
+    mean, std = (torch.tensor(one, device=frames.device).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
+    scaled = small.float().sub_(mean).div_(std).to(dtype)
+    if not layout.patch:
+        return scaled
+    p, m, steps = layout.patch, layout.merge, -(-len(frames) // layout.temporal)
+    which = torch.arange(steps * layout.temporal, device=frames.device).clamp(max=len(frames) - 1)
+    blocks = scaled[which].view(steps, layout.temporal, 3, target[0] // (m * p), m, p, target[1] // (m * p), m, p)
+    return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * layout.temporal * p * p)
+
+
+def resized(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
+    """uint8 `[n, h, w, 3]` -> uint8 `[n, 3, height, width]`: torch's own on a CPU, the same bits on any device."""
+    planes = frames.permute(0, 3, 1, 2)
+    if tuple(planes.shape[2:]) == target:
+        return planes
+    if frames.device.type == "cpu":
+        return F.interpolate(planes, target, mode=filter, antialias=True)
+    columns = _along(planes, filter, target[1])
+    return _along(columns.transpose(2, 3), filter, target[0]).transpose(2, 3)
+
+
+def _along(pixels: Tensor, filter: str, target: int) -> Tensor:
+    """uint8 `[..., size]` -> uint8 `[..., target]`."""
+    table, shift = weights(pixels.shape[-1], target, filter)
+    starts, taps = table[0].to(pixels.device), table[1:].to(pixels.device)
+    total = torch.full((*pixels.shape[:-1], target), 1 << shift - 1, dtype=torch.int32, device=pixels.device)
+    for tap, weight in enumerate(taps):
+        total += pixels[..., (starts + tap).clamp(max=pixels.shape[-1] - 1)] * weight
+    return (total >> shift).clamp_(0, 255).to(torch.uint8)
+
+
+@functools.lru_cache(maxsize=256)
+def weights(size: int, target: int, filter: str) -> tuple[Tensor, int]:
+    """How `target` places are made of `size`: int32 `[1 + taps, target]` and the bits after the point of weights.
+
+    The first row is where the first tap lies, the others are weights; where a tap lies beyond the side its weight is 0.
+    """
+    if size == target:  # every filter is 1 at its centre and 0 at other whole numbers
+        return torch.stack((torch.arange(target), torch.full((target,), 1 << _BITS - 1))).int(), _BITS - 1
+    half, curve = _FILTERS[filter]
+    scale = size / target
+    stretch = max(scale, 1.0)
+    support = half * stretch
+    taps = math.ceil(support) * 2 + 1
+    centre = scale * (np.arange(target) + 0.5)
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    count = np.clip(np.minimum((centre + support + 0.5).astype(np.int64), size) - first, 0, taps)
+    tap = np.arange(taps)[:, None]
+    values = np.where(tap < count, curve((tap + first - centre + 0.5) * (1.0 / stretch)), 0.0)
+    values = values / values.cumsum(0)[-1]  # summed one after the other, as there
+    largest = values.max()
+    shift = next((bits for bits in range(_MOST) if int(0.5 + largest * (1 << bits + 1)) >= 1 << _BITS), _MOST)
+    whole = np.trunc(values * (1 << shift) + np.where(values < 0, -0.5, 0.5)).astype(np.int32)
+    return torch.from_numpy(np.concatenate((first[None].astype(np.int32), whole[: count.max()]))), shift
+
+
+def _bilinear(x: Numbers) -> Numbers:
+    return np.maximum(1.0 - np.abs(x), 0.0)
+
+
+def _bicubic(x: Numbers) -> Numbers:
+    a, x = -0.5, np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    return np.where(x < 1, near, np.where(x < 2, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a, 0.0))
+
+
+def _lanczos(x: Numbers) -> Numbers:
+    return np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
+_FILTERS: dict[str, tuple[float, Callable[[Numbers], Numbers]]] = {  # what it reaches to either side, and its curve
+    "bilinear": (1.0, _bilinear),
+    "bicubic": (2.0, _bicubic),
+    "lanczos": (3.0, _lanczos),
+}

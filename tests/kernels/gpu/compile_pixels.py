@@ -1,0 +1,20 @@
+"""Launches for a photograph as flat patches, a clip's frames, and a square picture as planes."""
+
+from __future__ import annotations
+
+import torch
+from sensorium.kernels.gpu import pixels
+from sensorium.kernels.pixels import Layout, Scaling
+
+HOT = {"_columns_kernel", "_place_kernel"}
+CLIP = Scaling((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
+
+
+def launches() -> None:
+    for n, size, target, layout in (
+        (1, (3000, 4000), (1092, 1456), Layout(14, 2, 2)),
+        (8, (720, 1280), (448, 800), Layout(16, 2, 2)),
+        (1, (480, 640), (336, 336), Layout()),
+    ):
+        frames = torch.empty(n, *size, 3, dtype=torch.uint8)
+        pixels.laid_out(frames, target, "bicubic", CLIP, layout, torch.bfloat16)

@@ -1,0 +1,68 @@
+"""The kernels that resize, scale and lay out pictures, against torch's own filter on a CPU: bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sensorium.kernels.gpu import pixels, tune
+from sensorium.kernels.pixels import Layout, Scaling, laid_out_reference
+from torch import Tensor
+
+PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CLIP = Scaling((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
+SMALL = {"ROWS": 16, "COLUMNS": 32}
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, (*shape, 3), dtype=torch.uint8)
+
+
+def check(frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype) -> None:
+    wanted = laid_out_reference(frames, target, filter, scaling, layout, dtype)
+    with tune.trying("pixels", SMALL):
+        assert torch.equal(pixels.laid_out(frames, target, filter, scaling, layout, dtype), wanted)
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(30, 47), (8, 8), (90, 20), (1, 3), (13, 40), (24, 100)])
+def test_planes_before_scaling(size: tuple[int, int], filter: str) -> None:
+    check(noise(1, *size), (24, 40), filter, PLAIN, Layout(), torch.float32)
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
+def test_sums_beyond_a_byte(filter: str) -> None:
+    frames = torch.where(noise(1, 27, 31) > 127, 255, 0).to(torch.uint8)
+    check(frames, (40, 20), filter, PLAIN, Layout(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    check(noise(1, 17, 19), (12, 24), "bicubic", CLIP, Layout(6, 2), dtype)
+
+
+@pytest.mark.parametrize(("n", "temporal"), [(1, 2), (3, 2), (2, 1)])
+def test_frames_of_a_patch(n: int, temporal: int) -> None:
+    check(noise(n, 13, 11), (8, 16), "bilinear", CLIP, Layout(4, 2, temporal), torch.float32)
+
+
+@pytest.mark.parametrize("merge", [1, 2, 3])
+def test_merged_squares(merge: int) -> None:
+    check(noise(1, 31, 45), (12 * merge, 8 * merge), "bilinear", CLIP, Layout(4, merge), torch.float32)
+
+
+def test_planes_of_several_pictures() -> None:
+    check(noise(3, 20, 25), (16, 10), "bicubic", CLIP, Layout(), torch.bfloat16)
+
+
+def test_a_part_of_a_picture() -> None:
+    check(noise(2, 40, 60)[:, 5:25, 7:40], (16, 18), "bicubic", CLIP, Layout(), torch.float32)
+
+
+def test_channels_that_lie_apart() -> None:
+    check(noise(1, 40, 30).transpose(1, 2), (16, 18), "bicubic", CLIP, Layout(), torch.float32)
+
+
+def test_tiles_as_they_are_shipped() -> None:
+    frames, layout = noise(1, 20, 300), Layout(7, 2)
+    found = pixels.laid_out(frames, (28, 140), "bicubic", CLIP, layout, torch.float32)
+    assert torch.equal(found, laid_out_reference(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))

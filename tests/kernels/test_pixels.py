@@ -1,0 +1,55 @@
+"""The reference of resizing, scaling and laying out, against torch's filter and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sensorium.kernels.pixels import Layout, Scaling, _along, laid_out, resized, weights
+from torch import Tensor
+
+PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+FILTERS = ("bilinear", "bicubic", "lanczos")
+SIDES = (1, 2, 3, 7, 14, 30, 57, 91, 130)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("size", SIDES)
+def test_weights_in_closed_form_are_torchs(size: int, filter: str) -> None:
+    """One axis after the other, on noise and on what overflows a byte."""
+    for picture in (noise(2, 3, 9, size), torch.where(noise(2, 3, 9, size) > 127, 255, 0).to(torch.uint8)):
+        for target in (*SIDES, 333):
+            across = _along(picture, filter, target)
+            wanted = torch.nn.functional.interpolate(picture, (23, target), mode=filter, antialias=True)
+            assert torch.equal(_along(across.transpose(2, 3), filter, 23).transpose(2, 3), wanted)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_weights_add_up(filter: str) -> None:
+    for size, target in ((1000, 37), (37, 1000), (64, 64)):
+        table, shift = weights(size, target, filter)
+        assert table.shape[1] == target
+        assert (table[1:].sum(0) - (1 << shift)).abs().max() <= len(table)
+        assert table[0].min() >= 0
+        assert table[0].max() < size
+
+
+def test_patches_by_hand() -> None:
+    """Two frames make a patch, the last is repeated; squares of 2 x 2 patches; a row has channel, frame, line and column."""
+    frames, p, m = noise(3, 8, 12, 3), 2, 2
+    rows = laid_out(frames, (8, 12), "bicubic", PLAIN, Layout(p, m, 2), torch.float32).view(2, 2, 3, m, m, 3, 2, p, p)
+    for step, line, column, frame in ((0, 0, 0, 0), (0, 5, 7, 1), (1, 7, 11, 0), (1, 3, 4, 1)):
+        square, inner = (line // 4, column // 4), (line % 4 // p, column % 4 // p)
+        found = rows[step, *square, *inner, :, frame, line % p, column % p]
+        assert torch.equal(found, frames[min(2 * step + frame, 2), line, column].float())
+
+
+def test_planes_and_scaling() -> None:
+    frames, scaling = noise(2, 9, 7, 3), Scaling((1.5, 2.5, 3.5), (3.0, 5.0, 7.0))
+    planes = laid_out(frames, (6, 5), "bilinear", scaling, Layout(), torch.float32)
+    small = resized(frames, (6, 5), "bilinear").float()
+    for channel in range(3):
+        assert torch.equal(planes[:, channel], (small[:, channel] - scaling.mean[channel]) / scaling.std[channel])
