@@ -59,10 +59,9 @@ class DecoderModel(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def forward_bytes(self, work: Work) -> int:
-        layers = self.language_model.layers
-        attention = [module for layer in layers for module in layer.self_attn.modules() if isinstance(module, LowRank)]
-        mlp = [module for layer in layers for module in layer.mlp.modules() if isinstance(module, LowRank)]
-        beside = adapter_bytes(attention, work, self.dtype), adapter_bytes(mlp, work, self.dtype)
+        added = [one for one in self.modules() if isinstance(one, LowRank)]
+        parts = [[one for one in added if f".{part}." in one.stem] for part in ("self_attn", "mlp")]
+        beside = adapter_bytes(parts[0], work, self.dtype), adapter_bytes(parts[1], work, self.dtype)
         return decoder_bytes(self.spec, work, self.dtype, beside) + gathered_bytes(self.spec, work, self.dtype)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
