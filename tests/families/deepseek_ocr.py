@@ -266,5 +266,5 @@ FAMILY = Family(
     },
     variants={"tied": {"tie": True}, "places resampled": {"places": 12}},
     fullest={"image": [(40, 30), (30, 38)]},
-    options={"max_model_len": 2304},
+    options={"max_model_len": 2560},
 )
