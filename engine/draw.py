@@ -1,8 +1,8 @@
-"""From logits to one token per row: temperature, then min_p, top_k, top_p, then the draw. Knows no sequence.
+"""From logits to one token per row on a CPU: temperature, then min_p, top_k, top_p, then the draw. Knows no sequence.
 
-On the CPU rows are drawn one by one: numpy partitions and sorts float32 many times faster than torch does there, and a row
-cannot depend on its neighbours. Elsewhere all rows are drawn at once where they are. Both keep tokens that are equal to the
-last one kept, so that no order is left to chance.
+Rows are drawn one by one: numpy partitions and sorts float32 many times faster than torch does there, and a row cannot depend
+on its neighbours. Tokens that are equal to the last one kept are kept too, so that no order is left to chance. On other
+devices all rows are drawn at once (`kernels.sampling`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .sampling_params import SamplingParams
@@ -21,15 +20,11 @@ _BLOCK = 256  # tokens whose sum is made at once
 
 def likeliest(logits: Tensor) -> list[int]:
     """The first of the largest logits of each row."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
     return logits.numpy().argmax(-1).tolist()  # type: ignore[no-any-return]
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
     """One token of each row of float32 `[rows, vocab]`; `numbers` in [0, 1) say which."""
-    if logits.device.type != "cpu":
-        return draw_together(logits, params, numbers)
     return [_draw_row(*entry) for entry in zip(logits, params, numbers, strict=True)]
 
 
@@ -84,42 +79,3 @@ def _above(sums: np.ndarray, target: float) -> int:
     """The first of the running sums above the target, or, where rounding left none, the first that is as large as the last."""
     found = int(sums.searchsorted(target, "right"))
     return found if found < len(sums) else int(sums.searchsorted(sums[-1]))
-
-
-def draw_together(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
-    """As `draw`, on any device and without a loop over rows."""
-    logits = logits / _column([p.temperature for p in params], logits)
-    _mask_min_p(logits, params)
-    _mask_top(logits, params)
-    mass = logits.softmax(-1, dtype=torch.float64).cumsum(-1)  # [rows, vocab]
-    total = mass[:, -1:].contiguous()
-    found = torch.searchsorted(mass, _column(numbers, mass) * total, right=True)
-    return torch.minimum(found, torch.searchsorted(mass, total)).squeeze(-1).tolist()  # type: ignore[no-any-return]
-
-
-def _mask_min_p(logits: Tensor, params: Sequence[SamplingParams]) -> None:
-    if any(p.min_p > 0 for p in params):
-        floor = logits.amax(-1, keepdim=True) + _column([p.min_p for p in params], logits).log()
-        logits.masked_fill_(logits < floor, -torch.inf)
-
-
-def _mask_top(logits: Tensor, params: Sequence[SamplingParams]) -> None:
-    """top_k, then top_p of what is left, in place."""
-    vocab = logits.shape[1]
-    need = [i for i, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1.0]
-    if not need:
-        return
-    keep = [params[i].top_k if 0 < params[i].top_k < vocab else vocab for i in need]
-    part = logits if len(need) == len(params) else logits[need]
-    best = part.topk(max(keep), dim=-1).values  # [n, most kept], from high to low
-    best.masked_fill_(torch.arange(best.shape[1], device=best.device) >= _column(keep, best), -torch.inf)
-    probs = best.softmax(-1)
-    before = probs.cumsum(-1) - probs
-    inside = (before < _column([params[i].top_p if params[i].top_p < 1.0 else 2.0 for i in need], best)) & (best > -torch.inf)
-    inside[:, 0] = True
-    floor = best.gather(-1, inside.sum(-1, keepdim=True) - 1)
-    logits[need] = part.masked_fill(part < floor, -torch.inf)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(-1)

@@ -6,13 +6,17 @@ temperature, min_p, top_k, top_p. Log probabilities are those of the untouched l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.sampling import NOT_FINITE as ODD
+from ..kernels.sampling import NOTHING_LEFT, log_probs, penalise_
+from ..kernels.sampling import draw as draw_tokens
 from ..mm.errors import InputError
 from .draw import draw, likeliest
 from .logits_processors import apply_processors
@@ -22,6 +26,8 @@ from .types import Logprob
 NOT_FINITE = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
 _NO_TOKEN = "no token is allowed: bad_words, min_tokens, the grammar or a logits processor leave none"
 _NOT_FINITE_AFTER = "logits are not finite (NaN or infinity) after logits_processors"
+_RAW = 3  # beside what `kernels.sampling` finds wrong
+_WRONG = {NOTHING_LEFT: _NO_TOKEN, ODD: _NOT_FINITE_AFTER, _RAW: NOT_FINITE}
 _MASK64 = (1 << 64) - 1
 
 
@@ -38,6 +44,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exceptio
 
     A row's token depends on its own logits, parameters, seed and tokens only. `logits` may be overwritten.
     """
+    if logits.device.type != "cpu":
+        return sample_together(logits, rows).read()
     best = logits.amax(-1).isfinite()  # NaN is the largest of all
     errors: dict[int, Exception] = {} if best.all() else _errors(~best, NOT_FINITE)
     if all(row.plain for row in rows):
@@ -51,6 +59,103 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exceptio
     chosen = choose(logits, rows)
     entries = _row_logprobs(raw, chosen, rows, errors)
     return [errors.get(i) or Sampled(*found) for i, found in enumerate(zip(chosen, entries, strict=True))]
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """Rows that are being sampled on their device.
+
+    Args:
+        tokens: int64 `[rows]`, there.
+        numbers: float64, there, all that is read: tokens, what is wrong, and for those of `logged` log probability, rank, and
+            the likeliest tokens with their log probabilities.
+        errors: of rows that failed before.
+        logged: rows whose log probabilities are wanted, and of how many tokens.
+    """
+
+    tokens: Tensor
+    numbers: Tensor
+    errors: Mapping[int, Exception]
+    logged: Mapping[int, int]
+
+    def read(self) -> list[Sampled | Exception]:
+        """Wait for the device; as `sample`."""
+        rows, most = len(self.tokens), max(self.logged.values(), default=0)
+        first, rest = self.numbers.cpu().split((2 * rows, len(self.numbers) - 2 * rows))
+        tokens, wrong = (part.int().tolist() for part in first.view(2, rows))
+        entries = _entries(tokens, self.logged, rest.view(-1, 2 + 2 * most).tolist())
+        failed = {
+            i: InputError(_WRONG[kind]) for i, kind in enumerate(wrong) if kind == _RAW or (kind and i not in self.errors)
+        }
+        failed = dict(self.errors) | failed
+        return [failed.get(i) or Sampled(token, entries.get(i)) for i, token in enumerate(tokens)]
+
+
+def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> Launched:
+    """As `sample`, on any device and without a look at the numbers there."""
+    finite = logits.amax(-1).isfinite()  # NaN is the largest of all
+    logged = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    changing = [i for i, row in enumerate(rows) if row.constrained]
+    raw = logits.clone() if logged and changing else logits
+    errors = _process(logits, rows, changing)
+    words = _words(logits, rows, [i for i in changing if i not in errors], errors)
+    rest = [i for i in changing if i not in errors]
+    apply_constraints(logits, rows, rest)
+    apply_penalties(logits, rows, [i for i in rest if rows[i].params.penalised])
+    rules = torch.tensor([_rules(row) for row in rows], dtype=torch.float64).to(logits.device)
+    tokens, wrong = draw_tokens(logits, rules, words)
+    read = [tokens.double(), torch.where(finite, wrong, _RAW).double()]
+    if logged:
+        read.append(_logprob_numbers(raw, tokens, logged).flatten())
+    return Launched(tokens, torch.cat(read), errors, logged)
+
+
+def _rules(row: SampleRow) -> tuple[float, ...]:
+    """What `kernels.sampling.draw` is told of a row."""
+    p = row.params
+    if p.greedy:
+        return 0.0, 0, 1.0, -math.inf, 0.0
+    least = math.log(p.min_p) if p.min_p else -math.inf
+    return p.temperature, max(0, p.top_k), p.top_p, least, uniform_number(row.seed, len(row.token_ids))
+
+
+def _words(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int], errors: dict[int, Exception]) -> Tensor | None:
+    """What the grammars of the rows allow, a bit for each token; None where no row has one. `errors` grows."""
+    bits = None
+    for i in changing:
+        if rows[i].params.structured_outputs is not None:
+            if bits is None:
+                bits = np.full((len(rows), -(-logits.shape[1] // 32) * 4), 255, dtype=np.uint8)
+            try:
+                own = np.packbits(rows[i].allowed(logits.shape[1]), bitorder="little")
+            except InputError as error:
+                errors[i] = error
+            else:
+                bits[i, : len(own)] = own
+    return None if bits is None else torch.from_numpy(bits).view(torch.int32).to(logits.device)
+
+
+def _entries(
+    tokens: Sequence[int], logged: Mapping[int, int], numbers: Sequence[Sequence[float]]
+) -> dict[int, dict[int, Logprob]]:
+    """By row, of what `_logprob_numbers` gives."""
+    entries: dict[int, dict[int, Logprob]] = {}
+    for (i, count), (own, rank, *best) in zip(logged.items(), numbers, strict=True):
+        half = len(best) // 2
+        entries[i] = {tokens[i]: Logprob(own, int(rank))}
+        for place, (token, value) in enumerate(zip(best[:count], best[half:], strict=False), start=1):
+            entries[i].setdefault(int(token), Logprob(value, place))
+    return entries
+
+
+def _logprob_numbers(raw: Tensor, tokens: Tensor, logged: Mapping[int, int]) -> Tensor:
+    """float64 `[logged, 2 + 2 * most]`: log probability and rank of the token, the likeliest tokens, theirs."""
+    who = torch.tensor(list(logged), device=raw.device)
+    part = raw if len(who) == len(raw) else raw.index_select(0, who)
+    own, ranks, totals = log_probs(part, tokens.index_select(0, who))
+    best = part.topk(min(max(logged.values()), part.shape[1]), -1)
+    values = best.values.float() - totals[:, None]
+    return torch.cat((own[:, None].double(), ranks[:, None].double(), best.indices.double(), values.double()), 1)
 
 
 def constrain(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int]) -> dict[int, Exception]:
@@ -122,17 +227,11 @@ def apply_penalties(logits: Tensor, rows: Sequence[SampleRow], changing: Sequenc
     if not changing:
         return
     counts = [rows[i].counts() for i in changing]
-    sizes = [len(ids) for ids, _ in counts]
-    params = [rows[i].params for i in changing]
+    who = np.repeat(np.array(changing), [len(ids) for ids, _ in counts])
+    tokens, answer = (np.concatenate(parts) for parts in zip(*counts, strict=True))
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    given = (np.repeat(np.array([getattr(p, name) for p in params], dtype=np.float32), sizes) for name in names)
-    repeat, presence, frequency = (torch.from_numpy(values).to(logits.device) for values in given)  # [n] each
-    first = np.repeat(np.array(changing) * logits.shape[1], sizes)
-    flat = torch.from_numpy(first + np.concatenate([ids for ids, _ in counts])).to(logits.device)  # of all rows' logits
-    answer = torch.from_numpy(np.concatenate([count for _, count in counts])).to(logits.device)
-    part = logits.take(flat)
-    part = torch.where(part > 0, part / repeat, part * repeat)
-    logits.put_(flat, part - frequency * answer - presence * (answer > 0))
+    penalties = np.array([[getattr(row.params, name) for name in names] for row in rows], dtype=np.float32)
+    penalise_(logits, *(torch.from_numpy(part).to(logits.device) for part in (who, tokens, answer, penalties)))
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -174,6 +273,10 @@ def _row_logprobs(
 
 def gather_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[dict[int, Logprob]]:
     """For each row of `[rows, vocab]`: its token's log probability and rank, then those of the `count` likeliest."""
+    if logits.device.type != "cpu":
+        logged = dict(enumerate(counts))
+        numbers = _logprob_numbers(logits, torch.tensor(tokens, device=logits.device), logged)
+        return list(_entries(tokens, logged, numbers.tolist()).values())
     table = logits.float().log_softmax(-1)
     own = table.gather(-1, torch.tensor(tokens, device=table.device).unsqueeze(-1))  # [rows, 1]
     ranks = (table > own).sum(-1).add_(1).tolist()

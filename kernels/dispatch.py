@@ -30,6 +30,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "moe": ("triton", "torch"),
     "draw": ("triton", "torch"),
     "log_probs": ("triton", "torch"),
+    "penalise": ("triton", "torch"),
 }
 """Every op and the backends it has, best first."""
 _WIDEST = {

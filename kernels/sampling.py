@@ -72,11 +72,21 @@ def penalise_(logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor, pena
     """Make tokens that were there before less likely, in place.
 
     Args:
-        logits: float32 `[rows, vocab]`.
-        rows, tokens: int64 `[n]`, where they are: the tokens of prompts and answers, each once. counts: float32 `[n]`, how
-            often the answer holds them.
+        logits: float32 `[rows, vocab]`, contiguous.
+        rows, tokens: int64 `[n]`, where they are: the tokens of prompts and answers, each once a row.
+        counts: float32 `[n]`, how often the answer holds them.
         penalties: float32 `[rows, 3]`: repetition (divides or multiplies), presence and frequency (subtracted).
     """
+    if backend("penalise", logits.device, logits.dtype) == "triton":
+        from .gpu import sampling
+
+        sampling.penalise_(logits, rows, tokens, counts, penalties)
+    else:
+        penalise_reference_(logits, rows, tokens, counts, penalties)
+
+
+def penalise_reference_(logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor, penalties: Tensor) -> None:
+    """See `penalise_`."""
     flat = rows * logits.shape[1] + tokens
     repeat, presence, frequency = penalties[rows].unbind(1)
     part = logits.take(flat)

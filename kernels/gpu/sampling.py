@@ -231,3 +231,26 @@ def log_probs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if rows:
         _log_probs_kernel[(rows,)](logits.contiguous(), tokens, own, ranks, totals, vocab, **tune.launch("log_probs"))
     return own, ranks, totals
+
+
+@triton.jit(do_not_specialize=["size"])
+def _penalise_kernel(logits_ptr, rows_ptr, tokens_ptr, counts_ptr, penalties_ptr, size, vocab, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    row = tl.load(rows_ptr + place, mask=inside, other=0)
+    at = row * vocab + tl.load(tokens_ptr + place, mask=inside, other=0)
+    count = tl.load(counts_ptr + place, mask=inside, other=0.0)
+    repeat = tl.load(penalties_ptr + row * 3, mask=inside, other=1.0)
+    presence = tl.load(penalties_ptr + row * 3 + 1, mask=inside, other=0.0)
+    frequency = tl.load(penalties_ptr + row * 3 + 2, mask=inside, other=0.0)
+    x = tl.load(logits_ptr + at, mask=inside, other=0.0)
+    x = tl.where(x > 0, tl.div_rn(x, repeat), x * repeat)
+    tl.store(logits_ptr + at, x - frequency * count - presence * (count > 0).to(tl.float32), mask=inside)
+
+
+def penalise_(logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor, penalties: Tensor) -> None:
+    """As `sampling.penalise_reference_`."""
+    size, sizes = len(tokens), tune.launch("penalise")
+    if size:
+        grid = (triton.cdiv(size, sizes["BLOCK"]),)
+        _penalise_kernel[grid](logits, rows, tokens, counts, penalties, size, logits.shape[1], **sizes)

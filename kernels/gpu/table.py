@@ -157,4 +157,6 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "": {"any": {"ROWS": 4, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
         "rows": {"any": {"ROWS": 16, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
     },
+    # A program hears all bands of ROWS windows.
+    "mel": {"": {"any": {"ROWS": 8, "num_warps": 4, "num_stages": 1}}},
 }

@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from sensorium.engine import sampler
-from sensorium.engine.draw import draw, draw_together
+from sensorium.engine.draw import draw
 from sensorium.engine.sample_row import SampleRow
-from sensorium.engine.sampler import gather_logprobs, sample, uniform_number
+from sensorium.engine.sampler import _entries, _logprob_numbers, gather_logprobs, sample, sample_together, uniform_number
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.structured import StructuredOutputs
 
 VOCAB = 50
 
@@ -80,15 +80,43 @@ def test_every_rule_in_one_mixed_batch(seed):
         assert sample(logits[i : i + 1].clone(), [row])[0].token == token, "a row depends on nothing but itself"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_other_devices_draw_the_same_tokens(seed):
+    """By the way without a look at the numbers, with log probabilities, grammars and rows that fail."""
+    rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows = []
+    for i, case in enumerate((*CASES, {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "min_tokens": 9})):
+        params = SamplingParams(**case, **({"logprobs": i} if i % 3 == 0 else {}))
+        ends = range(VOCAB) if i == 14 else (1, 2)
+        rows.append(SampleRow(params, [rng.randrange(VOCAB) for _ in range(12)], 6, 50 * seed + i, ends, ((7,),) * (i % 2)))
+    grammar = torch.rand(VOCAB, generator=gen) < 0.2
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, structured_outputs=StructuredOutputs(choice=["a"]))
+        rows.append(SampleRow(params, [5, 6, 7], 2, seed))
+        rows[-1].allowed = lambda vocab: grammar.numpy()
+    logits = torch.randn(len(rows), VOCAB, generator=gen) * 2
+    logits[12, 5], logits[13, 6] = math.nan, math.inf
+    wanted, found = sample(logits.clone(), rows), sample_together(logits.clone(), rows).read()
+    for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        assert isinstance(one, Exception) == isinstance(other, Exception) == (12 <= i < 15)
+        if isinstance(one, Exception):
+            assert str(one) == str(other)
+            continue
+        assert one.token == other.token
+        assert (one.logprobs is None) == (other.logprobs is None)
+        for token, entry in (one.logprobs or {}).items():
+            assert other.logprobs[token].rank == entry.rank
+            assert other.logprobs[token].logprob == pytest.approx(entry.logprob, abs=1e-5)
+
+
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", [c for c in CASES if c["temperature"] > 0])
-def test_frequencies_are_the_references_probabilities(case, together, monkeypatch):
-    if together:  # as on another device
-        monkeypatch.setattr(sampler, "draw", draw_together)
+def test_frequencies_are_the_references_probabilities(case, together):
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
     rows = [SampleRow(SamplingParams(**case), [5, 6, 7, 6], 2, seed, (1, 2)) for seed in range(6000)]
     expected = torch.tensor(reference_weights(logits[0], rows[0]))
-    tokens = [found.token for found in sample(logits.expand(len(rows), -1).clone(), rows)]
+    logits = logits.expand(len(rows), -1).clone()
+    tokens = [found.token for found in (sample_together(logits, rows).read() if together else sample(logits, rows))]
     counts = torch.bincount(torch.tensor(tokens), minlength=VOCAB) / len(rows)
     assert counts[expected == 0].sum() == 0
     assert (counts - expected).abs().max() < 0.03
@@ -121,6 +149,16 @@ def test_logprobs_are_of_the_raw_logits_with_ranks():
         assert set(entries[i]) == {8, *best.indices.tolist()}
         for rank, token in enumerate(best.indices.tolist(), start=1):
             assert entries[i][token].rank == rank
+
+
+def test_other_devices_give_the_same_log_probabilities():
+    logits, tokens, counts = torch.randn(5, VOCAB), [4, 9, 9, 0, 49], [3, 0, 1, 50, 7]
+    found = _entries(
+        tokens, (logged := dict(enumerate(counts))), _logprob_numbers(logits, torch.tensor(tokens), logged).tolist()
+    )
+    for mine, wanted in zip(found.values(), gather_logprobs(logits, tokens, counts), strict=True):
+        assert {token: entry.rank for token, entry in mine.items()} == {token: entry.rank for token, entry in wanted.items()}
+        assert all(entry.logprob == pytest.approx(wanted[token].logprob, abs=1e-5) for token, entry in mine.items())
 
 
 def test_zero_logprobs_give_the_chosen_token_alone():

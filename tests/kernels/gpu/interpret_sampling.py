@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from sensorium.kernels.gpu import sampling, tune
-from sensorium.kernels.sampling import NOT_FINITE, NOTHING_LEFT, draw_reference, log_probs_reference
+from sensorium.kernels.sampling import NOT_FINITE, NOTHING_LEFT, draw_reference, log_probs_reference, penalise_reference_
 
 CASES = {  # temperature, top_k, top_p, min_p
     "greedy": (0.0, 5, 0.5, 0.0),
@@ -104,3 +104,16 @@ def test_log_probs(dtype: torch.dtype) -> None:
     with tune.trying("log_probs", {"BLOCK": 64}):
         for found, wanted in zip(sampling.log_probs(logits, tokens), log_probs_reference(logits, tokens), strict=True):
             torch.testing.assert_close(found, wanted)
+
+
+def test_penalties() -> None:
+    """Where they are listed, and nowhere else."""
+    logits = torch.randn(3, 70) * 3
+    rows, tokens = torch.tensor([0] * 4 + [2] * 30), torch.cat([torch.tensor([3, 69, 0, 5]), torch.randperm(70)[:30]])
+    counts, penalties = torch.randint(0, 3, (34,)).float(), torch.rand(3, 3) + 0.5
+    found, wanted = logits.clone(), logits.clone()
+    with tune.trying("penalise", {"BLOCK": 16}):
+        sampling.penalise_(found, rows, tokens, counts, penalties)
+    penalise_reference_(wanted, rows, tokens, counts, penalties)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[1], logits[1])
