@@ -84,10 +84,10 @@ class Launched:
         first, rest = self.numbers.cpu().split((2 * rows, len(self.numbers) - 2 * rows))
         tokens, wrong = (part.int().tolist() for part in first.view(2, rows))
         entries = _entries(tokens, self.logged, rest.view(-1, 2 + 2 * most).tolist())
-        failed = {
-            i: InputError(_WRONG[kind]) for i, kind in enumerate(wrong) if kind == _RAW or (kind and i not in self.errors)
-        }
-        failed = dict(self.errors) | failed
+        failed: dict[int, Exception] = dict(self.errors)
+        for i, kind in enumerate(wrong):
+            if kind == _RAW or (kind and i not in failed):
+                failed[i] = InputError(_WRONG[kind])
         return [failed.get(i) or Sampled(token, entries.get(i)) for i, token in enumerate(tokens)]
 
 
