@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..kernels.mel import Bank, log_bands, make_bank
 from ..mm.errors import ConfigError, InputError
 
 _FLOOR = 1e-10  # least energy of a band
 _RANGE = 8.0  # powers of ten kept below the loudest band of the sound
-_CHUNK = 512  # frames transformed at a time, so that they stay in the CPU's cache
-_GROUP = 32  # filters multiplied at a time
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
 
 
 def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: int | None = None) -> Tensor:
-    """Float32 `[n]` -> float32 `[frames, mels]`, about -1..1.5: `(log10(energy) + 4) / 4`, floored.
+    """Float32 `[n]` -> float32 `[frames, mels]` on its device, about -1..1.5: `(log10(energy) + 4) / 4`, floored.
 
     Args:
         length: samples that the sound counts as, filled up with silence; None: `n`. It makes `length // hop` frames.
@@ -84,9 +83,9 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: i
     total = length // spec.hop + spec.ends
     wanted = total if frames is None else min(frames, total)
     sounding = min(total, (count + edge) // spec.hop + 1)  # frames that any sample falls into
-    bands = _energies(_mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window), sounding, spec)
-    bands.clamp_(min=_FLOOR).log10_()
-    floor = float(bands.max()) - _RANGE
+    heard = _mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window)
+    bands = log_bands(heard.unfold(0, spec.window, spec.hop), _bank(spec, samples.device), _FLOOR)
+    floor = bands.max() - _RANGE
     out = bands[:wanted] if wanted <= sounding else bands.new_full((wanted, spec.mels), math.log10(_FLOOR))
     if wanted > sounding:
         out[:sounding] = bands
@@ -95,7 +94,7 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: i
 
 def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
     """The first `needed` samples of the sound, filled with silence to `length` and mirrored by `edge` at both ends."""
-    out = torch.zeros(needed)
+    out = torch.zeros(needed, device=samples.device)
     body = samples[: max(0, needed - edge)]
     out[edge : edge + len(body)] = body
     out[:edge] = out[edge + 1 : 2 * edge + 1].flip(0) if needed > 2 * edge else 0.0
@@ -105,36 +104,12 @@ def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
     return out
 
 
-def _energies(padded: Tensor, frames: int, spec: MelSpec) -> Tensor:
-    """`[frames, mels]` of the mirrored sound."""
-    bands, window = _bands(spec), _window(spec)
-    pieces = padded.unfold(0, spec.window, spec.hop)
-    out = torch.empty(frames, spec.mels)
-    for start in range(0, frames, _CHUNK):
-        spectrum = torch.fft.rfft(pieces[start : start + _CHUNK] * window)
-        power = torch.addcmul(spectrum.real * spectrum.real, spectrum.imag, spectrum.imag)
-        for mels, bins, filters in bands:
-            torch.matmul(power[:, bins], filters, out=out[start : start + _CHUNK, mels])
-    return out
-
-
 @functools.lru_cache(maxsize=8)
-def _window(spec: MelSpec) -> Tensor:
+def _bank(spec: MelSpec, device: torch.device) -> Bank:
     heard = spec.window if spec.heard is None else spec.heard
     left = (spec.window - heard) // 2
-    return F.pad(torch.hann_window(heard), (left, spec.window - heard - left))
-
-
-@functools.lru_cache(maxsize=8)
-def _bands(spec: MelSpec) -> list[tuple[slice, slice, Tensor]]:
-    """The filters by groups of neighbours, with the frequencies that any of a group hears: most of the table is zero."""
-    table, groups = filter_bank(spec), []
-    for start in range(0, spec.mels, _GROUP):
-        mels = slice(start, min(start + _GROUP, spec.mels))
-        heard = table[:, mels].any(1).nonzero()
-        bins = slice(int(heard.min()), int(heard.max()) + 1) if len(heard) else slice(0, 1)
-        groups.append((mels, bins, table[bins, mels].contiguous()))
-    return groups
+    window = F.pad(torch.hann_window(heard), (left, spec.window - heard - left))
+    return make_bank(window, filter_bank(spec), device)
 
 
 def filter_bank(spec: MelSpec) -> Tensor:

@@ -1,0 +1,47 @@
+"""Logarithms of bands of a spectrum: a Triton kernel behind the device's own Fourier transform. Imported only where chosen."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..mel import Bank
+from . import tune
+
+_LOG10_OF_2 = tl.constexpr(0.30102999566398120)
+
+
+@triton.jit
+def _bands_kernel(  # type: ignore[no-untyped-def]
+    spectrum_ptr, first_ptr, taps_ptr, out_ptr, rows, bins, bands, width, least, ROWS: tl.constexpr, BANDS: tl.constexpr
+):  # fmt: skip
+    """A program hears all bands of some rows of `spectrum [rows, bins, 2]`, real and imaginary."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    band = tl.arange(0, BANDS)
+    there = band < bands
+    inside = (row < rows)[:, None] & there[None, :]
+    first = tl.load(first_ptr + band, mask=there, other=0)
+    line = spectrum_ptr + (row.to(tl.int64) * bins * 2)[:, None]
+    energy = tl.zeros([ROWS, BANDS], tl.float32)
+    for tap in range(width):
+        weight = tl.load(taps_ptr + tap * bands + band, mask=there, other=0.0)[None, :]
+        at = line + tl.minimum(first + tap, bins - 1)[None, :] * 2
+        real, imaginary = tl.load(at, mask=inside, other=0.0), tl.load(at + 1, mask=inside, other=0.0)
+        energy += (real * real + imaginary * imaginary) * weight
+    out = out_ptr + row.to(tl.int64)[:, None] * bands + band[None, :]
+    tl.store(out, tl.log2(tl.maximum(energy, least)) * _LOG10_OF_2, mask=inside)
+
+
+def log_bands(windows: Tensor, bank: Bank, least: float) -> Tensor:
+    """As `mel.log_bands`."""
+    spectrum = torch.view_as_real(torch.fft.rfft(windows * bank.window))
+    rows, bins, _ = spectrum.shape
+    width, bands = bank.taps.shape
+    out = torch.empty((rows, bands), device=windows.device)
+    shape = tune.launch("mel")
+    _bands_kernel[(triton.cdiv(rows, shape["ROWS"]),)](
+        spectrum, bank.first, bank.taps, out, rows, bins, bands, width, least, BANDS=triton.next_power_of_2(bands), **shape
+    )
+    return out
