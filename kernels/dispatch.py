@@ -42,6 +42,8 @@ _WIDEST = {
     "rotary_cache": 512,
 }
 """Of the Triton kernels that hold a whole row, or head, at once."""
+_SLOW_IN_SINGLES = {"varlen_attention"}
+"""Of the Triton kernels, those whose products of float32 torch makes sooner: they run where they are asked for."""
 _told: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 
 
@@ -89,7 +91,8 @@ def _choose(op: str, device: torch.device, dtype: torch.dtype, width: int, told:
         raise ValueError(f"SENSORIUM_KERNELS: {error}") from None
     if wanted is not None and can_run(op, wanted, device, dtype, width):
         return wanted
-    kept_back = "triton" if device.type == "cpu" else None  # its interpreter runs where it is asked for
+    slow = op in _SLOW_IN_SINGLES and dtype == torch.float32
+    kept_back = "triton" if device.type == "cpu" or slow else None  # its interpreter runs where it is asked for
     return next(name for name in BACKENDS[op] if name != kept_back and can_run(op, name, device, dtype, width))
 
 
