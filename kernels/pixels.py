@@ -43,8 +43,8 @@ class Layout:
 class Scaling:
     """A scaled value is `(pixel - mean) / std`, in float32, by channel."""
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 def laid_out(

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.dispatch import backend
+from ..kernels.pixels import Layout, laid_out
 from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
 from ..mm.types import ItemGeometry
-from .pictures import PixelSpec, fill_patches, read_pixels, resized, with_resample
+from .pictures import PixelSpec, fill_patches, read_pixels, resized, scaling, with_resample
 
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _LARGEST = 1 << 48  # pixels that an option may ask for; what an item may really take is bounded by its rows
@@ -111,8 +113,11 @@ def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: tor
 
     Resizes a temporal patch at a time by torch's antialiased uint8 filter, on a view of the input; then scales and cuts
     one row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made. A
-    last group that lacks frames repeats its last one; a picture is one such group.
+    last group that lacks frames repeats its last one; a picture is one such group. Frames on a GPU stay there, in two kernels.
     """
+    size = geometry.h * spec.patch, geometry.w * spec.patch
+    if spec.resample == "torch" and backend("pixels", frames.device, dtype) == "triton":
+        return laid_out(frames, size, spec.filter, scaling(spec), Layout(spec.patch, spec.merge, spec.temporal), dtype)
     out = BUFFERS.take((geometry.num_patches, 3, spec.temporal, spec.patch, spec.patch), dtype)
     rows = out.view(-1, geometry.w // spec.merge, spec.merge, spec.merge, *out.shape[1:])
     per_step = geometry.h // spec.merge
@@ -120,7 +125,7 @@ def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: tor
         group = frames[step * spec.temporal : (step + 1) * spec.temporal]
         if 1 < len(group) < spec.temporal:
             group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
-        pixels = resized(group.permute(0, 3, 1, 2), (geometry.h * spec.patch, geometry.w * spec.patch), spec)
+        pixels = resized(group.permute(0, 3, 1, 2), size, spec)
         fill_patches(rows[step * per_step : (step + 1) * per_step], pixels, spec)
     return out.flatten(1)
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from ..kernels.pixels import Scaling
 from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.tiling import CropPlan, Resize, Step
@@ -146,9 +147,16 @@ def fill_patches(rows: Tensor, pixels: Tensor, spec: PixelSpec) -> None:
         part.copy_(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7))  # a picture's one frame is broadcast over the temporal patch
 
 
+def scaling(spec: PixelSpec) -> Scaling:
+    """Means and deviations of pixels as they are, rounded to float32 as the published processors do."""
+    mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).tolist() for one in (spec.mean, spec.std))
+    return Scaling(tuple(mean), tuple(std))
+
+
 def _scaled(pixels: Tensor, spec: PixelSpec) -> Tensor:
     """uint8 `[n, 3, h, w]` to float32, in the order of the published processors: bit for bit what they give."""
-    mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).view(1, 3, 1, 1) for one in (spec.mean, spec.std))
+    known = scaling(spec)
+    mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (known.mean, known.std))
     return pixels.to(torch.float32).sub_(mean).div_(std)
 
 

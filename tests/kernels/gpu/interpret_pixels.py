@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sensorium.kernels import dispatch
 from sensorium.kernels.gpu import pixels, tune
 from sensorium.kernels.pixels import Layout, Scaling, laid_out_reference
+from sensorium.mm.types import ItemGeometry
+from sensorium.processors.patches import PatchSpec, patchify
 from torch import Tensor
 
 PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -60,6 +63,14 @@ def test_a_part_of_a_picture() -> None:
 
 def test_channels_that_lie_apart() -> None:
     check(noise(1, 40, 30).transpose(1, 2), (16, 18), "bicubic", CLIP, Layout(), torch.float32)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_patches_of_a_processor(n: int) -> None:
+    frames, spec, grid = noise(n, 50, 61), PatchSpec(patch=7), ItemGeometry((n + 1) // 2, 4, 6, 2)
+    wanted = patchify(frames, grid, spec, torch.bfloat16)
+    with dispatch.using("pixels=triton"):
+        assert torch.equal(patchify(frames, grid, spec, torch.bfloat16), wanted)
 
 
 def test_tiles_as_they_are_shipped() -> None:
