@@ -21,7 +21,7 @@ from .tiles import Tiles, parts, tiles_of
 from .varlen import parts as halves
 
 LOG2E = math.log2(math.e)
-LEAST = 4  # tiles of keys in a part
+LEAST = 2  # tiles of keys in a part
 
 
 @triton.jit  # type: ignore[untyped-decorator]

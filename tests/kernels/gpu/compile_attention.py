@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from sensorium.kernels.gpu import attention
+from sensorium.kernels.gpu import attention, tune
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
@@ -40,21 +40,23 @@ def seen(meta: AttentionMetadata) -> Tensor:
 
 
 def launches() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        attend(step(MIXED), (28, 4, 128), dtype)
-        attend(step(DECODE), (28, 4, 128), dtype)
-        attend(step(MIXED), (14, 2, 64), dtype)
+    """AMD's compiler takes ten times as long as NVIDIA's: it is given what a server would meet first."""
     bf16 = torch.bfloat16
-    attend(step(MANY), (32, 8, 128), bf16)
-    attend(step(MANY, causal=False), (32, 8, 128), bf16)
+    attend(step(MIXED), (28, 4, 128), bf16)
+    attend(step(DECODE, window=1024), (14, 2, 64), bf16)
+    if not tune.card().arch.startswith("sm_"):
+        return
+    attend(step(MIXED), (28, 4, 128), torch.float16)
+    attend(step(MIXED), (14, 2, 64), bf16)
+    attend(step(DECODE), (28, 4, 128), bf16)
     attend(step([(4095, 1)] * 64), (32, 8, 128), bf16)
+    attend(step(MANY, causal=False), (32, 8, 128), bf16)
     attend(step(MIXED, window=1024), (8, 4, 256), bf16)
     meta = step(MIXED, window=1024)
     attend(replace(meta, seen=seen(meta)), (8, 4, 256), bf16, cap=50.0)
     attend(step(MIXED), (32, 8, 80), bf16)
-    attend(step(MIXED), (16, 16, 72), bf16)
     attend(step(MIXED), (16, 1, 576), bf16, planes=1)
-    attend(step(MIXED), (128, 1, 576), bf16, planes=1)
+    attend(step(DECODE), (128, 1, 576), bf16, planes=1)
     attend(step(DECODE, causal=False), (20, 20, 64), torch.float16)
     attend(step(MIXED, invariant=True), (28, 4, 128), bf16)
     attend(step(MIXED), (14, 2, 64), torch.float32)

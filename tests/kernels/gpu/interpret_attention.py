@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
@@ -10,7 +11,8 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from sensorium.kernels.attention import paged_attention_reference, write_cache
+from sensorium.kernels import dispatch
+from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
 from sensorium.kernels.gpu import attention, tune
 from sensorium.kernels.gpu.tiles import parts, tiles_of
 from sensorium.kernels.metadata import AttentionMetadata
@@ -182,6 +184,39 @@ def test_write(planes: int, dtype: torch.dtype) -> None:
     meta.slot_mapping[3] = -1
     attention.write(k, v if planes == 2 else None, cache, meta)
     assert torch.equal(cache, expected)
+
+
+def test_chosen_by_name() -> None:
+    """Written and read in one call; what a cache of this step's keys alone holds is what was written."""
+    q, cache, meta = case([(0, 20), (0, 1)], 4, 2, 16, torch.float32)
+    k, v = cache.flatten(1, 2)[:, meta.slot_mapping].unbind()
+    expected = paged_attention_reference(q, cache, meta, 0.3)
+    fresh = torch.full_like(cache, float("nan"))
+    with dispatch.using("attention=triton"):
+        out = paged_attention(q, k, v, fresh, meta, 0.3)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(fresh.nan_to_num(), cache.nan_to_num())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(80))
+def test_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pick = random.Random(seed).choice
+    requests = [(pick([0, 0, 1, 15, 16, 17, 50, 90]), pick([1, 1, 1, 2, 3, 16, 17, 33])) for _ in range(pick([1, 2, 4]))]
+    heads, kv_heads, dim = pick([(1, 1, 16), (4, 2, 24), (7, 1, 40), (3, 3, 64), (18, 1, 48), (2, 1, 136), (2, 1, 576)])
+    dtype, planes = pick(list(LIMITS)), pick([1, 2])
+    q, cache, meta = case(requests, heads, kv_heads, dim, dtype, pick([1, 8, 16, 16, 32, 96]), planes)
+    meta = replace(meta, causal=pick([True, True, False]))
+    if meta.causal:
+        meta = replace(meta, window=pick([None, None, 1, 16, 31]), invariant=pick([False, False, True]))
+        atoms = {i: (rows // 3, rows) for i, (_, rows) in enumerate(requests) if rows > 2}
+        meta = sees_itself(meta, atoms) if atoms and pick([True, False]) else meta
+    if pick([True, False]):
+        monkeypatch.setattr(attention, "LEAST", 1)
+        monkeypatch.setattr(attention, "parts", lambda *_: 1 + seed % 5)
+    config = {"BLOCK_M": pick([16, 32]), "BLOCK_N": pick([16, 32]), "num_warps": 4, "num_stages": 1}
+    with tune.trying("paged_attention", config) if pick([True, False]) else contextlib.nullcontext():
+        check(q, cache, meta, dim**-0.5 * pick([0.3, 1.0, 3.0]), pick([None, None, 0.5, 30.0]))
 
 
 def test_parts_keep_a_card_busy() -> None:
