@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..pixels import Layout, Scaling, weights
 from . import tune
+from .upload import upload, used
 
 
 @triton.jit
@@ -90,11 +91,9 @@ def _place_kernel(  # type: ignore[no-untyped-def]
 
 @functools.lru_cache(maxsize=128)
 def table(size: int, target: int, filter: str, device: torch.device) -> tuple[Tensor, int, int]:
-    """`pixels.weights` on the device, the number of taps, and the bits after the point; made without waiting for it."""
+    """`pixels.weights` on the device, the number of taps, and the bits after the point."""
     made, shift = weights(size, target, filter)
-    made = made.contiguous()
-    there = made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
-    return there, len(made) - 1, shift
+    return upload(made.contiguous(), device), len(made) - 1, shift
 
 
 def laid_out(
@@ -116,7 +115,7 @@ def laid_out(
     shape = tune.launch("pixels", "rows")
     parts = triton.cdiv(target[0], shape["ROWS"]) * triton.cdiv(target[1], shape["COLUMNS"])
     _place_kernel[(parts, 3, groups * layout.temporal)](
-        planes, there, out, n, height, *target, taps, shift, *planes.stride(), *steps, *scaling.mean, *scaling.std,
+        planes, used(there), out, n, height, *target, taps, shift, *planes.stride(), *steps, *scaling.mean, *scaling.std,
         PATCH=patch, MERGE=layout.merge, TEMPORAL=layout.temporal, **shape,
     )  # fmt: skip
     return out
@@ -129,6 +128,6 @@ def _columns(frames: Tensor, target: int, filter: str) -> Tensor:
     there, taps, shift = table(width, target, filter, frames.device)
     shape = tune.launch("pixels", "columns")
     _columns_kernel[(triton.cdiv(n * height, shape["ROWS"]), triton.cdiv(target, shape["COLUMNS"]))](
-        frames, there, out, n * height, height, width, target, taps, shift, frames.stride(0), frames.stride(1), **shape
+        frames, used(there), out, n * height, height, width, target, taps, shift, frames.stride(0), frames.stride(1), **shape
     )
     return out

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tune
+from .upload import upload, used
 
 _LEAST = 16  # sides of what matrix units multiply
 
@@ -109,7 +110,7 @@ def _varlen_kernel(  # type: ignore[no-untyped-def]
 def tiles(lengths: tuple[int, ...], queries: int, device: torch.device) -> Tensor:
     """int32 `[n, 3]` of every `queries` rows of a segment: the first, start and end of the segment; long segments first.
 
-    Kept, since every layer of a tower asks for the same; made without waiting for the device.
+    Kept, since every layer of a tower asks for the same.
     """
     spans, start = [], 0
     for length in lengths:
@@ -117,8 +118,7 @@ def tiles(lengths: tuple[int, ...], queries: int, device: torch.device) -> Tenso
         start += length
     spans.sort(key=lambda span: span[0] - span[1])
     rows = [(first, *span) for span in spans for first in range(*span, queries)]
-    table = torch.tensor(rows, dtype=torch.int32).view(-1, 3)
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    return upload(torch.tensor(rows, dtype=torch.int32).view(-1, 3), device)
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
@@ -128,7 +128,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     main, more = parts(dim)
     shape = tune.launch("varlen_attention", _class(main, more, q.dtype, max(lengths, default=0)))
-    table = tiles(tuple(lengths), shape["QUERIES"], q.device)
+    table = used(tiles(tuple(lengths), shape["QUERIES"], q.device))
     if len(table):
         _varlen_kernel[(len(table), heads)](
             q, k, v, out, table, q.stride(0), k.stride(0), v.stride(0), out.stride(0), scale * math.log2(math.e),
