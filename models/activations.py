@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..kernels.dispatch import backend
+from ..kernels.dispatch import backend, fused
 from ..kernels.linear import padded_rows
 from ..kernels.panels import WIDTH
 from .audio.aut import AT_ONCE, AutSpec
@@ -25,6 +25,7 @@ from .vision.sam import TAPS, SamSpec
 from .vision.spec import TowerSpec
 
 _WIDE = 4  # of a float32
+_PARTS = 64 << 20  # of some 300 multiprocessors, two tiles of 128 KiB each, less where heads are small
 _SMALL = 2048  # of all lengths and bounds of a call, and what threads keep in torch's norms
 
 
@@ -80,7 +81,7 @@ def decoder_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype, beside: tuple[
 
 
 def _rms_norm_bytes(width: int, work: Work, dtype: torch.dtype) -> int:
-    native = backend("rms_norm", work.device, dtype) == "native"
+    native = fused("rms_norm", work.device, dtype)
     return width * dtype.itemsize if native else _rms_norm(width, dtype.itemsize)
 
 
@@ -99,11 +100,11 @@ def _attention_bytes(width: int, a: AttentionSpec, work: Work, dtype: torch.dtyp
     s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
     qkv = _made(q + 2 * kv, work.rows, dtype, work)
     done = qkv + q * s + _product(q, width, work.rows, dtype, work)
-    if backend("rms_norm", work.device, dtype) != "native" and a.qk_norm:
+    if not fused("rms_norm", work.device, dtype) and a.qk_norm:
         done = max(done, qkv + _rms_norm(q, s))
-    if backend("rotary", work.device, dtype) != "native":
+    if not fused("rotary", work.device, dtype):
         done = max(done, qkv + _rotary(q + kv, s))
-    if backend("attention", work.device, dtype) != "native":
+    if not fused("attention", work.device, dtype):
         done = max(done, qkv + 3 * q * s)  # q and the result in the layout of torch's kernels
     return max(done, _product(width, q + 2 * kv, work.rows, dtype, work))
 
@@ -123,7 +124,7 @@ def _latent_bytes(width: int, a: LatentSpec, work: Work, dtype: torch.dtype) -> 
 
 def _mlp_bytes(width: int, inner: int, work: Work, dtype: torch.dtype) -> int:
     s = dtype.itemsize
-    gate = 0 if backend("gated", work.device, dtype) == "native" else inner * s  # what the activation makes of it
+    gate = 0 if fused("gated", work.device, dtype) else inner * s  # what the activation makes of it
     return max(
         _product(width, 2 * inner, work.rows, dtype, work),
         gate + _made(2 * inner, work.rows, dtype, work) + inner * s,  # gate and up, product
@@ -144,9 +145,12 @@ def _mixture_bytes(width: int, m: MoeSpec, work: Work, dtype: torch.dtype) -> in
 
 
 def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
-    """Keys and values that torch's attention copies out of the cache for one layer, and its masks; none in C++."""
-    if backend("attention", work.device, dtype) == "native":
-        return 0
+    """Keys and values that torch's attention copies out of the cache for one layer, and its masks; in C++ none.
+
+    In Triton there are results of keys in parts: for every multiprocessor a few tiles of rows and a head in float32.
+    """
+    if fused("attention", work.device, dtype):
+        return 0 if work.device.type == "cpu" else _PARTS
     s = dtype.itemsize
     each = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
     copies = 2 * work.keys * max(each) * s  # padded to at most twice as many
@@ -187,7 +191,7 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     end = max(row + kept + (row + _norm_bytes(c.width, c.rms, dtype, work) if c.post_norm else row), ordered)
     behind = projector_bytes(out, states, patches, dtype, work)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8)  # pixels, places
-    if backend("varlen_attention", work.device, dtype) != "native":
+    if not fused("varlen_attention", work.device, dtype):
         held += _torch_tiles(patches, c.head_dim, dtype)
     return held + max(patches * _tower_start(c, patches, dtype, work), rows * layers, rows * end, patches * behind)
 
@@ -252,7 +256,7 @@ def _norm_bytes(width: int, rms: bool, dtype: torch.dtype, work: Work) -> int:
     """Of an RMSNorm, in C++ the result alone; of torch's LayerNorm mean and deviation, too."""
     if not rms:
         return width * dtype.itemsize + 2 * _WIDE
-    native = backend("rms_norm", work.device, dtype) == "native"
+    native = fused("rms_norm", work.device, dtype)
     return width * dtype.itemsize if native else _rms_norm(width, dtype.itemsize)
 
 
@@ -261,13 +265,13 @@ def _tower_attention(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) ->
     row, qkv = w * s, _made(3 * w, rows, dtype, work)
     steps = [_product(w, 3 * w, rows, dtype, work)]
     if c.qk_norm is not None:
-        native = backend("rms_norm", work.device, dtype) == "native"
+        native = fused("rms_norm", work.device, dtype)
         normed = _norm_bytes(w, True, dtype, work)
         steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if native else normed))
     if c.rotary is not None:
-        turned = 0 if backend("rotary", work.device, dtype) == "native" else _rotary(2 * w, s)
+        turned = 0 if fused("rotary", work.device, dtype) else _rotary(2 * w, s)
         steps.append(qkv + max(turned, 2 * row * c.rotary.neighbours))
-    native = backend("varlen_attention", work.device, dtype) == "native"
+    native = fused("varlen_attention", work.device, dtype)
     steps.append(qkv + (row if native else 4 * row + _laid_out(w, dtype, work.device)))  # results of a run and of all, copies
     steps.append(qkv + row + _product(w, w, rows, dtype, work))
     return row + 2 * _WIDE + max(steps)  # beside the normed input
@@ -319,7 +323,7 @@ def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Wo
 
 
 def _speech_tiles(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Work) -> int:
-    native = backend("varlen_attention", work.device, dtype) == "native"
+    native = fused("varlen_attention", work.device, dtype)
     return 0 if native else _torch_tiles(rows, c.width // c.heads, dtype)
 
 
@@ -351,7 +355,7 @@ def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> 
     across = rows * (held + added + row + added) + max(written, read)
     widened = max(row + _product(w, c.inner, rows, dtype, work), 2 * inner, inner + _product(c.inner, w, rows, dtype, work))
     gathered = 0
-    if backend("attention", work.device, dtype) != "native":
+    if not fused("attention", work.device, dtype):
         laid_out = 3 * row  # in the layout of torch's kernels
         gathered = 2 * 2 * work.keys * row + rows * (work.longest * (1 + s) + laid_out)
     return _SMALL + given + max(rows * max(alone, held + added + widened), across) + gathered
@@ -366,5 +370,5 @@ def _torch_tiles(rows: int, dim: int, dtype: torch.dtype) -> int:
 
 def _laid_out(width: int, dtype: torch.dtype, device: torch.device) -> int:
     """Of a row: keys and values as torch's kernel wants them in half precision; C++ lays out a tile at a time."""
-    native = backend("varlen_attention", device, dtype) == "native"
+    native = fused("varlen_attention", device, dtype)
     return 0 if native or dtype == torch.float32 else 2 * width * dtype.itemsize
