@@ -105,6 +105,10 @@ def test_an_adapter_that_does_not_fit_is_said(world: World, tmp_path: Path) -> N
     folder = world.folder(ROW.name)
     with pytest.raises(ConfigError, match=r"nowhere_proj.*no such product"):
         make_llm(ROW, changed(folder, tmp_path / "a", target_modules=["nowhere_proj"]))
+    whisper = shutil.copytree(world.folder("whisper"), tmp_path / "whisper")
+    (whisper / "adapter_config.json").write_text(json.dumps(GIVEN))
+    with pytest.raises(ConfigError, match="take no adapter; merge it"):
+        make_llm(ROWS["whisper"], whisper, max_model_len=None)
     gone = changed(folder, tmp_path / "b")
     (gone / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors is missing"):
