@@ -1,0 +1,46 @@
+"""The shipped model with every op in Triton that can be, against the same engine without: a picture, text, a batch of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from sensorium import LLM, SamplingParams
+from sensorium.engine import decode_graphs
+from sensorium.kernels.dispatch import BACKENDS, can_run
+from triton.runtime.interpreter import GridExecutor
+
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
+TOLD = ",".join(
+    f"{op}=triton" for op in BACKENDS if can_run(op, "triton", torch.device("cpu"), torch.float32) and "triton" in BACKENDS[op]
+)
+
+
+def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_graphs, "_key", lambda forward, batch: None)  # a recorded step does not hold launches
+    launched: set[str] = set()
+    launch = GridExecutor.__call__
+
+    def spy(self: GridExecutor, *args: object, **kwargs: object) -> None:
+        launched.add(self.fn.__name__)
+        launch(self, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", spy)
+    picture = Image.new("RGB", (56, 56), (200, 30, 60))
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompts = [{"prompt": f"{slot}What?", "multi_modal_data": {"image": picture}}, "one two three four", "x"]
+    params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=2)
+    answers = []
+    for kernels in ("", TOLD):
+        with LLM(MODEL, dtype="float32", max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4, kernels=kernels) as llm:
+            answers.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
+        assert bool(launched) == bool(kernels)
+    assert {"_norm_kernel", "_place_kernel", "_attend_kernel", "_gated_kernel", "_rotate_kernel"} <= launched
+    for plain, told in zip(*answers, strict=True):
+        assert told.token_ids == plain.token_ids
+        for one, other in zip(plain.logprobs, told.logprobs, strict=True):
+            assert one.keys() == other.keys()
+            for token in one:
+                assert other[token].logprob == pytest.approx(one[token].logprob, abs=1e-4)
