@@ -133,15 +133,16 @@ def _mlp_bytes(width: int, inner: int, work: Work, dtype: torch.dtype) -> int:
 
 
 def _mixture_bytes(width: int, m: MoeSpec, work: Work, dtype: torch.dtype) -> int:
-    """At the worst, all rows have one expert in common."""
+    """At the worst, all rows have one expert in common, and are of one kind."""
     s = dtype.itemsize
+    apart = (2 * width * s + 2 * 8 + 1) * (len(m.kinds) > 1)  # the result, rows of a kind, which they are and what is asked of
     scores = width * _as_float(s) + 4 * m.experts * _WIDE  # logits, scores, what is offered of them and by groups
     chosen = m.top_k * (_WIDE + 3 * 8)  # weights, experts, their order, and back
     made = m.top_k * width * s
     one = 8 + width * s + _mlp_bytes(width, max(m.inner), work, dtype)
     total = width * (2 * _WIDE + s + _as_float(s))  # the sum, and what is added to it
     shared = width * s + _mlp_bytes(width, m.shared_inner, work, dtype)
-    return max(scores, chosen + made + max(one, total), chosen + shared)
+    return max(apart + max(scores, chosen + made + max(one, total)), chosen + shared)
 
 
 def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
@@ -201,16 +202,22 @@ def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, work: Work) -> int:
     t, s, side = c.tower, dtype.itemsize, math.isqrt(patches)
     row, heads = t.width * s, t.heads * s
     whole = not t.window or any(layer in t.full_layers for layer in range(t.depth))
-    squares = {(patches, side)} if whole else set()
+    squares = {(patches, side, 0)} if whole else set()
     if t.window:
-        squares.add(((-(-side // t.window) * t.window) ** 2, t.window))
+        squares.add(((-(-side // t.window) * t.window) ** 2, t.window, row))
     attention = 0
-    for rows, edge in squares:
+    for rows, edge, cut in squares:
         beside = edge * c.relative
-        wide = heads * (t.head_dim + 2 * beside)
-        made = 3 * wide + max(3 * row + row + heads * beside, wide)  # beside the products they are of, or what comes out
-        attention = max(attention, rows * ((rows > patches) * row + made))
-    layers = 3 * row * patches + max(attention, patches * _tower_mlp(t, patches, dtype, work))  # x, what is added, normed rows
+        width = t.heads * (t.head_dim + 2 * beside)
+        wide, places = width * s, 2 * edge * beside * (t.head_dim * s + 8)  # how far apart lines are, and columns
+        native = backend("varlen_attention", work.device, dtype) == "native"
+        end = wide + c.relative * row + _product(t.width, t.width, rows, dtype, work)  # what comes out, cut, and its product
+        end = max(end, 0 if native else 2 * wide + _laid_out(width, dtype, work.device))
+        made = cut + 3 * wide + max(3 * row + c.relative * row + heads * beside, end)  # beside what they are of, and a copy
+        tiles = 0 if native else _torch_tiles(edge**2, width // t.heads, dtype)
+        attention = max(attention, rows * made + places + tiles)
+    mlp = patches * (row + _tower_mlp(t, patches, dtype, work))  # beside what attention adds
+    layers = 3 * row * patches + max(attention, mlp)  # x, what the layer before adds, normed rows
     return _SMALL + max(layers, patches * (row + c.neck * s * (2 * TAPS + 2)))
 
 
@@ -295,8 +302,9 @@ def mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torc
         3 * bands + _product(3 * c.mels, w, frames, dtype, work), _made(w, frames, dtype, work) + row
     )  # taps, then gelu
     second = max(3 * row + _product(3 * w, w, rows, dtype, work), _made(w, rows, dtype, work) + row)
-    layers = max(3 * row, speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
-    end = 2 * row + _norm_bytes(w, False, dtype, work) + 2 * out_width * s
+    angles = c.turned * _WIDE  # cosines and sines, where no table has the positions
+    layers = max(3 * row, angles + speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
+    end = angles + 2 * row + _norm_bytes(w, False, dtype, work) + 2 * out_width * s
     held = _SMALL + frames * bands + _speech_tiles(c, rows, dtype, work)
     return held + max(frames * first, frames * row + rows * second, rows * max(layers, end))
 
@@ -308,7 +316,7 @@ def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, work: Work)
     attention = 2 * w + 4 * inner  # queries, keys, values and results
     convolution = 2 * w + 4 * c.wide  # the product, its gated half, and that over time
     block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and what torch makes of both
-    return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s
+    return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s + _torch_tiles(c.block, c.head_dim, dtype)
 
 
 def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Work) -> int:
@@ -317,8 +325,12 @@ def speech_layer_bytes(c: EncoderConfig, rows: int, dtype: torch.dtype, work: Wo
     row, norm = w * s, _norm_bytes(w, False, dtype, work)
     qkv, laid_out = 3 * row, _laid_out(w, dtype, work.device)
     attention = row + max(norm + qkv, row + qkv + row + laid_out, row + qkv + row + _product(w, w, rows, dtype, work), 2 * row)
+    if c.turned and backend("rotary", work.device, dtype) != "native":
+        attention = max(attention, row + qkv + _rotary(c.heads * c.turned, s))
     inner = c.inner * s
-    mlp = row + max(norm + _product(w, c.inner, rows, dtype, work), 2 * inner, inner + _product(c.inner, w, rows, dtype, work))
+    first, last = _product(w, c.inner, rows, dtype, work), _product(c.inner, w, rows, dtype, work)
+    # beside x what the layer was given, which its caller holds
+    mlp = 2 * row + max(norm + first, _made(c.inner, rows, dtype, work) + inner, inner + last)
     return max(attention, mlp)
 
 

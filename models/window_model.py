@@ -48,8 +48,8 @@ class WindowModel(DecoderModel):
         group, frames, made = self.multi_modal_projector.spec.group, 2 * self.audio_tower.config.positions, []
         for window in windows:
             silence = window[-1:].expand(frames - len(window), -1)
-            (seen,) = self.audio_tower(torch.cat((window, silence)), [frames])
-            made.append(self.multi_modal_projector(seen[: rows * group]))
+            # rows of the tower have no name: they are gone when those of the next window are made
+            made.append(self.multi_modal_projector(self.audio_tower(torch.cat((window, silence)), [frames])[0][: rows * group]))
             rows -= len(made[-1])
         return torch.cat(made)
 

@@ -93,6 +93,7 @@ FAMILY = Family(
     slots={"audio": "[BEGIN_AUDIO][AUDIO]"},
     sizes={"audio": [(30_000,), (9000,), (70_234,)]},
     grid={"audio": [*SOUNDS, (31_900,), (32_000,), (32_001,), (64_000,)]},
+    fullest={"audio": [(32_000,), (64_000,)]},  # windows without silence
     prompt=prompt,
     call=call,
     tensors=tensors,

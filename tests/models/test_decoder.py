@@ -257,6 +257,13 @@ def test_experts_by_kind_and_positions_of_three_axes(tmp_path: Path) -> None:
         theirs = oracle(some_ids()[None], position_ids=positions[:, None], moe_mm_token_type_ids=kinds[None]).last_hidden_state
         assert (model.forward(batch) - theirs[0]).abs().max() < tolerance(theirs)
 
+    def run() -> None:
+        given = {name: getattr(batch, name).clone() for name in ("input_ids", "positions")}
+        model.forward(replace(batch, **given, modality_ids=torch.ones_like(kinds)))
+
+    planned = model.forward_bytes(Work(LENGTH, LENGTH, LENGTH, torch.device("cpu")))
+    assert planned / 1.2 < peak_bytes(run) <= planned  # all rows of one kind, copied
+
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     build_oracle("qwen3_moe").save_pretrained(tmp_path)

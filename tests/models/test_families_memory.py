@@ -104,3 +104,4 @@ def test_steps_take_what_is_planned(row: Family, world: World) -> None:
     llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=1024, max_num_seqs=1)
     for what, (planned, live) in steps(llm, full_prompts(row, 1)[0]).items():
         near(planned, live, what)
+        assert live <= planned, f"{what}: more is live than is planned"

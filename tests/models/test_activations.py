@@ -1,0 +1,42 @@
+"""Plans of memory against what is live, for parts that small models of the families hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from measured import peak_bytes
+from sensorium.models.activations import sam_bytes
+from sensorium.models.interface import Work
+from sensorium.models.vision.sam import SAM, SamSpec, Tower
+from sensorium.models.vision.spec import TableSpec, TowerSpec
+from sensorium.models.weights import fill, named_layers
+
+CPU = torch.device("cpu")
+SCRATCH = 16 << 10  # of torch's own small tensors
+TOWER = TowerSpec(
+    depth=2, width=64, heads=4, inner=256, patch_dim=48, act="gelu", eps=1e-6, table=TableSpec(28, fit="bicubic"), names=SAM
+)
+SIDES = {
+    "windows that fit": (28, 14, frozenset[int](), True),
+    "windows filled up": (20, 7, frozenset[int](), True),
+    "all at once": (32, 14, frozenset({1}), True),
+    "no places": (32, 14, frozenset({1}), False),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", SIDES)
+def test_a_tower_of_windows_takes_no_more_than_planned(case: str, dtype: torch.dtype) -> None:
+    side, window, full, relative = SIDES[case]
+    tower = replace(TOWER, window=window, full_layers=full, table=TableSpec(side, fit="bicubic"))
+    spec = SamSpec(tower, 32, (48, 64), relative)
+    model = Tower(spec, dtype, CPU)
+    draw = torch.Generator().manual_seed(0)
+    views = [view for _, layers in named_layers(model).values() for view in layers.items()]
+    fill(model, [(name, torch.randn(tensor.shape, generator=draw).to(dtype)) for name, tensor in dict(views).items()], (), {})
+    patches = torch.randn(side**2, TOWER.patch_dim, generator=draw).to(dtype)
+    live, planned = peak_bytes(lambda: model(patches, side)), sam_bytes(spec, side**2, dtype, Work(1, 1, 1, CPU))
+    assert live <= planned + SCRATCH
+    assert planned <= 1.1 * live
