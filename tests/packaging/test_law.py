@@ -1,13 +1,17 @@
-"""What import-linter cannot say: no room uses the front door, no oracle at run time, no pickle."""
+"""What import-linter cannot say: no room uses the front door, no oracle at run time, no pickle, no family in a shared file."""
 
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sensorium
+from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.text.stacks import STACKS
+from sensorium.models.vision.encoders import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
@@ -16,6 +20,19 @@ NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sens
 """Tests' packages, code from disk, and our own name: parts import each other relatively."""
 MAY = {("models/borrowed.py", "transformers"), ("processors/fallback.py", "transformers")}
 """The home of models that we do not have."""
+
+FAMILIES = {row.family for row in ARCHITECTURES.values()}
+SHARED = [
+    path
+    for path in FILES
+    if path.relative_to(ROOT).as_posix() not in ("mm/registry.py", "models/text/stacks.py", "models/vision/encoders.py")
+    and not (path.parent.name in ("models", "processors") and path.stem in FAMILIES)
+]
+"""All but the files of families and the tables of published data."""
+NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
+KINDS = {"model_type", *STACKS, *DEFAULTS}
+WRITES = {("models/consolidated.py", "model_type"), ("models/consolidated.py", "mistral")}
+"""The reader of a publisher's own layout makes a config of the Hub's."""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -52,6 +69,51 @@ def test_size(path: Path) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or node.lineno) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def words(path: Path) -> Iterator[tuple[str, int]]:
+    """Names and strings of a file and their lines, docstrings left out: those may tell what a thing is there for."""
+    tree = ast.parse(path.read_text())
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value, node.lineno
+        elif isinstance(node, ast.Name):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from ((name, node.lineno) for alias in node.names for name in (alias.name, getattr(node, "module", "") or ""))
+
+
+def families_in(path: Path, name: str) -> list[str]:
+    """What a shared file `name` must not say: a family, an architecture, a kind of stack or tower, or the key of kinds."""
+    found = [(word, line) for word, line in words(path) if word in KINDS and (name, word) not in WRITES]
+    found += [(word, line) for word, line in words(path) if any(one in word.replace("_", "").lower() for one in NAMES)]
+    return [f"{name}:{line} says {word!r}" for word, line in found]
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_family_in_a_shared_file(path: Path) -> None:
+    assert not families_in(path, path.relative_to(ROOT).as_posix())
+
+
+def test_what_says_a_family_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "shared.py"
+    said = ("if kind == 'qwen2_vl': pass", "config['model_type']", "from .llava import Llava", "class WhisperLike: pass")
+    for text in (*said, "import a.pixtral", "x = {'siglip_vision_model': 1}", "def of_gemma3(): pass", "y.ultravox"):
+        path.write_text(text)
+        assert families_in(path, "shared.py"), text
+    path.write_text('"""For Whisper."""\n# and LLaVA\nmodel_types = "qwen"')
+    assert not families_in(path, "shared.py")
+
+
+def test_every_package_is_looked_at() -> None:
+    """A new room, or one below another, is under the law without being added to it."""
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {ROOT.joinpath(*name.split(".")[1:]) for name in packages} == {ROOT, *(path.parent for path in FILES)}
 
 
 def test_public_names_are_documented() -> None:
