@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": "versions, device, kernels in use, and what is missing",
     "ocr": "read the text in pictures",
     "transcribe": "write down what is said in sounds",
+    "tune": "time the kernels' launch configurations on this GPU and keep the best, minutes",
 }
 """Command -> what it does; each is a module beside this one with `EXAMPLE`, `add_arguments` and `run`."""
 _EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'

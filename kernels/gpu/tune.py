@@ -21,6 +21,7 @@ from .table import TABLE
 
 Config = dict[str, int]
 _trials: dict[str, Config] = {}
+_asked: dict[tuple[str, str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,20 @@ def card() -> Card:
 
 def launch(op: str, shape: str = "") -> Config:
     """Block sizes, num_warps and num_stages of `op` for a class of shapes, to be splatted into the launch."""
+    if _asked is not None:
+        _asked[op, shape] = None
     return _trials.get(op) or _configured(op, shape)
+
+
+def asked(run: Callable[[], object]) -> list[tuple[str, str]]:
+    """The ops and classes whose configurations `run` asks for."""
+    global _asked
+    _asked = {}
+    try:
+        run()
+        return list(_asked)
+    finally:
+        _asked = None
 
 
 @functools.cache

@@ -87,3 +87,21 @@ def test_a_trial_takes_the_fastest_that_runs() -> None:
         return float(rows)
 
     assert tune.best("norm", lambda: None, [{"ROWS": 4}, {"ROWS": 1}, {"ROWS": 2}, {"ROWS": 8}], measure) == {"ROWS": 2}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_a_search_goes_downhill() -> None:
+    from sensorium.kernels.gpu.trials import descend
+
+    def measure(run: object) -> float:
+        config = tune.launch("norm")
+        return abs(config["ROWS"] - 2) + abs(config["num_warps"] - 16) + abs(config["num_stages"] - 3)
+
+    start = {"ROWS": 8, "num_warps": 2, "num_stages": 1}
+    assert descend("norm", start, lambda: None, measure) == {"ROWS": 2, "num_warps": 16, "num_stages": 3}
+
+
+def test_what_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_configured", lambda op, shape: {})
+    asked = tune.asked(lambda: [tune.launch(op) for op in ("norm", "activation", "norm")])
+    assert asked == [("norm", ""), ("activation", "")]
