@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from sensorium.kernels import dispatch
@@ -77,3 +79,15 @@ def test_tiles_as_they_are_shipped() -> None:
     frames, layout = noise(1, 20, 300), Layout(7, 2)
     found = pixels.laid_out(frames, (28, 140), "bicubic", CLIP, layout, torch.float32)
     assert torch.equal(found, laid_out_reference(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(24))
+def test_random_pictures(seed: int) -> None:
+    choose = random.Random(seed)
+    layout = Layout(choose.randint(2, 16), choose.randint(1, 3), choose.randint(1, 2)) if choose.random() < 0.7 else Layout()
+    side = max(1, layout.patch * layout.merge)
+    target = tuple(side * max(1, choose.randint(1, 80) // side) for _ in "hw")
+    size = choose.randint(1, 150), choose.randint(1, 150)
+    filter = choose.choice(["bilinear", "bicubic", "lanczos"])
+    check(noise(choose.randint(1, 3), *size), target, filter, CLIP, layout, torch.float32)

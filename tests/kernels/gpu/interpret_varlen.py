@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from sensorium.kernels.gpu import tune, varlen
@@ -78,3 +80,11 @@ def test_a_head_in_two_parts() -> None:
 def test_tiles_cover_every_row_once_and_long_segments_first() -> None:
     table = varlen.tiles((3, 0, 40, 17), 16, torch.device("cpu")).tolist()
     assert table == [[3, 3, 43], [19, 3, 43], [35, 3, 43], [43, 43, 60], [59, 43, 60], [0, 0, 3]]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(40))
+def test_random_segments(seed: int) -> None:
+    choose = random.Random(seed)
+    lengths = [choose.choice((1, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 190)) for _ in range(choose.randint(1, 4))]
+    check(lengths, choose.randint(1, 3), choose.randint(1, 32) * 8, choose.choice(list(LIMITS)))
