@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..kernels.activation import REFERENCES, activation
-from ..mm.errors import ConfigError
+from ..mm.errors import CheckpointError, ConfigError
 from .activations import mel_encoder_bytes
 from .audio.mel_encoder import Encoder, encoder_config
 from .config import count, decoder_spec
@@ -28,7 +29,8 @@ AUDIO = {  # what the published config.json leaves out
     "num_mel_bins": 80,
 }
 _EPS = 1e-6
-_ELSEWHERE = ("audio_model_id", "text_model_id")
+_ELSEWHERE = {"audio_model_id": "audio_config", "text_model_id": "text_config"}
+_MERGE = "merge its config and weights into this checkpoint"
 
 
 class Stacked(nn.Module):
@@ -66,12 +68,13 @@ class Ultravox(DecoderModel):
     prefixes = TEXT_PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        for key in _ELSEWHERE:
-            if config.get(key):
-                raise ConfigError(f"weights lie in another model ({key}={config[key]!r}); merge them into one checkpoint")
+        for key, section in _ELSEWHERE.items():
+            if config.get(key) and not config.get(section):
+                raise ConfigError(f"{section} is not here but in another model ({key}={config[key]!r}); {_MERGE}")
         if config.get("audio_latency_block_size"):
             raise ConfigError("audio_latency_block_size is not supported; remove it to hear a window as a whole")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
+        self.elsewhere = [f"{key}={config[key]!r}" for key in _ELSEWHERE if config.get(key)]
         tower = encoder_config(AUDIO | dict(config.get("audio_config") or {}))
         self.audio_tower = Encoder(tower, dtype, device, silence=False)
         self.group, act = count({"stack_factor": 8, **config}, "stack_factor"), config.get("projector_act", "swiglu")
@@ -83,15 +86,46 @@ class Ultravox(DecoderModel):
         self.multi_modal_projector = Stacked(wide, self.inner, self.hidden_size, act, middle, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        windows = self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
+        frames = tensors["audio_frames"].tolist()
+        behind = self._behind(frames, tensors["audio_windows"].tolist())
+        features = self._filled(tensors["input_features"], frames, behind) if behind else tensors["input_features"]
+        windows = self.audio_tower(features, frames, behind)
         stacked = [F.pad(rows, (0, 0, 0, -len(rows) % self.group)).view(-1, self.group * rows.shape[1]) for rows in windows]
         return list(self.multi_modal_projector(torch.cat(stacked)).split(tensors["audio_rows"].tolist()))
+
+    def _behind(self, frames: list[int], windows: list[int]) -> list[int | None]:
+        """For the last of several windows, which is filled up: rows behind its sound that share a token with it. Else empty."""
+        most, behind = 2 * self.audio_tower.config.positions, list[int | None]([None] * len(frames))
+        for end, several in zip(accumulate(windows), windows, strict=True):
+            if several > 1 and frames[end - 1] < most:
+                rows = self.audio_tower.rows(frames[end - 1])
+                behind[end - 1] = min(most // 2, -(-rows // self.group) * self.group) - rows
+        return behind if any(more is not None for more in behind) else []
+
+    def _filled(self, features: Tensor, frames: list[int], behind: list[int | None]) -> Tensor:
+        """With frames of nothing after those windows."""
+        most, wanted = 2 * self.audio_tower.config.positions, list(frames)
+        for place, more in enumerate(behind):
+            if more is not None:
+                wanted[place] = min(2 * (self.audio_tower.rows(frames[place]) + more) + 1, most)
+        filled = features.new_zeros(sum(wanted), features.shape[1])
+        for window, place in zip(features.split(frames), filled.split(wanted), strict=True):
+            place[: len(window)] = window
+        return filled
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        try:
+            super().load_weights(weights)
+        except CheckpointError as error:
+            if not self.elsewhere:
+                raise
+            raise CheckpointError(f"{error}; it names another model ({', '.join(self.elsewhere)}): {_MERGE}") from None
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return 2 * self.group * rows * self.audio_tower.config.mels * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
         audio, size = self.audio_tower.config, self.dtype.itemsize
-        tower = mel_encoder_bytes(audio, 2 * self.group * rows, 0, self.dtype, work)
+        tower = mel_encoder_bytes(audio, 2 * self.group * rows, 0, self.dtype, work) + self.input_bytes(modality, rows)
         wide = 3 * self.group * audio.width + self.inner  # the tower's rows, side by side, normed
         return max(tower, self.input_bytes(modality, rows) + rows * (wide + 2 * self.hidden_size) * size)

@@ -1,7 +1,7 @@
 """What Ultravox wants to be fed: sounds in windows of 30 s as log-mel frames, a token for 160 ms. Knows no model.
 
-Source: the published processor. It fills up the last of several windows with zeros, of which up to seven rows reach the last
-token; here each window is as long as its sound, as the only window is there.
+Source: the published processor. It fills up the last of several windows with zeros, which the model does here; a sound's only
+window is as long as the sound.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,13 +103,14 @@ class Attention(nn.Module):
         self.k = Linear(c.width, {"k_proj": c.width}, c.key_bias, dtype, device)
         self.out = Linear(c.width, {c.names.out: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None, behind: Sequence[int | None] = ()) -> Tensor:
         q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
         k = self.k(x).view(x.shape[0], self.heads, self.dim)
         if angles is not None:
             for part in (q, k):
                 rotate_(part[..., : self.turned], *angles)
-        return self.out(varlen_attention(q, k, v, lengths, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+        see = varlen_attention if not behind else partial(_see, behind=behind)
+        return self.out(see(q, k, v, lengths, scale=self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -123,8 +125,8 @@ class Layer(nn.Module):
         self.first = Linear(c.width, {up: c.inner}, True, dtype, device)
         self.second = Linear(c.inner, {down: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, angles)
+    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None, behind: Sequence[int | None] = ()) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, angles, behind)
         return x + self.second(self.act(self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
 
 
@@ -150,13 +152,18 @@ class Encoder(nn.Module):
         """Rows of so many frames of sound, before pooling."""
         return (frames + 1) // 2
 
-    def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
+    def forward(self, features: Tensor, frames: Sequence[int], behind: Sequence[int | None] = ()) -> list[Tensor]:
         """`features` `[frames, mels]`: of each item the frames of its sound, as many as `frames` says, then any
         silence up to `2 * rows + 1` frames, or to the longest sound the encoder takes where that is less.
+
+        `behind`: rows of each item that are made of what follows its sound, which has to be given then, too. They see the
+        sound and are not seen. None: nothing follows; empty: of no item.
         """
-        lengths = [self.rows(n) for n in frames]
-        heard = [2 * n for n in lengths] if self.silence else list(frames)
-        given = [min(n + 1, 2 * self.config.positions) for n in heard] if self.silence else heard
+        sounding = [self.rows(n) for n in frames]
+        lengths = [n + (more or 0) for n, more in zip(sounding, behind, strict=True)] if behind else sounding
+        follows = [self.silence or more is not None for more in behind or [None] * len(frames)]
+        heard = [2 * rows if more else n for rows, n, more in zip(lengths, frames, follows, strict=True)]
+        given = [min(n + more, 2 * self.config.positions) for n, more in zip(heard, follows, strict=True)]
         x = features.to(self.dtype)
         x = activation("gelu", self.conv1(windows(x, given, heard, 1)))
         x = activation("gelu", self.conv2(windows(x, heard, lengths, 2)))
@@ -164,7 +171,7 @@ class Encoder(nn.Module):
             x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
         angles = self._angles(lengths)
         for layer in self.layers:
-            x = layer(x, lengths, angles)
+            x = layer(x, sounding, angles, behind)
         pooled = [averaged(rows, self.pool) for rows in x.split(lengths)]
         normed: Tensor = self.layer_norm(torch.cat(pooled))
         return list(normed.split([len(rows) for rows in pooled]))
@@ -184,6 +191,19 @@ def sinusoids(positions: int, width: int) -> Tensor:
     half = width // 2
     turns = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
     return torch.cat((turns.sin(), turns.cos()), dim=1)
+
+
+def _see(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, behind: Sequence[int | None]) -> Tensor:
+    """`varlen_attention` of items with as many rows `behind` each, which see its other rows and are not seen."""
+    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
+    for length, more in zip(lengths, (n or 0 for n in behind), strict=True):
+        own, rest = slice(start, start + length), slice(start + length, start + length + more)
+        out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
+        if more:
+            scores = torch.einsum("qhd,khd->hqk", q[rest] * scale, k[own]).softmax(-1)
+            out[rest] = torch.einsum("hqk,khd->qhd", scores, v[own])
+        start = rest.stop
+    return out
 
 
 def windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:

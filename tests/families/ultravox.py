@@ -38,7 +38,7 @@ class Projector(nn.Module):
 
 
 class Composed(nn.Module):
-    """Each window through the encoder's own layers, as long as its sound; rows in eights, filled up with zeros."""
+    """Each window through the encoder's own layers, where rows behind its sound are not seen; rows in eights."""
 
     def __init__(self, config):
         super().__init__()
@@ -52,21 +52,23 @@ class Composed(nn.Module):
         text = tf.CONFIG_MAPPING[config["text_config"]["model_type"]](**config["text_config"])
         self.language_model = tf.AutoModelForCausalLM.from_config(text, attn_implementation="eager")
 
-    def hear(self, frames):
+    def hear(self, frames, valid):
         tower = self.audio_tower
         x = F.gelu(tower.conv2(F.gelu(tower.conv1(frames.T[None])))).transpose(1, 2)
         x = x + tower.embed_positions.weight[: x.shape[1]]
+        mask = torch.zeros(1, 1, 1, x.shape[1])
+        mask[..., (valid + 1) // 2 :] = torch.finfo(torch.float32).min
         for layer in tower.layers:
-            x = layer(x, None)
+            x = layer(x, mask)
             x = x[0] if isinstance(x, tuple) else x
         x = tower.layer_norm(x)[0]
         x = F.pad(x, (0, 0, 0, -len(x) % STACK)).reshape(-1, STACK * x.shape[1])
-        return self.multi_modal_projector(x)
+        return self.multi_modal_projector(x)[: -(-valid // (2 * STACK))]
 
     def forward(self, input_ids, windows=(), past_key_values=None, use_cache=True):
         embeds = self.language_model.get_input_embeddings()(input_ids)
         if windows:
-            embeds[input_ids == self.config["audio_token_index"]] = torch.cat([self.hear(frames) for frames in windows])
+            embeds[input_ids == self.config["audio_token_index"]] = torch.cat([self.hear(*window) for window in windows])
         return self.language_model(inputs_embeds=embeds, past_key_values=past_key_values, use_cache=use_cache)
 
     def save_pretrained(self, folder, max_shard_size=None):
@@ -130,15 +132,17 @@ def call(processor, text, data):
         made = processor.feature_extractor(sound, sampling_rate=RATE, return_tensors="pt", **options)
         frames = made["input_features"][0].T.split(WINDOW)
         assert sum(map(len, frames)) == made["attention_mask"].sum()
-        windows += frames
+        *whole, last = frames
+        filled = F.pad(last, (0, 0, 0, WINDOW - len(last))) if whole else last  # only behind another window
+        windows += [*((one, WINDOW) for one in whole), (filled, len(last))]
         ids += [slot] * sum(-(-len(one) // (2 * STACK)) for one in frames) + encode(part, add_special_tokens=False)
     return {"input_ids": torch.tensor([ids]), "windows": windows}
 
 
 def tensors(inputs, features):
     ours = [part for one in features for part in _cut(one.kwargs)]
-    for mine, theirs in zip(ours, inputs["windows"], strict=True):
-        yield "input_features", mine, theirs
+    for mine, (theirs, valid) in zip(ours, inputs["windows"], strict=True):
+        yield "input_features", mine, theirs[:valid]
 
 
 def _cut(kwargs):
@@ -158,7 +162,7 @@ FAMILY = Family(
     "ultravox",
     build,
     slots={"audio": PLACEHOLDER},
-    sizes={"audio": [(30_000,), (9001,), (70_234,)]},
+    sizes={"audio": [(36_960,), (9001,), (70_234,)]},
     grid={"audio": [*SOUNDS, (1,), (319,), (2560,), (2561,), (32_000,), (32_001,)]},
     call=call,
     run=run,

@@ -166,7 +166,9 @@ def changed(folder: Path, new: Path, file: str, change: Callable[[str], str]) ->
 
 def test_a_vocabulary_without_languages_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
     """One that lacks a few is not asked for those."""
-    none = changed(folder, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text))
+    none = changed(
+        folder, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text)
+    )
     with pytest.raises(ConfigError, match=r"the tokenizer has no token of a language, such as <\|en\|>.*; use the tokenizer's"):
         heard(none, (sound(), 16_000))
     some = changed(folder, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
