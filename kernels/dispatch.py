@@ -26,7 +26,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "activation": ("native", "triton", "torch"),
     "gated": ("native", "triton", "torch"),
     "linear": ("native", "onednn", "torch"),
-    "int8_linear": ("native", "torch"),
+    "int8_linear": ("native", "triton", "torch"),
     "moe": ("triton", "torch"),
     "draw": ("triton", "torch"),
     "log_probs": ("triton", "torch"),

@@ -47,8 +47,10 @@ class Int8Panels:
 
 
 def supported(device: torch.device) -> bool:
-    """Whether products of 8-bit numbers are exact and fast: x86 CPUs with AVX-512 VNNI."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    """Whether products of 8-bit numbers are exact and fast: x86 CPUs with AVX-512 VNNI, GPUs with Triton."""
+    if device.type != "cpu":
+        return backend("int8_linear", device, torch.bfloat16) == "triton"
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +81,10 @@ def int8_linear_reference(x: Tensor, weights: Int8) -> Tensor:
 def int8_linear(x: Tensor, weights: Int8 | Int8Panels) -> Tensor:
     """See `int8_linear_reference`, whose bits it gives; rows that are not finite give some that are not, either way."""
     if isinstance(weights, Int8):
+        if backend("int8_linear", x.device, x.dtype) == "triton":
+            from .gpu import linear
+
+            return linear.int8_linear(x, weights)
         return int8_linear_reference(x, weights)
     (rows, inputs), words, w = x.shape, weights.panels.shape[1], weights
     out = x.new_empty(rows, w.outputs)

@@ -99,7 +99,7 @@ def quantize(root: nn.Module, quantization: str) -> None:
             assert module.weight is not None, "weights are packed already"
             if not supported(module.weight.device):
                 raise ConfigError(
-                    f"quantization={quantization!r} needs a CPU with avx512_vnni, not this "
+                    f"quantization={quantization!r} needs a CPU with avx512_vnni, or a GPU and Triton, not this "
                     f"{module.weight.device.type}: leave it out, or use device='cpu' on such a machine"
                 )
             module.quantization = quantization

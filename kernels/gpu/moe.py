@@ -159,7 +159,7 @@ def _expert_kernel(
         output = column % 2 * (width // 2) + column // 2
     there = column < width
     weight = owner.to(tl.int64) * width + tl.where(there, output, 0)
-    total = products(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN)
+    total = products(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN).to(tl.float32)
     if SCALED:
         total *= tl.load(x_scale_ptr + row, mask=inside, other=0.0)[:, None]
         total *= tl.load(w_scale_ptr + weight, mask=there, other=0.0)[None, :]

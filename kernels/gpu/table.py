@@ -150,6 +150,25 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     # A program gathers a row's candidates in blocks of BLOCK tokens, searches them, or sums over all.
     "gather_candidates": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
     "draw": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
+    # A tile of BLOCK_M rows and BLOCK_N outputs, weights in 8 bits; "few", "some": up to 16, up to 64 rows; else by the bits of
+    # the numbers in a row.
+    "linear": {
+        "": {"any": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 2}},
+        "few": {"any": {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 1, "num_warps": 4, "num_stages": 4}},
+        "some": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 1, "num_warps": 4, "num_stages": 3}},
+        "8": {
+            "any": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "GROUP": 8, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"num_stages": 3},
+            "sm_90": {"num_stages": 4},
+        },
+        "16": {
+            "any": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"num_stages": 3},
+            "sm_90": {"num_stages": 3},
+        },
+        "wide": {"any": {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
+    },
+    "linear_sum": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "penalise": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
     # A program makes ROWS x COLUMNS pixels, in all channels while columns are weighed, of one channel after that.

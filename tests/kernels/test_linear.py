@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sensorium.kernels import native
-from sensorium.kernels.dispatch import backend
+from sensorium.kernels.dispatch import backend, has_triton
 from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
 from sensorium.kernels.linear import Packed, Panels, Plain, Weights, linear, pack, padded_rows
 
@@ -143,7 +143,8 @@ def test_int8_gives_integers_exactly() -> None:
 
 
 def test_int8_wants_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not supported(torch.device("cuda"))
+    assert supported(torch.device("cuda")) == has_triton()
+    assert not supported(torch.device("xpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert not supported(CPU)
 

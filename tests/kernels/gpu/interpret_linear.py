@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.gpu import linear
-from sensorium.kernels.int8 import quantize_rows
+from sensorium.kernels.gpu import linear, tune
+from sensorium.kernels.int8 import Int8, int8_linear_reference, quantize_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -18,3 +18,59 @@ def test_rows_are_quantised_bit_for_bit(dtype: torch.dtype) -> None:
     x[2, 0] = 127.0
     for found, wanted in zip(linear.quantize_rows(x), quantize_rows(x), strict=True):
         assert torch.equal(found, wanted)
+
+
+TILES = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32}
+SHAPES = {"a row in shares": (1, 600, 40), "few in shares": (5, 1100, 33), "many": (37, 70, 50)}  # rows, in, out
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles():
+    with tune.trying("linear", TILES), tune.trying("linear_sum", {"BLOCK": 32}):
+        yield
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_int8(shape: tuple[int, int, int], dtype: torch.dtype, biased: bool) -> None:
+    rows, inner, outer = shape
+    x, bias = torch.randn(rows, inner).to(dtype), torch.randn(outer).to(dtype) if biased else None
+    weight, scale = quantize_rows(torch.randn(outer, inner) / inner**0.5)
+    weights = Int8(weight, scale.flatten(), bias)
+    torch.testing.assert_close(linear.int8_linear(x, weights), int8_linear_reference(x, weights))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_weights_alone_in_8_bits(shape: tuple[int, int, int], dtype: torch.dtype, kind: torch.dtype) -> None:
+    """Integers, and the bytes of floats."""
+    rows, inner, outer = shape
+    x, scale = torch.randn(rows, inner).to(dtype), torch.rand(outer) / inner**0.5
+    if kind == torch.int8:
+        weight = torch.randint(-127, 128, (outer, inner), dtype=torch.int8)
+        wide, scale = weight.float(), scale / 40
+    else:
+        eight = torch.randn(outer, inner).to(torch.float8_e4m3fn)
+        weight, wide = eight.view(torch.uint8), eight.float()
+    found = linear.multiply(x, None, weight, scale, None, dtype)
+    near = {} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(found, (x.double() @ wide.double().T * scale).to(dtype), **near)
+
+
+def test_every_float_of_8_bits_is_itself() -> None:
+    weight = torch.arange(256, dtype=torch.uint8)
+    weight[weight & 127 == 127] = 0  # no numbers
+    found = linear.multiply(torch.eye(1, 16), None, weight[:, None].repeat(1, 16), torch.ones(256), None, torch.float32)
+    assert torch.equal(found[0], weight.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_rows_and_weights_as_floats_of_8_bits(shape: tuple[int, int, int]) -> None:
+    rows, inner, outer = shape
+    x, weight = (torch.randn(n, inner).to(torch.float8_e4m3fn) for n in (rows, outer))
+    x_scale, scale, bias = torch.rand(rows, 1), torch.rand(outer) / inner**0.5, torch.randn(outer)
+    found = linear.multiply(x, x_scale, weight, scale, bias, torch.bfloat16)
+    wanted = (x.double() @ weight.double().T * x_scale * scale + bias).to(torch.bfloat16)
+    torch.testing.assert_close(found, wanted)
