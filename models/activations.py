@@ -142,6 +142,11 @@ def _mixture_bytes(width: int, m: MoeSpec, work: Work, dtype: torch.dtype) -> in
     one = 8 + width * s + _mlp_bytes(width, max(m.inner), work, dtype)
     total = width * (2 * _WIDE + s + _as_float(s))  # the sum, and what is added to it
     shared = width * s + _mlp_bytes(width, m.shared_inner, work, dtype)
+    if fused("moe", work.device, dtype):  # side by side all experts make all their rows at once
+        inner = max(m.inner)
+        pairs = m.top_k * (4 * _WIDE + (inner + width) * s)  # weights, experts, their order, and what the products make
+        eight = (width + _WIDE + m.top_k * (inner + _WIDE)) * work.int8
+        return width * s + 1 + max(scores, pairs + eight, shared)
     return max(apart + max(scores, chosen + made + max(one, total)), chosen + shared)
 
 
