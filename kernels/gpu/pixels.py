@@ -49,7 +49,7 @@ def _rounded(total, shift):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _place_kernel(  # type: ignore[no-untyped-def]
+def _lines_kernel(  # type: ignore[no-untyped-def]
     planes_ptr, table_ptr, out_ptr, frames, height, target_height, target_width, taps, shift,
     frame_step, channel_step, line_step, column_step, out_group, out_frame, out_channel, row,
     mean_0, mean_1, mean_2, std_0, std_1, std_2,
@@ -114,7 +114,7 @@ def laid_out(
     there, taps, shift = table(height, target[0], filter, frames.device)
     shape = tune.launch("pixels", "rows")
     parts = triton.cdiv(target[0], shape["ROWS"]) * triton.cdiv(target[1], shape["COLUMNS"])
-    _place_kernel[(parts, 3, groups * layout.temporal)](
+    _lines_kernel[(parts, 3, groups * layout.temporal)](
         planes, used(there), out, n, height, *target, taps, shift, *planes.stride(), *steps, *scaling.mean, *scaling.std,
         PATCH=patch, MERGE=layout.merge, TEMPORAL=layout.temporal, **shape,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from sensorium.kernels.gpu import pixels
 from sensorium.kernels.pixels import Layout, Scaling
 
-HOT = {"_columns_kernel", "_place_kernel"}
+HOT = {"_columns_kernel", "_lines_kernel"}
 CLIP = Scaling((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
 
 

@@ -37,7 +37,15 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with LLM(MODEL, dtype="float32", max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4, kernels=kernels) as llm:
             answers.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
         assert bool(launched) == bool(kernels)
-    assert {"_norm_kernel", "_place_kernel", "_attend_kernel", "_gated_kernel", "_rotate_kernel"} <= launched
+    assert {
+        "_norm_kernel",
+        "_place_kernel",
+        "_attend_kernel",
+        "_gated_kernel",
+        "_rotate_kernel",
+        "_varlen_kernel",
+        "_put_kernel",
+    } <= launched
     for plain, told in zip(*answers, strict=True):
         assert told.token_ids == plain.token_ids
         for one, other in zip(plain.logprobs, told.logprobs, strict=True):
