@@ -48,6 +48,12 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> No
 
 
 @triton.jit
+def _rounded(x, KIND: tl.constexpr):
+    """Float32 numbers as they would be, had they been stored: where norm.rms_norm_reference rounds."""
+    return x.to(KIND).to(tl.float32)
+
+
+@triton.jit
 def _part(
     x_ptr,  # of the first head of a part of the row, heads `dim` apart
     out_ptr,  # where they go
@@ -81,14 +87,11 @@ def _part(
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / dim + eps)[:, None]
         w_a = tl.load(weight_ptr + first, mask=inside, other=0.0).to(tl.float32)[None, :]
         w_b = tl.load(weight_ptr + second, mask=inside, other=0.0).to(tl.float32)[None, :]
-        a, b = a * scale, b * scale
         if OFFSET:
-            a, b = (a * (w_a + offset)).to(kind).to(tl.float32), (b * (w_b + offset)).to(kind).to(tl.float32)
-        else:  # rounded before the weight and after, as norm.rms_norm_reference does
-            a, b = (
-                (a.to(kind).to(tl.float32) * w_a).to(kind).to(tl.float32),
-                (b.to(kind).to(tl.float32) * w_b).to(kind).to(tl.float32),
-            )
+            a, b = a * scale * (w_a + offset), b * scale * (w_b + offset)
+        else:
+            a, b = _rounded(a * scale, kind) * w_a, _rounded(b * scale, kind) * w_b
+        a, b = _rounded(a, kind), _rounded(b, kind)
     if cos_ptr is not None:
         c = tl.load(cos_ptr + pair, mask=pair < half, other=1.0)[None, :]
         s = tl.load(sin_ptr + pair, mask=pair < half, other=0.0)[None, :]
@@ -128,48 +131,21 @@ def _place_kernel(
     slot = tl.load(slot_ptr + row).to(tl.int64) * kv_heads * dim
     if tile < q_tiles:
         _part(
-            x_ptr, x_ptr, q_weight_ptr, cos_ptr, sin_ptr, heads, tile, dim, half, eps, offset, OFFSET, NEIGHBOURS, HEADS, BLOCK
-        )
+            x_ptr, x_ptr, q_weight_ptr, cos_ptr, sin_ptr, heads, tile, dim, half, eps, offset,
+            OFFSET, NEIGHBOURS, HEADS, BLOCK,
+        )  # fmt: skip
     elif slot >= 0:
         x_ptr, tile = x_ptr + heads * dim, tile - q_tiles
         if tile < kv_tiles:
-            k_ptr = k_cache_ptr + slot
             _part(
-                x_ptr,
-                k_ptr,
-                k_weight_ptr,
-                cos_ptr,
-                sin_ptr,
-                kv_heads,
-                tile,
-                dim,
-                half,
-                eps,
-                offset,
-                OFFSET,
-                NEIGHBOURS,
-                HEADS,
-                BLOCK,
-            )
+                x_ptr, k_cache_ptr + slot, k_weight_ptr, cos_ptr, sin_ptr, kv_heads, tile, dim, half, eps, offset,
+                OFFSET, NEIGHBOURS, HEADS, BLOCK,
+            )  # fmt: skip
         else:
-            v_ptr, v_out = x_ptr + kv_heads * dim, v_cache_ptr + slot
             _part(
-                v_ptr,
-                v_out,
-                None,
-                None,
-                None,
-                kv_heads,
-                tile - kv_tiles,
-                dim,
-                half,
-                eps,
-                offset,
-                OFFSET,
-                NEIGHBOURS,
-                HEADS,
-                BLOCK,
-            )
+                x_ptr + kv_heads * dim, v_cache_ptr + slot, None, None, None, kv_heads, tile - kv_tiles, dim, half, eps, offset,
+                OFFSET, NEIGHBOURS, HEADS, BLOCK,
+            )  # fmt: skip
 
 
 def place_(
