@@ -40,7 +40,7 @@ class Track:
     prompt_length: int = field(init=False)  # tokens it began with, less what was taken back of them
     atoms: list[Atom] = field(init=False)
     forbidden: tuple[tuple[int, ...], ...] = ()  # sequences that the rest of the answer must not contain
-    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default_factory=list)  # None: they are told
     grammars: GrammarFactory | None = None
     row: SampleRow = field(init=False)  # what the sampler keeps of it
     adapter: str = field(init=False)

@@ -1,4 +1,4 @@
-"""The engine behind five verbs: add, append, truncate, abort, step. Knows no text, no media and no thread."""
+"""The engine behind six verbs: add, append, truncate, rest, abort, step. Knows no text, no media and no thread."""
 
 from __future__ import annotations
 
@@ -67,6 +67,10 @@ class EngineCore:
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Roll a sequence back to its first `num_tokens` tokens, cache included; InputError if that cuts an item."""
         self.scheduler.truncate(request_id, num_tokens)
+
+    def rest(self, request_id: str) -> None:
+        """End the answer of a sequence that is held open, as it stands; InputError for an unknown one."""
+        self.scheduler.rest(request_id)
 
     def abort(self, request_id: str) -> None:
         """Forget a sequence and free all it holds; unknown ones are ignored. The worker frees its part with the next step."""

@@ -259,7 +259,9 @@ class Driver:
                         self._release(ticket)
             if name not in assembly.open:
                 del self._owners[name]
-                if stopped or output.finish_reason is None:
+                if stopped and ticket.keep:
+                    self.core.rest(name)
+                elif stopped or output.finish_reason is None:
                     self.core.abort(name)
         except Exception as error:
             self._end(ticket, "error", describe(error))

@@ -19,12 +19,13 @@ class LiveSession:
     """One sequence, held open: a prompt, its answer, more, the next answer. `with` closes it; so does
     forgetting it.
 
-    Made by `LLM.live`. Every turn is answered with the same sampling parameters. For one thread at a time.
+    Made by `LLM.live`. Every turn is answered with the same sampling parameters. A stop string ends a turn; of its tokens those
+    that are made stay in the sequence. For one thread at a time.
     """
 
     def __init__(self, driver: Driver, inputs: InputProcessor, job: Job) -> None:
-        if job.params.n > 1 or job.params.stop_strings:
-            raise InputError("a live session has one answer per turn and no stop strings; use stop_token_ids")
+        if job.params.n > 1:
+            raise InputError(f"a live session has one answer per turn, not n={job.params.n}")
         self._driver, self._inputs = driver, inputs
         self._mail: SimpleQueue[list[Ticket]] = SimpleQueue()
         (self._ticket,) = driver.tickets([replace(job, keep=True)], self._mail.put, partial=True)

@@ -204,7 +204,7 @@ class LLM:
         Prompt and `chat` are as `stream` takes them.
 
         Raises:
-            InputError: parameters that ask for several answers or for stop strings.
+            InputError: parameters that ask for several answers.
         """
         return LiveSession(self._driver, self._inputs, self.job(prompt, sampling_params, **chat))
 

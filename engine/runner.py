@@ -190,10 +190,15 @@ class ModelRunner:
     def _prompt_logprobs(
         self, track: Track, task: ScheduledRequest, hidden: Tensor, start: int
     ) -> tuple[dict[int, Logprob] | None, ...] | None:
-        """Extend the prompt's log probabilities by this chunk; all of them once the prompt is complete, else None."""
-        count, prompt, done = track.message.params.prompt_logprobs, track.message.prompt_token_ids, track.prompt_logprobs
-        if count is None or len(done) == len(prompt):
+        """Extend the prompt's log probabilities by this chunk; all of them once the prompt is complete, else None.
+
+        Of a prompt that was rolled back meanwhile, those of what stayed.
+        """
+        count, done = track.message.params.prompt_logprobs, track.prompt_logprobs
+        if count is None or done is None:
             return None
+        prompt = track.message.prompt_token_ids[: track.prompt_length]
+        del done[len(prompt) :]
         if not done:
             done.append(None)  # nothing predicts the first token
         stop = min(task.num_computed + task.num_tokens, len(prompt) - 1)
@@ -202,7 +207,10 @@ class ModelRunner:
             base = start - task.num_computed
             logits = self.model.compute_logits(hidden[base + first : base + last])
             done.extend(gather_logprobs(logits, prompt[first + 1 : last + 1], [count] * (last - first)))
-        return tuple(done) if len(done) == len(prompt) else None
+        if len(done) < len(prompt):
+            return None
+        track.prompt_logprobs = None
+        return tuple(done)
 
 
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:

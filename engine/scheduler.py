@@ -157,6 +157,15 @@ class Scheduler:
         self.tables.roll_back(request, self._atoms(request))
         self._updates.append(RequestUpdate(request_id, num_tokens, forbid=forbid))
 
+    def rest(self, request_id: str) -> None:
+        """End an answer that would go on: its sequence waits for more."""
+        request = self._live(request_id)
+        if request.state is State.WAITING:  # it was to be computed anew
+            self.waiting.remove(request)
+            request.state = State.IDLE
+        elif request.state is State.RUNNING:
+            self._end(request)
+
     def abort(self, request_id: str, unclean: bool = False) -> bool:
         """Free everything a sequence holds; False if there is none of that name. `unclean`: its blocks may hold NaN."""
         request = self.requests.pop(request_id, None)

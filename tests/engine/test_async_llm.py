@@ -275,8 +275,25 @@ def test_live_turns_equal_one_long_prompt(llm):
     assert before[: len(first.prompt_token_ids) + 6] == (*first.prompt_token_ids, *first.outputs[0].token_ids)
     with pytest.raises(InputError, match="ended"):
         live.append("more")
-    with pytest.raises(InputError, match="stop strings"):
-        llm.live("a", greedy(stop="x"))
+    with pytest.raises(InputError, match="one answer per turn, not n=2"):
+        llm.live("a", SamplingParams(n=2, temperature=1.0))
+    assert_idle(llm)
+
+
+def test_a_stop_string_ends_a_turn_of_a_live_session(llm):
+    whole = llm.generate("user 1 moves left", greedy(12), use_tqdm=False)[0].outputs[0]
+    stop = whole.text[len(whole.text) // 2 :][:2]
+    with llm.live("user 1 moves left", greedy(12, stop=stop)) as live:
+        first = live.answer()
+        assert (first.outputs[0].finish_reason, first.outputs[0].stop_reason) == ("stop", stop)
+        assert first.outputs[0].text == whole.text[: whole.text.find(stop)]
+        made = first.outputs[0].token_ids
+        assert made == whole.token_ids[: len(made)]
+        live.append(" user 2")
+        second = live.answer()
+        assert second.prompt_token_ids[: len(first.prompt_token_ids) + len(made)] == (*first.prompt_token_ids, *made)
+    again = {"prompt_token_ids": list(second.prompt_token_ids)}
+    assert llm.generate(again, greedy(12, stop=stop), use_tqdm=False)[0].outputs[0].token_ids == second.outputs[0].token_ids
     assert_idle(llm)
 
 

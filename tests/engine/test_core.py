@@ -83,6 +83,50 @@ def test_truncate_while_running_goes_on_from_there(toy):
     toy.assert_empty(core)
 
 
+@pytest.mark.parametrize("keep", [2, 5, 6, 7, 11])
+def test_a_prompt_cut_while_it_is_computed_has_its_log_probabilities(toy, keep):
+    """Those of what stayed, once; of a prompt that was told already, none."""
+    prompt = tuple(range(5, 17))
+
+    def told(core, steps):
+        outputs = [output for _ in range(steps) for output in core.step()]
+        return [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+
+    options = {"params": SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=4, ignore_eos=True)}
+    core = toy.make_core(budget=3)
+    core.add(toy.of("r", prompt, **options))
+    assert not told(core, 2)  # 6 of 12 tokens
+    core.truncate("r", keep)
+    cut = told(core, 12)
+    core.add(toy.of("s", prompt[:keep], **options))
+    assert cut == told(core, 12)
+    assert len(cut) == 1
+    assert len(cut[0]) == keep
+    core = toy.make_core()
+    core.add(toy.of("r", prompt, hold_open=True, **options))
+    assert len(told(core, 9)) == 1
+    core.truncate("r", keep)
+    core.append("r", [5, 6])
+    assert not told(core, 9)
+
+
+def test_a_sequence_that_rests_goes_on_as_if_it_had_ended(toy):
+    core = toy.make_core()
+    request = toy.make_request("live", random.Random(3), hold_open=True, max_tokens=9, ignore_eos=True)
+    core.add(request)
+    tokens = [*request.prompt_token_ids, *(token for _ in range(4) for output in core.step() for token in output.token_ids)]
+    core.rest("live")
+    core.rest("live")
+    assert core.step() == ()
+    core.append("live", [8, 9])
+    tokens += [8, 9]
+    assert turn(toy, core, "live") == fresh(toy, request, tokens, request.features)
+    core.abort("live")
+    with pytest.raises(InputError, match="not being served"):
+        core.rest("live")
+    toy.assert_empty(core)
+
+
 def test_truncate_drops_items_behind_and_refuses_to_cut_one(toy):
     core = toy.make_core()
     request = toy.make_request("r", random.Random(0), media=False, hold_open=True, max_tokens=2, ignore_eos=True)
