@@ -17,11 +17,13 @@ from torch import Tensor
 from ..metadata import AttentionMetadata
 from ..native import rows
 from . import tune
-from .tiles import Tiles, parts, tiles_of
+from .tiles import MOST_PARTS, Tiles, parts, tiles_of
 from .varlen import parts as halves
 
 LOG2E = math.log2(math.e)
 LEAST = 2  # tiles of keys in a part
+NUMBERS = ["table_stride", "all_rows", "window"]  # differ from step to step: no reason to compile anew
+TABLES = ["tile_ptr", "start_ptr", "length_ptr", "table_ptr", "seen_ptr"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,13 +47,24 @@ def _pages(table_ptr, key, inside, PAGE: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _place(lane, offset, count, pile, GROUP: tl.constexpr, HEADS: tl.constexpr, PLACES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of each lane of a tile the row of its request, the query head of its key head, and whether it has work.
+
+    The others repeat the last row or head: what they read exists, and they see no further.
+    """
+    place, head = offset + lane // HEADS, pile * HEADS + lane % HEADS
+    mine = (lane < PLACES * HEADS) & (place < count) & (head < GROUP)
+    return tl.minimum(tl.minimum(place, offset + PLACES - 1), count - 1), tl.minimum(head, GROUP - 1), mine
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _put(ptr, at, mine, value, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr):  # type: ignore[no-untyped-def]
     column = FIRST + tl.arange(0, WIDTH)
     mask = mine[:, None] & (column < DIM)[None, :]
     tl.store(ptr + at[:, None] + column[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=TABLES)  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [rows, heads, DIM], q_stride from row to row
     k_ptr,  # [slots, KV_HEADS, DIM]
@@ -80,6 +93,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
+    LATE: tl.constexpr,  # some rows do not see the first keys
     CAPPED: tl.constexpr,
     SAME: tl.constexpr,  # keys are values
     LEAST: tl.constexpr,  # tiles of keys in a part, unless there are fewer
@@ -96,13 +110,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     length = tl.load(length_ptr + request)
     kv_head = column // PILES
 
-    # Lanes with nothing to do repeat the last row or head: what they read exists, and they see no further.
-    lane = tl.arange(0, BLOCK_M)
-    place = offset + lane // HEADS
-    head = (column % PILES) * HEADS + lane % HEADS
-    mine = (lane < PLACES * HEADS) & (place < count) & (head < GROUP)
-    place = tl.minimum(tl.minimum(place, offset + PLACES - 1), count - 1)
-    head = kv_head * GROUP + tl.minimum(head, GROUP - 1)
+    place, head, _ = _place(tl.arange(0, BLOCK_M), offset, count, column % PILES, GROUP, HEADS, PLACES)
     row = begin + place
 
     stop = (length - count + 1) + place if CAUSAL else length + 0 * place
@@ -123,11 +131,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     if ALIKE:
         plain, edge = at, at
 
-    q_at = row.to(tl.int64) * q_stride + head * DIM
-    q_left = _columns(q_ptr, q_at, mine, 0, LEFT, DIM, False)
+    q_at = row.to(tl.int64) * q_stride + (kv_head * GROUP + head) * DIM
+    q_left = _columns(q_ptr, q_at, None, 0, LEFT, DIM, False)
     left = tl.zeros([BLOCK_M, LEFT], tl.float32)
     if RIGHT:
-        q_right = _columns(q_ptr, q_at, mine, LEFT, RIGHT, DIM, False)
+        q_right = _columns(q_ptr, q_at, None, LEFT, RIGHT, DIM, False)
         right = tl.zeros([BLOCK_M, RIGHT], tl.float32)
     most = tl.full([BLOCK_M], -1e30, tl.float32)  # of no scores: its difference from another is a number
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -141,7 +149,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             from_, to = plain, edge
         if stretch == 2:
             from_, to = edge, end
-        if stretch == 2 or not ALIKE:
+        if stretch == 2 or (not ALIKE and (stretch == 1 or LATE)):
             page = _pages(table_ptr, from_ + lanes, (from_ + lanes >= low) & (from_ + lanes < to), PAGE)
             for tile_at in range(from_, to, BLOCK_N):
                 key = tl.multiple_of(tile_at, BLOCK_N) + lanes
@@ -156,7 +164,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
                 if CAPPED:
                     score = 1.0 - 2.0 / (1.0 + tl.exp2(score * inner))
                 if stretch != 1:
-                    sees = (key[None, :] < stop[:, None]) & (key[None, :] >= first[:, None])
+                    sees = key[None, :] < stop[:, None]
+                    if LATE:
+                        sees = sees & (key[None, :] >= first[:, None])
                     score = tl.where(sees, score, float("-inf"))
                 higher = tl.maximum(most, tl.max(score, 1))
                 fade = tl.exp2((most - higher) * factor)
@@ -170,7 +180,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
                     right = tl.dot(weight, v_right, right * fade[:, None], input_precision="ieee")
 
     share = 1.0 / tl.where(total > 0.0, total, 1.0)  # a row that sees no key becomes 0
-    out_at = (row.to(tl.int64) * (KV_HEADS * GROUP) + head) * DIM
+    # Found again, from a 0 that the compiler cannot know: else it would keep them in registers while keys go by.
+    lane = tl.arange(0, BLOCK_M) + tl.load(start_ptr, volatile=True)
+    place, head, mine = _place(lane, offset, count, column % PILES, GROUP, HEADS, PLACES)
+    out_at = ((begin + place).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + head) * DIM
     if weight_ptr is not None:
         cell = (tile.to(tl.int64) * tl.num_programs(1) + column) * tl.num_programs(2) + part
         out_at = (cell * BLOCK_M + lane) * DIM
@@ -181,7 +194,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         _put(out_ptr, out_at, mine, right * share[:, None], LEFT, RIGHT, DIM)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=TABLES[:2])  # type: ignore[untyped-decorator]
 def _join_kernel(  # type: ignore[no-untyped-def]
     part_ptr,  # [tiles, columns, parts, BLOCK_M, DIM] in float32, each as if there were no other
     weight_ptr,  # [tiles, columns, parts, BLOCK_M]
@@ -223,7 +236,7 @@ def _join_kernel(  # type: ignore[no-untyped-def]
             tl.store(out_ptr + at, made.to(out_ptr.dtype.element_ty), mask=at < DIM)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["slot_ptr"])  # type: ignore[untyped-decorator]
 def _write_kernel(k_ptr, v_ptr, k_out_ptr, v_out_ptr, slot_ptr, k_stride, v_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Some numbers of one row of keys and values; a row whose slot is negative goes nowhere."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -300,17 +313,20 @@ def _launch(
     _attend_kernel[(tiles.count, columns, cuts)](
         q, kv_cache[0], kv_cache[-1], made, weights, tiles.table, starts, lengths, *where,
         2 * LOG2E * scale / soft_cap if soft_cap else 0.0, factor,
-        **heads_, LEFT=left, RIGHT=right, PAGE=meta.block_size, CAUSAL=meta.causal, WINDOWED=meta.window is not None,
+        **heads_, LEFT=left, RIGHT=right, PAGE=meta.block_size, CAUSAL=meta.causal,
+        WINDOWED=meta.window is not None, LATE=not meta.plain,
         CAPPED=soft_cap is not None, SAME=len(kv_cache) == 1, LEAST=LEAST, ALIKE=meta.invariant, **config,
     )  # fmt: skip
     if weights is not None:
         _join_kernel[(tiles.count, columns, block // together * together)](
             made, weights, out, tiles.table, starts, cuts, **heads_, BLOCK_M=block,
-            PARTS=triton.next_power_of_2(cuts), **tune.launch("join_attention"),
+            PARTS=16 if cuts <= 16 else MOST_PARTS, **tune.launch("join_attention"),
         )  # fmt: skip
 
 
 def _cuts(tiles: Tiles, columns: int, config: dict[str, int]) -> int:
-    """Into how many parts the keys of every tile are cut."""
+    """Into how many parts the keys of every tile are cut. Parts of many rows are large: only a card half empty is worth them."""
+    many = config["BLOCK_M"] > 32
+    slots = tune.card().processors * (1 if many else 2)
     alike = tiles.keys * columns / max(1, tiles.longest)
-    return parts(round(alike, 1), tiles.longest // (LEAST * config["BLOCK_N"]), tune.card().processors * 2)
+    return 1 if many and alike >= slots else parts(round(alike, 1), tiles.longest // (LEAST * config["BLOCK_N"]), slots)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..metadata import AttentionMetadata
 
-_MOST_PARTS = 64
+MOST_PARTS = 64
 _NEAR = 0.85  # of the best balance that any number of parts would give: fewer parts are joined faster
 
 
-class Tiles(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Tiles:
     """Some of a step's rows, in tiles of one request each.
 
     Args:
@@ -39,33 +40,32 @@ def tiles_of(meta: AttentionMetadata, few: int, many: int) -> tuple[Tiles, Tiles
 
 
 def _lay_out(meta: AttentionMetadata, few: int, many: int) -> tuple[Tiles, Tiles]:
-    starts, lengths = np.array(meta.query_start), np.array(meta.seq_lens)
-    counts = np.diff(starts)
+    counts = np.diff(meta.query_start)
     short, long = np.flatnonzero((counts > 0) & (counts <= few)), np.flatnonzero(counts > few)
-    whole = len(short) == len(counts)
-    narrow = _tiles(meta, short, np.zeros_like(short), counts, lengths, few)
     tiles = -(-counts[long] // many)
     offsets = many * (np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles))
-    wide = _tiles(meta, np.repeat(long, tiles), offsets, counts, lengths, many)
-    return narrow._replace(table=None) if whole else narrow, wide
+    return _tiles(meta, short, np.zeros_like(short), few), _tiles(meta, np.repeat(long, tiles), offsets, many)
 
 
-def _tiles(
-    meta: AttentionMetadata, requests: np.ndarray, offsets: np.ndarray, counts: np.ndarray, lengths: np.ndarray, rows: int
-) -> Tiles:
+def _tiles(meta: AttentionMetadata, requests: np.ndarray, offsets: np.ndarray, rows: int) -> Tiles:
+    """Tiles of up to `rows` rows, from the row `offset` of each request on."""
     if not len(requests):
         return Tiles(None, 0, 0, 0)
-    counts, keys = counts[requests], lengths[requests]
+    keys = np.array(meta.seq_lens)[requests]
     if meta.causal:
+        counts = np.diff(meta.query_start)[requests]
         keys = keys - counts + np.minimum(offsets + rows, counts)
     if meta.window is not None:
         keys = keys.clip(max=meta.window + rows)
-    order = np.argsort(-keys, kind="stable")
-    table = torch.from_numpy(np.stack((requests, offsets), 1)[order].astype(np.int32))
-    return Tiles(meta.on_device(table), len(requests), int(keys.max()), int(keys.sum()))
+    table = None
+    if len(requests) != len(meta.seq_lens) or offsets.any():
+        longest_first = np.argsort(-keys, kind="stable")
+        pairs = np.stack((requests, offsets), 1)[longest_first]
+        table = meta.on_device(torch.from_numpy(pairs.astype(np.int32)))
+    return Tiles(table, len(requests), int(keys.max()), int(keys.sum()))
 
 
-@cache
+@lru_cache(maxsize=256)
 def parts(tiles: float, longest: int, slots: int) -> int:
     """Of how many parts the keys of every tile should be, so that `slots` programs at a time are all busy to the end.
 
@@ -73,6 +73,6 @@ def parts(tiles: float, longest: int, slots: int) -> int:
         tiles: of the longest tile's size that there are.
         longest: parts that tile can be cut into at most.
     """
-    able = range(1, max(1, min(_MOST_PARTS, longest)) + 1)
+    able = range(1, max(1, min(MOST_PARTS, longest)) + 1)
     busy = [tiles * n / slots / -(-tiles * n // slots) for n in able]
     return next(n for n, share in zip(able, busy, strict=True) if share >= _NEAR * max(busy))
