@@ -86,7 +86,7 @@ class LLM:
             if modality not in info.modalities:
                 known = ", ".join(info.modalities)
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
-        self._template = find_template(files.path)
+        self._template = info.template or find_template(files.path)
         engine = in_passing(partial(load_engine, self.config, files, info, self._tokenizer))
         self.max_model_len = engine.max_model_len
         self.default_params = SamplingParams()

@@ -34,6 +34,7 @@ class FamilyInfo:
         known: names of the options that a caller may give, by modality.
         published: values of the text config where config.json omits them.
         adapters: as in ProcessingInfo, of those that a checkpoint may bring; here one beside the weights is for every prompt.
+        template: as in ProcessingInfo.
         rows: what ready-made rows come with: "grid" (t, h, w), "count" (nothing; one step of one row each), None: refused.
 
     `self.files` is the checkpoint's JSON, `self.text` its text config, `self.layers[modality]` the options given so far,
@@ -47,6 +48,7 @@ class FamilyInfo:
     known: Known = {}
     published: Mapping[str, Any] = {}
     rows: str | None = "count"
+    template: str | None = None
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         self.files, self._given = files, options

@@ -55,6 +55,7 @@ class ProcessingInfo(Protocol):
     slot_ids: Mapping[str, int]  # modality -> the one token that marks an unexpanded slot in a prompt; none: it is read across
     prefill: str  # "causal" | "item_atomic" | "prompt_atomic"
     decode_spec: DecodeSpec  # frames and rate its items are decoded with
+    template: str | None  # Jinja source of its chats, where the checkpoint's own files have none that knows its items
     adapters: Mapping[str, str]  # modality -> folder of the adapter that computes prompts with such items, "": all; first wins
 
     def parser(self) -> MultiModalDataParser:

@@ -22,6 +22,26 @@ IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 FRAMES = 8  # of a clip, where neither the checkpoint nor the caller says
 
 
+_SYSTEM = "你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
+TEMPLATES = {
+    "internvl2_5": """
+{%- if messages[0].role != 'system' -%}{{ '<|im_start|>system\\n"""
+    + _SYSTEM
+    + """<|im_end|>\\n' }}{%- endif -%}
+{%- for m in messages -%}
+  {{- '<|im_start|>' ~ m.role ~ '\\n' -}}
+  {%- for part in ([{'type': 'text', 'text': m.content}] if m.content is string else m.content) -%}
+    {%- if part.type == 'image' -%}{{ '<IMG_CONTEXT>\\n' }}
+    {%- elif part.type == 'text' -%}{{ part.text }}
+    {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
+  {%- endfor -%}
+  {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
+}
+"""What `template` in the publisher's config.json names: that of the tokenizer knows no pictures."""
+
+
 class InternVLProcessingInfo(TiledInfo):
     """ProcessingInfo of InternVL in the layout of the Hub."""
 
@@ -106,6 +126,10 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
         }
         given = ({"resample": "pillow"}, *options)
         super().__init__(replace(files, image=image, config={**config, "text_config": config.get("llm_config") or {}}), *given)
+
+    @property
+    def template(self) -> str | None:  # type: ignore[override]
+        return TEMPLATES.get(str(self.files.config.get("template")))
 
     def decoding(self) -> DecodeSpec:
         return DecodeSpec()

@@ -281,7 +281,8 @@ def _load(path: Path) -> _Backend:
         path if path.is_file() else next((f for f in (folder / "tokenizer.json", folder / "tekken.json") if f.is_file()), None)
     )
     if file is None:
-        raise CheckpointError(f"no tokenizer.json or tekken.json in {str(path)!r}")
+        made = "; save one with transformers' AutoTokenizer" if (folder / "tokenizer_config.json").is_file() else ""
+        raise CheckpointError(f"no tokenizer.json or tekken.json in {str(path)!r}{made}")
     try:
         return _Tekken(file) if "tekken" in file.name else _Fast(file)
     except CheckpointError:

@@ -123,3 +123,15 @@ def test_what_is_not_served_is_named(folders: tuple[Path, Path], tmp_path: Path)
     (own / "config.json").write_text(json.dumps(config | {"llm_config": config["llm_config"] | {"num_hidden_layers": 2}}))
     with pytest.raises(CheckpointError, match=r"language_model\.model\.layers\.2"):
         LLM(own, max_model_len=256)
+
+
+def test_conversations_are_written_as_published(folders: tuple[Path, Path]) -> None:
+    llm = LLM(folders[1], max_model_len=512)
+    content = [{"type": "image", "image": family.make_media("image", (60, 60), 0)}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "system", "content": "Short."}, {"role": "user", "content": content}]
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
+    turns = "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\n<IMG_CONTEXT>\nWhat?<|im_end|>\n<|im_start|>assistant\n"
+    assert (output.error, output.prompt) == (None, turns)
+    (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.prompt.startswith("<|im_start|>system\n你是书生·万象，英文名是InternVL，")
+    assert output.prompt.endswith("。<|im_end|>\n<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n")
