@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -107,6 +107,8 @@ class Track:
 
 
 Row = tuple[Track, ScheduledRequest]
+Place = Callable[[np.ndarray], Tensor]
+"""An array to where the model is, see `staging`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +129,7 @@ def build_batch(
     rows: Sequence[Row],
     encoded: Mapping[str, Tensor],
     caches: Caches,
-    device: torch.device,
+    place: Place,
     routes: Mapping[str, int] | None = None,
     adapters: Sequence[str] = (),
 ) -> ForwardBatch:
@@ -140,27 +142,28 @@ def build_batch(
     ids: list[int] = []
     positions = np.empty((rows[0][0].axes, starts[-1]), dtype=np.int64)
     for (sequence, task), start in zip(rows, starts, strict=False):
-        ids += sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
+        known = sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
+        ids += known + [0] * (task.num_tokens - len(known))  # the device knows
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     index, embeds = _embeds(rows, starts, encoded)
     build = {True: build_cross, False: build_attention}
-    attn = [build[spec.kind == "cross"](rows, tuple(starts), caches, group, device) for group, spec in enumerate(caches.specs)]
+    attn = [build[spec.kind == "cross"](rows, tuple(starts), caches, group, place) for group, spec in enumerate(caches.specs)]
     cross = [encoded[sequence.item(CROSS).hash] for sequence, task in rows if task.write_cross]
     return ForwardBatch(
-        input_ids=torch.tensor(ids, device=device),
-        positions=torch.from_numpy(positions).to(device),
+        input_ids=place(np.array(ids)),
+        positions=place(positions),
         attn=[attn[group] for group in caches.group_of],
         kv_caches=caches.tensors,
-        embed_index=torch.cat(index).to(device) if index else None,
+        embed_index=place(torch.cat(index).numpy()) if index else None,
         embed_rows=torch.cat(embeds) if embeds else None,
         cross_rows=torch.cat(cross) if cross else None,
-        modality_ids=_modalities(rows, starts, routes, device) if routes else None,
-        adapters=_adapters(rows, counts, adapters, device) if adapters else None,
+        modality_ids=_modalities(rows, starts, routes, place) if routes else None,
+        adapters=_adapters(rows, counts, adapters, place) if adapters else None,
     )
 
 
 def build_attention(
-    rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, device: torch.device
+    rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, place: Place
 ) -> AttentionMetadata:
     """Of a group that holds a key per token: tables, and the slots of this step's rows."""
     tasks = [task for _, task in rows]
@@ -173,18 +176,16 @@ def build_attention(
     return AttentionMetadata(
         query_start=starts,
         seq_lens=tuple(task.num_computed + task.num_tokens for task in tasks),
-        block_tables=torch.from_numpy(tables).to(device),
-        slot_mapping=torch.from_numpy(slots).to(device),
+        block_tables=place(tables),
+        slot_mapping=place(slots),
         block_size=caches.block_size,
         invariant=caches.invariant,
         window=caches.specs[group].window,
-        seen=None if seen is None else seen.to(device),
+        seen=None if seen is None else place(seen),
     )
 
 
-def build_cross(
-    rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, device: torch.device
-) -> AttentionMetadata:
+def build_cross(rows: Sequence[Row], starts: tuple[int, ...], caches: Caches, group: int, place: Place) -> AttentionMetadata:
     """Of a group that holds a key per row of the encoder side: tables, and the slots of those that are written in this step."""
     lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in rows]
     tables = _tables([task for _, task in rows], group)
@@ -196,8 +197,8 @@ def build_cross(
     return AttentionMetadata(
         query_start=starts,
         seq_lens=tuple(lengths),
-        block_tables=torch.from_numpy(tables).to(device),
-        slot_mapping=torch.from_numpy(np.concatenate(slots or [np.empty(0, dtype=np.int64)])).to(device),
+        block_tables=place(tables),
+        slot_mapping=place(np.concatenate(slots or [np.empty(0, dtype=np.int64)])),
         block_size=caches.block_size,
         causal=False,
         invariant=caches.invariant,
@@ -220,7 +221,7 @@ def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndar
     return table[token // block_size] * np.int64(block_size) + token % block_size  # type: ignore[no-any-return]
 
 
-def _seen(rows: Sequence[Row], starts: Sequence[int], window: int | None) -> Tensor | None:
+def _seen(rows: Sequence[Row], starts: Sequence[int], window: int | None) -> np.ndarray | None:
     """As in AttentionMetadata: rows of an atom see it to its end, and a prompt that sees itself from its beginning."""
     wide = [(track, task, start) for (track, task), start in zip(rows, starts, strict=False) if _in_atoms(track, task)]
     if not wide:
@@ -233,7 +234,7 @@ def _seen(rows: Sequence[Row], starts: Sequence[int], window: int | None) -> Ten
             seen[1, inside] = last
             if track.prefill == "prompt_atomic":  # an item sees no more of itself than a window holds, a prompt does
                 seen[0, inside] = first
-    return torch.from_numpy(seen)
+    return seen
 
 
 def _in_atoms(track: Track, task: ScheduledRequest) -> list[Atom]:
@@ -243,7 +244,7 @@ def _in_atoms(track: Track, task: ScheduledRequest) -> list[Atom]:
     return [(first, last) for first, last in track.atoms if task.num_computed <= first < task.num_computed + task.num_tokens]
 
 
-def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str, int], device: torch.device) -> Tensor | None:
+def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str, int], place: Place) -> Tensor | None:
     """int64 `[rows]`, of each the number of its item's modality; None where that is 0 for all, as in steps without items."""
     ids = None
     for (track, task), start in zip(rows, starts, strict=False):
@@ -251,16 +252,16 @@ def _modalities(rows: Sequence[Row], starts: Sequence[int], routes: Mapping[str,
             ends = (feature.range.offset - task.num_computed, feature.range.end - task.num_computed)
             first, last = (start + min(max(end, 0), task.num_tokens) for end in ends)
             if feature.modality in routes:
-                ids = torch.zeros(starts[-1], dtype=torch.int64) if ids is None else ids
+                ids = np.zeros(starts[-1], dtype=np.int64) if ids is None else ids
                 ids[first:last] = routes[feature.modality]
-    return None if ids is None else ids.to(device)
+    return None if ids is None else place(ids)
 
 
-def _adapters(rows: Sequence[Row], counts: Sequence[int], adapters: Sequence[str], device: torch.device) -> Tensor | None:
+def _adapters(rows: Sequence[Row], counts: Sequence[int], adapters: Sequence[str], place: Place) -> Tensor | None:
     """As in ForwardBatch."""
     numbers = {name: number for number, name in enumerate(("", *adapters))}
     own = [numbers[track.adapter] for track, _ in rows]
-    return torch.from_numpy(np.repeat(own, counts)).to(device) if any(own) else None
+    return place(np.repeat(own, counts)) if any(own) else None
 
 
 def _embeds(rows: Sequence[Row], starts: Sequence[int], encoded: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

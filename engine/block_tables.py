@@ -45,9 +45,11 @@ class BlockTables:
         self.hits += request.num_computed
         return True
 
-    def grow(self, request: Request) -> bool:
-        """Room for all known tokens of a sequence that has blocks; False for too little."""
-        blocks = self.kv.grow(request.block_ids, self._lengths(request, request.num_computed))
+    def grow(self, request: Request, ahead: bool = False) -> bool:
+        """Room for all known tokens of a sequence that has blocks, and one to come if `ahead`; False for too little."""
+        known = len(request.token_ids)
+        start, tokens = (known, known + 1) if ahead else (request.num_computed, known)
+        blocks = self.kv.grow(request.block_ids, self._lengths(request, start, tokens))
         request.block_ids = blocks or request.block_ids
         return blocks is not None
 

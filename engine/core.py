@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, name_item
 from .quarantine import Quarantine
-from .request import Request
-from .runner import ModelRunner, describe
+from .request import Request, State
+from .runner import Launched, ModelRunner, describe
 from .scheduler import Scheduler
 from .types import EngineRequest, EngineStats, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
+_NOTHING = SchedulerOutput(step=0, scheduled=())
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A step that was started, for sequences as they were then; or why it was not."""
+
+    output: SchedulerOutput
+    sequences: Sequence[Request]
+    epochs: Sequence[int]
+    step: Launched | BaseException
+
+    def wanted(self, scheduler: Scheduler) -> bool:
+        """By any of them, or what it was to say beside its rows has to be said again."""
+        return isinstance(self.step, BaseException) or any(self.is_wanted(scheduler, i) for i in range(len(self.sequences)))
+
+    def is_wanted(self, scheduler: Scheduler, index: int) -> bool:
+        """The sequence is still there, and what was computed is still its next row."""
+        request = self.sequences[index]
+        there = scheduler.requests.get(request.request_id) is request and request.state is State.RUNNING
+        return there and request.epoch == self.epochs[index]
 
 
 class EngineCore:
@@ -23,6 +44,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine) -> None:
         self.scheduler, self.runner, self._quarantine = scheduler, runner, quarantine
         self._encoder_calls = self._disk_hits = 0
+        self._flight: _Flight | None = None  # a step whose tokens nobody has looked at
 
     def add(self, request: EngineRequest) -> None:
         """Queue a sequence.
@@ -77,12 +99,43 @@ class EngineCore:
         self.scheduler.abort(request_id)
 
     def step(self) -> tuple[TokenOutput, ...]:
-        """Compute one batch; what it added, by sequence. An exception ends the sequences of this step only."""
-        output = self.scheduler.schedule()
-        if not any((output.scheduled, output.finished, output.free_encoder, output.new_requests, output.updates)):
+        """Compute one batch; what it added, by sequence. An exception ends the sequences of this step only.
+
+        Where the runner overlaps, the next step is on its way before the tokens of this one are looked at, if it is only a
+        row more for each sequence. What it computed for those that have ended meanwhile is forgotten.
+        """
+        flight, self._flight = self._flight, None
+        if flight is None or not flight.wanted(self.scheduler):
+            flight = self._launch(self.scheduler.schedule())
+        if flight is None:
             return ()
+        self._flight = self._launch_after(flight)
+        return self._collect(flight)
+
+    def _launch(self, output: SchedulerOutput | None, after: Launched | None = None) -> _Flight | None:
+        """None if there is nothing to do."""
+        if output is None or output == replace(_NOTHING, step=output.step):
+            return None
+        sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
+        epochs = [request.epoch for request in sequences]
         try:
-            done = self.runner.run(output)
+            return _Flight(output, sequences, epochs, self.runner.launch(output, after))
+        except BaseException as error:
+            return _Flight(output, sequences, epochs, error)
+
+    def _launch_after(self, flight: _Flight) -> _Flight | None:
+        """The step after that one; None if it has to wait for its tokens."""
+        step = flight.step
+        if isinstance(step, BaseException) or step.tokens is None:
+            return None
+        return self._launch(self.scheduler.ahead(flight.output), step)
+
+    def _collect(self, flight: _Flight) -> tuple[TokenOutput, ...]:
+        output = flight.output
+        try:
+            if isinstance(flight.step, BaseException):
+                raise flight.step
+            done = flight.step.collect()
         except BaseException as error:
             self._lose(output)
             if not isinstance(error, Exception):  # the caller's interrupt
@@ -90,7 +143,9 @@ class EngineCore:
             _log.exception("a step failed")
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))
         self._book_items(output, done)
-        results = [self._book(task, result) for task, result in zip(output.scheduled, done.tokens, strict=True)]
+        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
+        pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
+        results = [self._book(task, result) for good, task, result in pairs if good]
         return (*results, *self._fail_others(done))
 
     @property

@@ -49,6 +49,7 @@ class Request:
     times: dict[str, float] = field(default_factory=dict)
     encode_seconds: float = 0.0
     cached_tokens: int | None = None  # of the prompt, when first admitted
+    epoch: int = 0  # grows whenever a row that is being computed would not be its next one any more
     preemptions: int = 0
     repairs: int = 0  # loops taken back in this answer
     sources: dict[int, str] = field(default_factory=dict)  # item -> how its rows came to be
@@ -104,6 +105,7 @@ class Request:
     def append(self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
         """Continue with these tokens; a new answer starts after them."""
         check_features(features, len(self.token_ids), len(self.token_ids) + len(token_ids))
+        self.epoch += 1
         self.token_ids += token_ids
         self.features += features
         self.turn_start, self.repairs = len(self.token_ids), 0
@@ -122,6 +124,7 @@ class Request:
             raise InputError(f"truncate to {num_tokens} tokens: the sequence has {len(self.token_ids)}, keep 1 or more")
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         check_features(kept, 0, num_tokens)
+        self.epoch += 1
         del self.token_ids[num_tokens:]
         del self.keys[num_tokens // block_size :]
         self.features = kept
@@ -147,6 +150,11 @@ class Request:
         if len(self.token_ids) >= limit or (params.max_tokens is not None and self.num_generated >= params.max_tokens):
             return "length", None
         return None
+
+    def outlasts(self, limit: int) -> bool:
+        """Whether the next token, whichever it is, leaves room for one after it; `limit` as in `finish_reason`."""
+        most = self.message.params.max_tokens
+        return len(self.token_ids) + 1 < limit and (most is None or self.num_generated + 1 < most)
 
     def timings(self) -> dict[str, float]:
         """Seconds of each stage up to now."""

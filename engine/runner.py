@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +25,28 @@ from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
 from .pooling import Pooling, pool
 from .quarantine import bisect, is_out_of_memory
-from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample
+from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample, sample_together
+from .staging import Staging, fetch
 from .structured import GrammarFactory, StructuredOutputs
 from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A step on its way.
+
+    Args:
+        collect: waits for it; to be called once.
+        index: place of each sequence in `tokens`.
+        tokens: int64 `[sequences]` on the device, what each of them got; None where only `collect` can say.
+    """
+
+    collect: Callable[[], StepOutput]
+    index: Mapping[str, int] = field(default_factory=dict)
+    tokens: Tensor | None = None
 
 
 class ModelRunner:
@@ -46,10 +63,12 @@ class ModelRunner:
         invariant: bool = False,
         prefill: str = "causal",
         kernels: str = "",
+        overlaps: bool = False,
     ) -> None:
         """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits. `kernels`: as in EngineConfig.
 
-        `grammars`: of the checkpoint's tokenizer; without it none are asked for.
+        `grammars`: of the checkpoint's tokenizer; without it none are asked for. `overlaps`: a step may start before the
+        tokens of the one before are on the host.
         """
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
@@ -57,7 +76,7 @@ class ModelRunner:
         self.caches = Caches(tensors, group_of_layer(groups), [group.spec for group in groups], block_size, invariant)
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
-        self.graphs = DecodeGraphs()
+        self.graphs, self.staging, self.overlaps = DecodeGraphs(), Staging(device), overlaps
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
         """InputError when it cannot be compiled."""
@@ -66,12 +85,12 @@ class ModelRunner:
         self.grammars.check(wanted)
 
     @torch.inference_mode()
-    def run(self, output: SchedulerOutput) -> StepOutput:
-        """One result per scheduled sequence, in order; an item that fails is the error of the sequences that read it."""
+    def launch(self, output: SchedulerOutput, after: Launched | None = None) -> Launched:
+        """Start one step; `after`: the step before, if each row is computed from the token that its sequence got there."""
         with using(self.kernels):
-            return self._run(output)
+            return self._launch(output, after)
 
-    def _run(self, output: SchedulerOutput) -> StepOutput:
+    def _launch(self, output: SchedulerOutput, after: Launched | None) -> Launched:
         self._update(output)
         start = time.perf_counter()
         encoded = self._encode(output.encode)
@@ -90,8 +109,36 @@ class ModelRunner:
                 error = f"{name_item(track.features, broken)}: {failed[broken]}"
                 results[task.request_id] = TokenOutput(task.request_id, (), error=error)
         if rows:
-            results.update((result.request_id, result) for result in self._forward(rows))
-        return StepOutput(tuple(results[task.request_id] for task in output.scheduled), encoded, seconds)
+            hidden, starts = self._forward(rows, after)
+            if self.overlaps and not results and all(_is_free(*row, self.device) for row in rows):
+                return self._choose_there(output, rows, hidden, starts, encoded, seconds)
+            results.update((result.request_id, result) for result in self._results(rows, hidden, starts))
+        done = StepOutput(tuple(results[task.request_id] for task in output.scheduled), encoded, seconds)
+        return Launched(lambda: done)
+
+    def _choose_there(
+        self,
+        output: SchedulerOutput,
+        rows: Sequence[Row],
+        hidden: Tensor,
+        starts: Sequence[int],
+        encoded: tuple[EncodeResult, ...],
+        seconds: float,
+    ) -> Launched:
+        """A token of every sequence on the device, and what the host will make of it."""
+        logits = self.model.compute_logits(_pick(hidden, [stop - 1 for stop in starts[1:]]))
+        ahead = rows[0][1].num_computed + rows[0][1].num_tokens - len(rows[0][0].token_ids)
+        sampling = sample_together(logits, [track.row for track, _ in rows], ahead)
+        finite = fetch(_finite(hidden))
+
+        def collect() -> StepOutput:
+            fine, results = finite(), []
+            for (track, task), found, start, stop in zip(rows, sampling.read(), starts, starts[1:], strict=False):
+                whole = all(fine[start:stop])
+                results.append(_book(track, found) if whole else TokenOutput(task.request_id, (), error=NOT_FINITE))
+            return StepOutput(tuple(results), encoded, seconds)
+
+        return Launched(collect, {task.request_id: i for i, task in enumerate(output.scheduled)}, sampling.tokens)
 
     def _update(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
@@ -137,11 +184,19 @@ class ModelRunner:
                 raise InputError("the encoder made values that are not finite")
         return [rows.clone() for rows in found] if len(items) > 1 else found  # a view would keep all of them alive
 
-    def _forward(self, rows: list[Row]) -> list[TokenOutput]:
+    def _forward(self, rows: list[Row], after: Launched | None) -> tuple[Tensor, Sequence[int]]:
+        """Hidden rows, and where those of each sequence begin."""
+        self.staging.begin()
         model = self.model
-        batch = build_batch(rows, self.store.rows, self.caches, self.device, model.routes_by_modality, model.adapters)
-        hidden = self.graphs(self.model.forward, batch)
-        starts = batch.attn[0].query_start
+        batch = build_batch(rows, self.store.rows, self.caches, self.staging, model.routes_by_modality, model.adapters)
+        if after is not None:
+            assert after.tokens is not None, "that step's tokens were never on the device"
+            where = self.staging(np.array([after.index[task.request_id] for _, task in rows]))
+            batch = replace(batch, input_ids=after.tokens.index_select(0, where))
+        self.staging.end()
+        return self.graphs(model.forward, batch), batch.attn[0].query_start
+
+    def _results(self, rows: list[Row], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
         whole = _whole(_finite(hidden), starts)
         good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]
         prompts = {task.request_id: self._prompt_logprobs(track, task, hidden, start) for (track, task), start in good}
@@ -159,16 +214,7 @@ class ModelRunner:
         results = self._pool([(track, end) for track, end in lasts if track.message.pooling is not None], hidden)
         lasts = [(track, end) for track, end in lasts if track.message.pooling is None]
         for (track, _), found in zip(lasts, bisect(lasts, partial(self._choose, hidden)), strict=True):
-            name = track.message.request_id
-            if isinstance(found, Exception):
-                _log.warning("sampling failed", exc_info=found if not isinstance(found, InputError) else None)
-                results[name] = TokenOutput(
-                    name, (), error=f"sampling failed: {describe(found)}; ask again with other parameters"
-                )
-                continue
-            track.token_ids.append(found.token)
-            entry = None if found.logprobs is None else (found.logprobs,)
-            results[name] = TokenOutput(name, (found.token,), entry)
+            results[track.message.request_id] = _book(track, found)
         return results
 
     def _pool(self, lasts: Sequence[tuple[Track, int]], hidden: Tensor) -> dict[str, TokenOutput]:
@@ -183,8 +229,7 @@ class ModelRunner:
         }
 
     def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:
-        ends = [end for _, end in lasts]
-        last = hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
+        last = _pick(hidden, [end for _, end in lasts])
         return sample(self.model.compute_logits(last), [track.row for track, _ in lasts])
 
     def _prompt_logprobs(
@@ -211,6 +256,28 @@ class ModelRunner:
             return None
         track.prompt_logprobs = None
         return tuple(done)
+
+
+def _book(track: Track, found: Sampled | Exception) -> TokenOutput:
+    """What was sampled for a sequence, which now holds it."""
+    name = track.message.request_id
+    if isinstance(found, Exception):
+        _log.warning("sampling failed", exc_info=found if not isinstance(found, InputError) else None)
+        return TokenOutput(name, (), error=f"sampling failed: {describe(found)}; ask again with other parameters")
+    track.token_ids.append(found.token)
+    return TokenOutput(name, (found.token,), None if found.logprobs is None else (found.logprobs,))
+
+
+def _is_free(track: Track, task: ScheduledRequest, device: torch.device) -> bool:
+    """Its token follows from its logits alone, and nothing else is wanted of the step. On a CPU rows are drawn otherwise."""
+    asked = track.message.pooling is not None or track.message.params.prompt_logprobs is not None
+    free = track.row.plain if device.type == "cpu" else not track.row.constrained
+    return task.sample and free and not asked
+
+
+def _pick(hidden: Tensor, ends: Sequence[int]) -> Tensor:
+    """These rows; they are in order, each once."""
+    return hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
 
 
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:

@@ -7,7 +7,7 @@ temperature, min_p, top_k, top_p. Log probabilities are those of the untouched l
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from ..mm.errors import InputError
 from .draw import draw, likeliest
 from .logits_processors import apply_processors
 from .sample_row import SampleRow
+from .staging import fetch
 from .types import Logprob
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
@@ -62,28 +63,28 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exceptio
 
 
 @dataclass(frozen=True, eq=False)
-class Launched:
+class Sampling:
     """Rows that are being sampled on their device.
 
     Args:
         tokens: int64 `[rows]`, there.
-        numbers: float64, there, all that is read: tokens, what is wrong, and for those of `logged` log probability, rank, and
-            the likeliest tokens with their log probabilities.
+        coming: waits for all that is read: tokens, what is wrong, and for those of `logged` log probability, rank, and the
+            likeliest tokens with their log probabilities.
         errors: of rows that failed before.
         logged: rows whose log probabilities are wanted, and of how many tokens.
     """
 
     tokens: Tensor
-    numbers: Tensor
+    coming: Callable[[], list[float]]
     errors: Mapping[int, Exception]
     logged: Mapping[int, int]
 
     def read(self) -> list[Sampled | Exception]:
         """Wait for the device; as `sample`."""
-        rows, most = len(self.tokens), max(self.logged.values(), default=0)
-        first, rest = self.numbers.cpu().split((2 * rows, len(self.numbers) - 2 * rows))
-        tokens, wrong = (part.int().tolist() for part in first.view(2, rows))
-        entries = _entries(tokens, self.logged, rest.view(-1, 2 + 2 * most).tolist())
+        numbers, rows = self.coming(), len(self.tokens)
+        size = (len(numbers) - 2 * rows) // max(1, len(self.logged)) or 1
+        tokens, wrong = ([int(number) for number in numbers[first : first + rows]] for first in (0, rows))
+        entries = _entries(tokens, self.logged, [numbers[i : i + size] for i in range(2 * rows, len(numbers), size)])
         failed: dict[int, Exception] = dict(self.errors)
         for i, kind in enumerate(wrong):
             if kind == _RAW or (kind and i not in failed):
@@ -91,8 +92,11 @@ class Launched:
         return [failed.get(i) or Sampled(token, entries.get(i)) for i, token in enumerate(tokens)]
 
 
-def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> Launched:
-    """As `sample`, on any device and without a look at the numbers there."""
+def sample_together(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Sampling:
+    """As `sample`, on any device and without a look at the numbers there.
+
+    `ahead`: tokens that the device knows of each sequence and the rows do not; then none of them may be `constrained`.
+    """
     finite = logits.amax(-1).isfinite()  # NaN is the largest of all
     logged = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
     changing = [i for i, row in enumerate(rows) if row.constrained]
@@ -102,21 +106,21 @@ def sample_together(logits: Tensor, rows: Sequence[SampleRow]) -> Launched:
     rest = [i for i in changing if i not in errors]
     apply_constraints(logits, rows, rest)
     apply_penalties(logits, rows, [i for i in rest if rows[i].params.penalised])
-    rules = torch.tensor([_rules(row) for row in rows], dtype=torch.float64).to(logits.device)
+    rules = torch.tensor([_rules(row, ahead) for row in rows], dtype=torch.float64).to(logits.device)
     tokens, wrong = draw_tokens(logits, rules, words)
     read = [tokens.double(), torch.where(finite, wrong, _RAW).double()]
     if logged:
         read.append(_logprob_numbers(raw, tokens, logged).flatten())
-    return Launched(tokens, torch.cat(read), errors, logged)
+    return Sampling(tokens, fetch(torch.cat(read)), errors, logged)
 
 
-def _rules(row: SampleRow) -> tuple[float, ...]:
+def _rules(row: SampleRow, ahead: int) -> tuple[float, ...]:
     """What `kernels.sampling.draw` is told of a row."""
     p = row.params
     if p.greedy:
         return 0.0, 0, 1.0, -math.inf, 0.0
     least = math.log(p.min_p) if p.min_p else -math.inf
-    return p.temperature, max(0, p.top_k), p.top_p, least, uniform_number(row.seed, len(row.token_ids))
+    return p.temperature, max(0, p.top_k), p.top_p, least, uniform_number(row.seed, len(row.token_ids) + ahead)
 
 
 def _words(logits: Tensor, rows: Sequence[SampleRow], changing: Sequence[int], errors: dict[int, Exception]) -> Tensor | None:

@@ -83,7 +83,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # by order
         self.running: list[Request] = []
-        self._arrivals = self._steps = self._preemptions = self._cut_items = 0
+        self._arrivals = self._steps = self._steps_ahead = self._preemptions = self._cut_items = 0
         self._new: list[EngineRequest] = []
         self._updates: list[RequestUpdate] = []
         self._finished: list[str] = []
@@ -197,17 +197,38 @@ class Scheduler:
                 break
             self._take(self.running[-1], step)
         assert step.chunks or not (self.waiting or self.running), "sequences wait and none can run"
+        return self._output([_scheduled(self.requests[name], count) for name, count in step.chunks.items()], step.encode)
+
+    def ahead(self, output: SchedulerOutput) -> SchedulerOutput | None:
+        """The step after `output`, while its tokens are not known: a row more for each sequence that may have one.
+
+        None where something else is to be done first, or not all that run were in it up to their last token. What a sequence
+        that ends with its unknown token computes is for nobody; it writes into blocks of its own.
+        """
+        tasks = {task.request_id: task for task in output.scheduled}
+        if self._new or self._updates or any(self._unclean) or self._someone_may_start():
+            return None
+        if not all(request.request_id in tasks and tasks[request.request_id].sample for request in self.running):
+            return None
+        going = [request for request in sorted(self.running, key=_order) if request.outlasts(self.limit)]
+        if not going or not all(self.tables.grow(request, ahead=True) for request in going):
+            return None
+        self._steps_ahead += 1
+        return self._output([ScheduledRequest(r.request_id, len(r.token_ids), 1, r.block_ids) for r in going])
+
+    def _output(self, tasks: Sequence[ScheduledRequest], encode: Sequence[EncodeTask] = ()) -> SchedulerOutput:
+        """With all that is to be said beside them, once."""
         output = SchedulerOutput(
             step=self._steps,
-            scheduled=tuple(_scheduled(self.requests[request_id], count) for request_id, count in step.chunks.items()),
-            encode=tuple(step.encode),
+            scheduled=tuple(tasks),
+            encode=tuple(encode),
             new_requests=tuple(self._new),
             updates=tuple(self._updates),
             finished=tuple(self._finished),
             free_encoder=self.encoder.take_dropped(),
             zero_blocks=tuple(map(tuple, self._unclean)) if any(self._unclean) else (),
         )
-        self._steps += bool(step.chunks)
+        self._steps += bool(tasks)
         self._new, self._updates, self._finished = [], [], []
         self._unclean = [[] for _ in self.kv.pools]
         return output
@@ -251,6 +272,7 @@ class Scheduler:
             waiting=len(self.waiting),
             idle=states.count(State.IDLE),
             steps=self._steps,
+            steps_ahead=self._steps_ahead,
             blocks=sum(pool.num_blocks for pool in self.kv.pools),
             blocks_used=sum(pool.num_blocks - pool.num_free for pool in self.kv.pools),
             blocks_kept=sum(pool.num_kept for pool in self.kv.pools),
@@ -264,6 +286,12 @@ class Scheduler:
             preemptions=self._preemptions,
             cut_items=self._cut_items,
         )
+
+    def _someone_may_start(self) -> bool:
+        """A sequence waits, and there is a seat for it, or somebody less urgent in one."""
+        if not self.waiting or len(self.running) < self.limits.max_num_seqs:
+            return bool(self.waiting)
+        return any(self.waiting[0].message.priority < request.message.priority for request in self.running)
 
     def _grow_running(self) -> None:
         """A block for the next token of every running sequence, or else for one fewer of them."""
@@ -308,6 +336,7 @@ class Scheduler:
         """Take a sequence's blocks. What the prefix cache still has of them when it runs next is not computed again."""
         self.tables.drop(request)
         self.items.unread(request)
+        request.epoch += 1
         request.preemptions += 1
         self._preemptions += 1
         if request.state is State.RUNNING:

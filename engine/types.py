@@ -183,7 +183,7 @@ class EngineStats:
 
     Args:
         running, waiting, idle: sequences now; idle ones are answered and held open.
-        steps: batches computed.
+        steps: batches computed. steps_ahead: those of them that were started before the tokens of the one before were known.
         blocks, blocks_used, blocks_kept: key/value blocks there are, in use now, and kept for later sequences now.
         prefix_queries, prefix_hits: tokens of admitted prompts, and those found in the prefix cache.
         prefix_evictions: kept blocks that were given to others.
@@ -198,6 +198,7 @@ class EngineStats:
     waiting: int = 0
     idle: int = 0
     steps: int = 0
+    steps_ahead: int = 0
     blocks: int = 0
     blocks_used: int = 0
     blocks_kept: int = 0

@@ -125,6 +125,7 @@ def make_core(
     quarantine: float = 60.0,
     model: torch.nn.Module | None = None,
     invariant: bool = False,
+    overlaps: bool = False,
 ) -> EngineCore:
     """An engine around the toy; `encoder_rows` fit into its encoder cache."""
     model = model or ToyModel()
@@ -134,7 +135,9 @@ def make_core(
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, block_size, kept), encoder, limits)
-    runner = ModelRunner(model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill)
+    runner = ModelRunner(
+        model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill, overlaps=overlaps
+    )
     return EngineCore(scheduler, runner, Quarantine(quarantine))
 
 

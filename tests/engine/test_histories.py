@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sensorium.engine.kv import HOLE
 from sensorium.engine.types import EngineStats
 
-COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions")
+COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions", "steps_ahead")
 
 
 class History(RuleBasedStateMachine):
@@ -30,6 +30,7 @@ class History(RuleBasedStateMachine):
         reads=st.booleans(),
         kept=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
+        overlaps=st.booleans(),
     )
     def start(self, seed, budget, seqs, prefill, reads, window, **options):
         self.rng, self.prefill = random.Random(seed), prefill

@@ -254,9 +254,9 @@ def test_a_step_that_breaks_off_loses_nobody_who_was_not_in_it(toy, place, error
     core.truncate("waiting", len(waiting.prompt_token_ids) - 1)
     work = getattr(core.runner, place)
 
-    def broken(argument):
+    def broken(*arguments):
         if place == "_forward":
-            work(argument)
+            work(*arguments)
         raise error
 
     with monkeypatch.context() as patch:

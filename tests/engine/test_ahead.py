@@ -1,0 +1,163 @@
+"""Steps that start before the tokens of the one before are known: what they give, when there are some, what they forget."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from sensorium.engine.staging import Staging
+
+
+def started(core):
+    """Names and first tokens of every step that the runner starts from now on."""
+    seen, launch = [], core.runner.launch
+
+    def look(output, after=None):
+        seen.append(([(task.request_id, task.num_computed) for task in output.scheduled], after is not None))
+        return launch(output, after)
+
+    core.runner.launch = look
+    return seen
+
+
+@pytest.mark.parametrize("chunk", [3, 500])
+def test_answers_are_the_same_and_every_decode_step_starts_early(toy, chunk):
+    rng = random.Random(3)
+    requests = [toy.make_request(f"r{i}", rng, max_tokens=9, ignore_eos=True) for i in range(5)]
+    core = toy.make_core(budget=chunk, overlaps=True)
+    seen = started(core)
+    for request in requests:
+        core.add(request)
+    got = toy.drain(core)
+    for request in requests:
+        assert (toy.tokens_of(got[request.request_id]), got[request.request_id][-1].finish_reason) == toy.alone(request)
+    toy.assert_empty(core)
+    early = [ahead for rows, ahead in seen if rows]
+    assert core.stats.steps_ahead == sum(early)
+    if chunk == 500:
+        assert early == [False] + [True] * 8, "all but the prompts' step, and none behind the last token"
+
+
+def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
+    """The end of an answer is seen a step late; its sequence goes on as if it had not been."""
+    rng = random.Random(5)
+    request = toy.make_request("live", rng, hold_open=True, max_tokens=30)
+    stop = toy.alone(toy.of("x", request.prompt_token_ids, request.features))[0][2]
+    core = toy.make_core(overlaps=True)
+    ends = toy.make_request("live", random.Random(5), hold_open=True, max_tokens=30, stop_token_ids=[stop], ignore_eos=True)
+    core.add(ends)
+    seen = started(core)
+    tokens = toy.tokens_of(toy.drain(core)["live"])
+    assert tokens[-1] == stop
+    length = len(request.prompt_token_ids) + len(tokens)
+    assert seen[-1] == ([("live", length - 1)], True), "the row after the last token was computed"
+    core.append("live", [9, 8])
+    fresh = toy.of("x", (*request.prompt_token_ids, *tokens, 9, 8), request.features)
+    assert toy.tokens_of(toy.drain(core)["live"])[:4] == toy.alone(fresh)[0]
+    core.abort("live")
+    toy.assert_empty(core)
+
+
+@pytest.mark.parametrize("change", ["abort", "truncate", "again"])
+def test_what_changes_while_a_step_is_on_its_way(toy, change):
+    core = toy.make_core(overlaps=True)
+    request = toy.of("r", [5, 6, 7, 8, 9, 10], hold_open=True)
+    core.add(request)
+    other = toy.of("other", [9, 9, 4])
+    core.add(other)
+    got = [output for _ in range(2) for output in core.step()]
+    core.abort("r") if change != "truncate" else core.truncate("r", 5)
+    if change == "again":
+        core.add(request)
+    outputs = toy.drain(core)
+    assert toy.tokens_of([o for o in got if o.request_id == "other"] + outputs["other"]) == toy.alone(other)[0]
+    if change == "truncate":
+        assert toy.tokens_of(outputs["r"]) == toy.alone(toy.of("x", [5, 6, 7, 8, 9]))[0]
+    elif change == "again":
+        assert toy.tokens_of(outputs["r"]) == toy.alone(request)[0]
+    else:
+        assert "r" not in outputs
+    core.abort("r")
+    toy.assert_empty(core)
+
+
+def test_a_start_that_fails_ends_its_sequences_only(toy):
+    core = toy.make_core(overlaps=True)
+    core.add(toy.of("first", [5, 6, 7]))
+    launch = core.runner.launch
+
+    def broken(output, after=None):
+        if after is not None:
+            raise RuntimeError("no memory for a row more")
+        return launch(output)
+
+    core.runner.launch = broken
+    assert [output.error for output in core.step()] == [None], "the step before is not touched by it"
+    (failed,) = core.step()
+    assert "no memory for a row more" in failed.error
+    core.runner.launch = launch
+    core.add(toy.of("second", [5, 6, 7]))
+    assert toy.tokens_of(toy.drain(core)["second"]) == toy.alone(toy.of("x", [5, 6, 7]))[0]
+    toy.assert_empty(core)
+
+
+def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
+    core = toy.make_core(overlaps=True, seqs=2)
+    for name, options in {"plain": {}, "counts": {"repetition_penalty": 1.2}}.items():
+        core.add(toy.make_request(name, random.Random(1), max_tokens=6, ignore_eos=True, **options))
+    toy.drain(core)
+    assert core.stats.steps_ahead == 0
+    for i in range(3):  # one more than there are seats for: nobody can start before somebody ends
+        core.add(toy.make_request(f"r{i}", random.Random(i), max_tokens=6, ignore_eos=True))
+    toy.drain(core)
+    assert core.stats.steps_ahead > 0
+
+
+class Late:
+    """A stream whose copies read their memory only when somebody waits."""
+
+    def __init__(self):
+        self.copies = []
+
+    def event(self):
+        return _Event(self)
+
+
+class _Event:
+    def __init__(self, stream):
+        self.stream, self.until = stream, 0
+
+    def record(self):
+        self.until = len(self.stream.copies)
+
+    def synchronize(self):
+        for target, source in self.stream.copies[: self.until]:
+            target.copy_(source)
+        self.stream.copies[: self.until] = [(t, t) for t, _ in self.stream.copies[: self.until]]
+
+
+def test_memory_is_not_written_while_it_is_read():
+    stream = Late()
+
+    class Device(Staging):
+        def _send(self, pinned):
+            target = torch.full_like(pinned, -7)
+            stream.copies.append((target, pinned))
+            return target
+
+    staging = Device(torch.device("cpu"), lambda size: torch.zeros(size, dtype=torch.uint8), stream.event)
+    rng = np.random.default_rng(0)
+    sent = []
+    for step in range(12):
+        staging.begin()
+        for _ in range(3):
+            size = (int(rng.integers(0, 40_000 if step == 5 else 300)), 2)
+            array = rng.integers(0, 1 << 30, size).astype(rng.choice([np.int64, np.int32]))
+            sent.append((array.copy(), staging(array)))
+            array[:] = -1  # it is the caller's again
+        staging.end()
+    for _ in range(2):
+        staging.begin()
+        staging.end()
+    for array, there in sent:
+        assert np.array_equal(there.numpy(), array)
