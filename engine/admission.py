@@ -1,13 +1,36 @@
-"""What could never run is refused when it comes: lengths, places of items, atoms, the encoder side. Knows no queue."""
+"""What a step may hold, and what could never run and is refused: lengths, items, atoms, encoder sides. Knows no queue."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
 from .atoms import Atom
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What one step may hold, and how prompts may be cut.
+
+    Args:
+        max_num_seqs: sequences with blocks at once.
+        max_num_batched_tokens: rows of a step. At least one prefill atom and a row for every other sequence.
+        max_model_len: tokens of a sequence.
+        max_encoder_tokens: rows that encoders make in a step; an item of more is encoded alone.
+        prefill: "causal", cut anywhere; "item_atomic", a run of an item's rows is computed together; "prompt_atomic", the
+            whole prompt is.
+        prefix_caching: blocks of equal beginnings are shared.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_encoder_tokens: int = 1 << 30
+    prefill: str = "causal"
+    prefix_caching: bool = True
 
 
 def check_length(length: int, limit: int) -> None:

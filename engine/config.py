@@ -76,6 +76,8 @@ class EngineConfig:
         quantization: None, or "int8": weights and activations of linear layers in 8 bits, on a CPU.
         kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton"; the rest is chosen by device,
             dtype and shape (`sensorium doctor` prints what).
+        async_scheduling: start a decode step before the tokens of the one before are on the host; None: on a GPU, where it
+            hides what the host does between two steps.
         batch_invariant: the same request gives the same bits whatever runs beside it, however it is cut; slower.
 
     Raises:
@@ -108,6 +110,7 @@ class EngineConfig:
     quarantine_seconds: float = 300.0
     quantization: str | None = None
     kernels: str = ""
+    async_scheduling: bool | None = None
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
@@ -129,6 +132,8 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_kernels(self.kernels)
+        if not isinstance(self.async_scheduling, bool | None):
+            raise ConfigError(f"async_scheduling={self.async_scheduling!r} must be True, False or None")
         if not isinstance(self.device, str):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         if self.encoder_cache_dir is not None:

@@ -20,6 +20,7 @@ from ..models.weights import load as load_weights
 from ..processors.files import ADAPTER, read_json
 from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
+from .admission import SchedulerLimits
 from .config import EngineConfig, ModelFiles, check_max_model_len, resolve
 from .core import EngineCore
 from .encoder_cache import EncoderCache
@@ -29,7 +30,7 @@ from .memory import Sizes, cache_blocks, encoder_cache_budget, longest_sequence,
 from .paths import check, choose, rehearse
 from .quarantine import Quarantine
 from .runner import ModelRunner
-from .scheduler import Scheduler, SchedulerLimits
+from .scheduler import Scheduler
 from .structured import GrammarFactory
 
 _log = logging.getLogger(__name__)
@@ -177,5 +178,17 @@ def build_core(
     encoder = EncoderCache(encoder_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, config.block_size, kept), encoder, limits)
     invariant, device = config.batch_invariant, config.torch_device
-    runner = ModelRunner(model, blocks, config.block_size, device, store, grammars, invariant, prefill, config.kernels)
+    overlaps = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    runner = ModelRunner(
+        model,
+        blocks,
+        config.block_size,
+        device,
+        store,
+        grammars,
+        invariant=invariant,
+        prefill=prefill,
+        kernels=config.kernels,
+        overlaps=overlaps,
+    )
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))

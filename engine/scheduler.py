@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
-from .admission import check_atoms, check_cross, check_features, check_length
+from .admission import SchedulerLimits, check_atoms, check_cross, check_features, check_length
 from .atoms import Atom, atoms, clip
 from .block_tables import BlockTables
 from .encoder_cache import EncoderCache
@@ -18,28 +18,6 @@ from .kv import KVBlocks
 from .repetition import find_loop
 from .request import Request, State
 from .types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, ScheduledRequest, SchedulerOutput
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """What one step may hold, and how prompts may be cut.
-
-    Args:
-        max_num_seqs: sequences with blocks at once.
-        max_num_batched_tokens: rows of a step. At least one prefill atom and a row for every other sequence.
-        max_model_len: tokens of a sequence.
-        max_encoder_tokens: rows that encoders make in a step; an item of more is encoded alone.
-        prefill: "causal", cut anywhere; "item_atomic", a run of an item's rows is computed together; "prompt_atomic", the
-            whole prompt is.
-        prefix_caching: blocks of equal beginnings are shared.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    max_encoder_tokens: int = 1 << 30
-    prefill: str = "causal"
-    prefix_caching: bool = True
 
 
 @dataclass

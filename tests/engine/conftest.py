@@ -8,6 +8,7 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
+from sensorium.engine.admission import SchedulerLimits
 from sensorium.engine.core import EngineCore
 from sensorium.engine.encoder_cache import EncoderCache
 from sensorium.engine.encoder_store import EncoderStore
@@ -15,7 +16,7 @@ from sensorium.engine.kv import KVBlocks, PoolSpec, group_layers
 from sensorium.engine.quarantine import Quarantine
 from sensorium.engine.runner import ModelRunner
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.scheduler import Scheduler, SchedulerLimits
+from sensorium.engine.scheduler import Scheduler
 from sensorium.engine.types import EngineRequest
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.hashing import digest

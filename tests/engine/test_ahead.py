@@ -5,7 +5,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from sensorium import LLM, SamplingParams
 from sensorium.engine.staging import Staging
+from sensorium.mm.errors import ConfigError
 
 
 def started(core):
@@ -111,6 +113,27 @@ def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
         core.add(toy.make_request(f"r{i}", random.Random(i), max_tokens=6, ignore_eos=True))
     toy.drain(core)
     assert core.stats.steps_ahead > 0
+
+
+def test_the_whole_engine_answers_alike_either_way(checkpoint):
+    prompts = ["one two", "three four five six", "seven", "eight nine"]
+    params = [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=24),
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=["e"]),
+        SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    ]
+    found = []
+    for early in (False, True):
+        with LLM(checkpoint, dtype="float32", max_model_len=256, async_scheduling=early) as llm:
+            found.append([(o.outputs[0].token_ids, o.outputs[0].finish_reason) for o in llm.generate(prompts, params)])
+            assert (llm.stats.steps_ahead > 0) == early
+    assert found[0] == found[1]
+
+
+def test_the_option_is_yes_no_or_none(checkpoint):
+    with pytest.raises(ConfigError, match="async_scheduling='yes' must be True, False or None"):
+        LLM(checkpoint, async_scheduling="yes")
 
 
 class Late:

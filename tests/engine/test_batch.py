@@ -46,7 +46,7 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
     two.token_ids += [50, 51]
     encoded = {one.features[0].hash: torch.arange(4.0)[:, None].expand(4, 8)}
     tasks = [ScheduledRequest("a", 3, 4, ((7, 2),)), ScheduledRequest("b", 9, 1, ((1, 4, 5),))]
-    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, CACHES, torch.device("cpu"))
+    batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, CACHES, torch.from_numpy)
     assert batch.input_ids.tolist() == [3, 3, 3, 7, 51]
     assert batch.attn[0].query_start == (0, 4, 5)
     assert batch.attn[0].seq_lens == (7, 10)
@@ -59,7 +59,7 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
 
 def test_a_step_of_text_has_no_embeddings(toy):
     track = make_track(toy)
-    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, CACHES, torch.device("cpu"))
+    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, CACHES, torch.from_numpy)
     assert batch.embed_index is None
     assert batch.embed_rows is None
 
@@ -82,7 +82,7 @@ def seen_in(track, computed, count, window=None, other=None):
     tasks = [(track, ScheduledRequest("a", computed, count, ((0, 1, 2),)))]
     tasks += [(other, ScheduledRequest("b", 2, 1, ((3,),)))] if other else []
     encoded = {feature.hash: torch.zeros(4, 8) for feature in track.features}
-    return build_batch(tasks, encoded, caches, torch.device("cpu")).attn[0].seen
+    return build_batch(tasks, encoded, caches, torch.from_numpy).attn[0].seen
 
 
 def test_items_see_themselves(toy):
@@ -113,7 +113,7 @@ def test_rows_know_their_modality(toy):
         (Track(request, 3), ScheduledRequest("b", 6, 3, ((2, 3, 4),))),
     ]
     encoded = {request.features[0].hash: torch.zeros(4, 8)}
-    device = torch.device("cpu")
+    device = torch.from_numpy
     assert build_batch(tasks, encoded, CACHES, device).modality_ids is None
     routed = build_batch(tasks, encoded, CACHES, device, {"image": 2, "video": 1}).modality_ids
     assert routed.tolist() == [0, 2, 2, 2, 2, 2, 2, 0]
