@@ -33,14 +33,15 @@ def _activation_kernel(x_ptr, out_ptr, numbers, NAME: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _gated_kernel(x_ptr, out_ptr, x_row, inner, NAME: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_kernel(x_ptr, out_ptr, ROW: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, BLOCK: tl.constexpr):
+    """ROW numbers lie between rows; widths are known, so that a thread reads as many numbers at once as they allow."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < inner
+    mask = column < INNER
     kind = out_ptr.dtype.element_ty
-    gate = tl.load(x_ptr + row * x_row + column, mask=mask).to(tl.float32)
-    up = tl.load(x_ptr + row * x_row + inner + column, mask=mask).to(tl.float32)
+    gate = tl.load(x_ptr + row * ROW + column, mask=mask).to(tl.float32)
+    up = tl.load(x_ptr + row * ROW + INNER + column, mask=mask).to(tl.float32)
     out = activate(gate, NAME, kind).to(tl.float32) * up
-    tl.store(out_ptr + row * inner + column, out.to(kind), mask=mask)
+    tl.store(out_ptr + row * INNER + column, out.to(kind), mask=mask)
 
 
 def activation(name: str, x: Tensor) -> Tensor:
@@ -58,5 +59,5 @@ def gated(name: str, x: Tensor) -> Tensor:
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
     config = tune.launch("activation")
     if out.numel():
-        _gated_kernel[(rows, triton.cdiv(inner, config["BLOCK"]))](x, out, x.stride(0), inner, NAME=name, **config)
+        _gated_kernel[(rows, triton.cdiv(inner, config["BLOCK"]))](x, out, ROW=x.stride(0), INNER=inner, NAME=name, **config)
     return out
