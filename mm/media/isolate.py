@@ -71,7 +71,7 @@ def _here(function: Callable[..., T], data: Any, /, *args: object) -> T:
 
 
 def isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
-    """`function(data, *args)` in a worker, within the limits of the last argument, a MediaPolicy.
+    """`function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
 
     The function is one of a module, with type hints: arguments and result are numbers, texts, tensors and dataclasses
     of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its libraries
@@ -81,9 +81,9 @@ def isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
         InputError: the function's own, with the same text, or that it crashed, took too long or needed too much.
         RuntimeError: no worker can be started, or the function raised something else (a bug, with its traceback).
     """
-    policy = args[-1]
-    if not isinstance(policy, MediaPolicy):
-        raise TypeError(f"the last argument of {function.__name__} is the MediaPolicy")
+    policy = next((arg for arg in args if isinstance(arg, MediaPolicy)), None)
+    if policy is None:
+        raise TypeError(f"{function.__name__} is called without a MediaPolicy")
     seconds, memory = min(float(policy.worker_seconds), FOREVER), int(min(policy.worker_memory_bytes, 1 << 62))
     request = Request(function.__module__, function.__name__, list(args), seconds, memory)
     reply, tensors = _ask(request, data)

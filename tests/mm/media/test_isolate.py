@@ -194,7 +194,7 @@ def test_a_bug_is_not_the_callers_fault_and_shows_where_it_is(codecs: ModuleType
         isolated(codecs.bug, b"", POLICY)
     with pytest.raises(RuntimeError, match="TypeError: a object cannot leave the worker"):
         isolated(codecs.unknown, b"", POLICY)
-    with pytest.raises(TypeError, match="last argument of sound is the MediaPolicy"):
+    with pytest.raises(TypeError, match="sound is called without a MediaPolicy"):
         isolated(codecs.sound, b"", 16000)
 
 
