@@ -6,20 +6,51 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ..kernels.graph import Graph, Watched, capture
+from ..kernels.graph import Watched, capture, capture_cuda
 from ..kernels.metadata import AttentionMetadata
 from ..models.interface import ForwardBatch
 
-_MOST_ROWS = 64  # with more, finding the way to the kernels takes no time beside them
-_MOST_GRAPHS = 4
-
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
+
+
+class _Recorded(Protocol):
+    def replay(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a device records.
+
+    Args:
+        sizes: numbers of rows that a step is filled up to with rows that nobody wants; None: every number has its own graph.
+        most_rows: of a step; with more, finding the way to the kernels takes no time beside them.
+        most_graphs: that are kept.
+        record: a forward that runs on these inputs again and again, its result, and what replays it.
+    """
+
+    sizes: Sequence[int] | None
+    most_rows: int
+    most_graphs: int
+    record: Callable[[Callable[[], Tensor], Sequence[AttentionMetadata]], tuple[Tensor, _Recorded | None]]
+
+
+def _record_on_cpu(forward: Callable[[], Tensor], groups: Sequence[AttentionMetadata]) -> tuple[Tensor, _Recorded | None]:
+    return capture(forward, [cast(Watched, attn.seq_lens) for attn in groups])
+
+
+def _kind(device: torch.device) -> _Kind:
+    if device.type == "cpu":
+        return _Kind(None, 64, 4, _record_on_cpu)
+    sizes = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
+    pool = torch.cuda.graph_pool_handle()
+    return _Kind(sizes, sizes[-1], 64, lambda forward, _: capture_cuda(forward, pool))
 
 
 class DecodeGraphs:
@@ -29,13 +60,14 @@ class DecodeGraphs:
     it is; so does a step with prompt rows or encoder rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, kind: _Kind | None = None) -> None:
+        self._kind = kind or _kind(device)
         self._graphs: OrderedDict[_Key, _Decode | None] = OrderedDict()
         self._last: _Key | None = None
 
     def __call__(self, forward: Forward, batch: ForwardBatch) -> Tensor:
         """`forward(batch)`, by whatever way. The result may be overwritten by the next call."""
-        last, self._last = self._last, _key(forward, batch)
+        last, self._last = self._last, self._key(forward, batch)
         key = self._last
         if key is None:
             return forward(batch)
@@ -45,10 +77,35 @@ class DecodeGraphs:
             return forward(batch) if known is None else known.replay(batch)
         if key != last:
             return forward(batch)
-        result, self._graphs[key] = _record(forward, batch)
-        if len(self._graphs) > _MOST_GRAPHS:
+        result, self._graphs[key] = self._record(forward, batch)
+        if len(self._graphs) > self._kind.most_graphs:
             self._graphs.popitem(last=False)
         return result
+
+    def _key(self, forward: Forward, batch: ForwardBatch) -> _Key | None:
+        """What a graph depends on: all there is but the numbers in tensors, and lengths. None for a step that has none."""
+        rows, groups = len(batch.input_ids), _groups(batch)
+        if rows > self._kind.most_rows or batch.embed_index is not None or batch.cross_rows is not None:
+            return None
+        if not all(len(attn.seq_lens) == rows for attn in groups):
+            return None
+        size = self._size(rows)
+        parts = [(_width(attn), *_fixed(attn, _PARTS, size)) for attn in groups]
+        return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, size), *parts
+
+    def _size(self, rows: int) -> int:
+        """Rows that are computed for so many."""
+        return rows if self._kind.sizes is None else next(size for size in self._kind.sizes if size >= rows)
+
+    def _record(self, forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _Decode | None]:
+        rows, size = len(batch.input_ids), self._size(len(batch.input_ids))
+        groups = {id(attn): _lasting(attn, size, watched=self._kind.sizes is None) for attn in batch.attn}
+        inputs = replace(batch, attn=[groups[id(attn)] for attn in batch.attn], **_copies(batch, _INPUTS, size))
+        made = tuple(groups.values())
+        for to, attn in zip(made, _groups(batch), strict=True):
+            _fill_group(to, attn)
+        result, graph = self._kind.record(partial(forward, inputs), made)
+        return result[:rows], None if graph is None else _Decode(graph, inputs, made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +118,16 @@ class _Lasting(AttentionMetadata):
     def bounds(self) -> tuple[Tensor, Tensor]:
         return torch.tensor(self.query_start), self.lengths
 
+    @cached_property
+    def device_bounds(self) -> tuple[Tensor, Tensor]:
+        return self.on_device(torch.tensor(self.query_start, dtype=torch.int32)), self.lengths
+
 
 @dataclass(frozen=True, eq=False)
 class _Decode:
     """A recorded step and what it reads."""
 
-    graph: Graph
+    graph: _Recorded
     inputs: ForwardBatch
     groups: tuple[_Lasting, ...]  # each once
 
@@ -74,29 +135,17 @@ class _Decode:
         _fill(self.inputs, batch, _INPUTS)
         for to, attn in zip(self.groups, _groups(batch), strict=True):
             _fill_group(to, attn)
-        return self.graph.replay()
+        return self.graph.replay()[: len(batch.input_ids)]
 
 
 _INPUTS = tuple(f.name for f in fields(ForwardBatch) if f.name not in ("attn", "kv_caches"))
-_PARTS = tuple(f.name for f in fields(AttentionMetadata) if f.name not in ("seq_lens", "block_tables"))
+_PARTS = tuple(f.name for f in fields(AttentionMetadata) if f.name not in ("query_start", "seq_lens", "block_tables"))
 
 
-def _key(forward: Forward, batch: ForwardBatch) -> _Key | None:
-    """What a graph depends on: all there is but the numbers in tensors, and lengths. None for a step that has none."""
-    rows, groups = len(batch.input_ids), _groups(batch)
-    if rows > _MOST_ROWS or batch.input_ids.device.type != "cpu":
-        return None
-    if batch.embed_index is not None or batch.cross_rows is not None:
-        return None
-    if not all(len(attn.seq_lens) == rows for attn in groups):
-        return None
-    parts = [(_width(attn), *_fixed(attn, _PARTS)) for attn in groups]
-    return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS), *parts
-
-
-def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str]) -> list[object]:
+def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str], size: int) -> list[object]:
+    """Shapes at that number of rows, which are the last axis of every tensor, and what is no tensor."""
     values = [getattr(part, name) for name in names]
-    return [value.shape if isinstance(value, Tensor) else value for value in values]
+    return [(*value.shape[:-1], size) if isinstance(value, Tensor) else value for value in values]
 
 
 def _groups(batch: ForwardBatch) -> Sequence[AttentionMetadata]:
@@ -108,41 +157,52 @@ def _width(attn: AttentionMetadata) -> int:
     return 1 << (attn.block_tables.shape[1] - 1).bit_length()
 
 
-def _record(forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _Decode | None]:
-    groups = {id(attn): _lasting(attn) for attn in batch.attn}
-    inputs = replace(batch, attn=[groups[id(attn)] for attn in batch.attn], **_copies(batch, _INPUTS))
-    watched = [cast(Watched, attn.seq_lens) for attn in groups.values()]
-    result, graph = capture(partial(forward, inputs), watched)
-    return result, None if graph is None else _Decode(graph, inputs, tuple(groups.values()))
-
-
-def _lasting(attn: AttentionMetadata) -> _Lasting:
-    rows = len(attn.seq_lens)
-    made = _Lasting(
-        seq_lens=cast(tuple[int, ...], Watched(attn.seq_lens)),
-        block_tables=attn.block_tables.new_zeros(rows, _width(attn)),
-        lengths=torch.empty(rows, dtype=torch.int64),
-        **_copies(attn, _PARTS),
+def _lasting(attn: AttentionMetadata, size: int, watched: bool) -> _Lasting:
+    """`watched`: whoever looks at lengths in Python is noticed; else they are the longest that the tables have room for."""
+    width = _width(attn)
+    lengths = Watched(attn.seq_lens) if watched else (width * attn.block_size,) * size
+    kept = torch.int64 if attn.block_tables.device.type == "cpu" and watched else torch.int32
+    return _Lasting(
+        query_start=tuple(range(size + 1)),
+        seq_lens=cast(tuple[int, ...], lengths),
+        block_tables=attn.block_tables.new_zeros(size, width),
+        lengths=torch.zeros(size, dtype=kept, device=attn.block_tables.device),
+        **_copies(attn, _PARTS, size),
     )
-    _fill_group(made, attn)
-    return made
 
 
-def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str]) -> dict[str, Any]:
+def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str], size: int) -> dict[str, Any]:
     """Of its tensors; the rest is the same in every step of the key."""
     values = {name: getattr(part, name) for name in names}
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {name: _padded(value, name, size) if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
+def _padded(value: Tensor, name: str, size: int) -> Tensor:
+    """A copy with rows that nobody wants behind the others: the first token at the first place, written nowhere."""
+    return F.pad(value, (0, size - value.shape[-1]), value=_NOWHERE.get(name, 0)).clone()
+
+
+_NOWHERE = {"slot_mapping": -1}
 
 
 def _fill(to: object, part: object, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(part, name)
         if isinstance(value, Tensor):
-            getattr(to, name).copy_(value)
+            _write(getattr(to, name), value, _NOWHERE.get(name, 0))
+
+
+def _write(to: Tensor, value: Tensor, rest: int) -> None:
+    """The first numbers of the last axis, and what stands behind them."""
+    rows = value.shape[-1]
+    to[..., :rows].copy_(value)
+    if rows < to.shape[-1]:
+        to[..., rows:].fill_(rest)
 
 
 def _fill_group(to: _Lasting, attn: AttentionMetadata) -> None:
     """Table entries beyond those of this step are not read."""
     _fill(to, attn, _PARTS)
-    to.block_tables[:, : attn.block_tables.shape[1]].copy_(attn.block_tables)
-    to.lengths.copy_(attn.bounds[1])
+    rows, width = attn.block_tables.shape
+    to.block_tables[:rows, :width].copy_(attn.block_tables)
+    _write(to.lengths, attn.bounds[1] if to.lengths.dtype == torch.int64 else attn.device_bounds[1], 0)

@@ -76,7 +76,7 @@ class ModelRunner:
         self.caches = Caches(tensors, group_of_layer(groups), [group.spec for group in groups], block_size, invariant)
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
-        self.graphs, self.staging, self.overlaps = DecodeGraphs(), Staging(device), overlaps
+        self.graphs, self.staging, self.overlaps = DecodeGraphs(device), Staging(device), overlaps
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
         """InputError when it cannot be compiled."""

@@ -1,4 +1,4 @@
-"""A forward on a CPU, recorded while it runs and replayed later: what a CUDA graph is to a GPU. Knows no model and no step.
+"""A forward, recorded while it runs and replayed later: a CUDA graph, and what takes its place on a CPU. Knows no model.
 
 A decode step is a hundred short kernels, and finding the way to them through modules, views and allocations takes as long as
 some of them do. A replay is nothing but the calls, on the same memory: those of `native.call` with their addresses, and
@@ -10,6 +10,7 @@ depends on the data, randomness. It is noticed while recording, and that forward
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import native
 
+_log = logging.getLogger(__name__)
 _aten = torch.ops.aten
 _ALLOCATIONS = {
     _aten.empty.memory_format,
@@ -64,6 +66,32 @@ class Watched(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         self.seen = True
         return iter(self._values)
+
+
+class CudaGraph:
+    """A forward as a GPU's driver keeps it. `replay` as that of Graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+        self._graph, self._result = graph, result
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._result
+
+
+def capture_cuda(forward: Callable[[], Tensor], pool: Any) -> tuple[Tensor, CudaGraph | None]:
+    """As `capture`, on a GPU; `pool`: memory that graphs share which never run at the same time (`graph_pool_handle`).
+
+    The forward runs once as it is, since what compiles or allocates on first use cannot be recorded.
+    """
+    result, graph = forward(), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            kept = forward()
+    except RuntimeError:  # it asked for a number, or for memory that is not there
+        _log.warning("decode steps of this shape are not recorded", exc_info=True)
+        return result, None
+    return result, CudaGraph(graph, kept)
 
 
 def capture(forward: Callable[[], Tensor], watched: Sequence[Watched] = ()) -> tuple[Tensor, Graph | None]:

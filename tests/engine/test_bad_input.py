@@ -235,11 +235,11 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._driver.core.runner, "run", interrupted)
+        patch.setattr(llm._driver.core.runner, "launch", interrupted)
         assert "interrupted" in str(llm.generate("def", GREEDY, use_tqdm=False)[0].error)
     assert "interrupted" in str(list(other)[-1].error)
     (again,) = llm.generate("def", GREEDY, use_tqdm=False)

@@ -36,13 +36,13 @@ def test_a_long_sequence_holds_a_window(toy, core):
     engine = core(budget=5, caching=False)
     request = prompt(toy, "r", 60, max_tokens=30)
     engine.add(request)
-    seen, run = [], engine.runner.run
+    seen, launch = [], engine.runner.launch
 
-    def watched(output):
+    def watched(output, after=None):
         seen.extend(held(engine, task.request_id) for task in output.scheduled)
-        return run(output)
+        return launch(output, after)
 
-    engine.runner.run = watched
+    engine.runner.launch = watched
     assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, request)
     assert max(near for _, near in seen) == (WINDOW + 5 + 4 - 3) // 4 + 1 == 4
     assert seen[-1][0] == 23

@@ -1,6 +1,6 @@
 """Every message survives the way through bytes."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -98,8 +98,13 @@ def test_an_engine_fed_through_bytes_gives_the_same(toy):
     def run(through_bytes):
         core = toy.make_core(budget=7)
         if through_bytes:
-            real = core.runner.run
-            core.runner.run = lambda output: decode(encode(real(decode(encode(output)))))
+            real = core.runner.launch
+
+            def launch(output, after=None):
+                launched = real(decode(encode(output)), after)
+                return replace(launched, collect=lambda: decode(encode(launched.collect())))
+
+            core.runner.launch = launch
         for i in range(5):
             request = toy.make_request(f"r{i}", random.Random(i), temperature=float(i % 2), logprobs=2)
             core.add(decode(encode(request)) if through_bytes else request)

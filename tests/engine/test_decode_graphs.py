@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracle import build_checkpoint
 from sensorium import LLM, SamplingParams
-from sensorium.engine.decode_graphs import DecodeGraphs
+from sensorium.engine.decode_graphs import DecodeGraphs, _Kind
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels import native
 from sensorium.kernels.graph import Graph
@@ -75,7 +75,7 @@ def test_answers_are_the_same_bits(llm, toy, replays, blocks, every, tokens):
 
     expected, stats = run(eager)
     assert not replays
-    found, _ = run(DecodeGraphs())
+    found, _ = run(DecodeGraphs(torch.device("cpu")))
     assert len(replays) > 10
     assert len(set(replays)) > 1, "of several sizes"
     assert found == expected
@@ -94,7 +94,7 @@ def test_windows_caps_and_latent_rows_are_replayed(toy, replays, dtype):
         return answers(core, asked, 5)
 
     expected = run(eager)
-    assert run(DecodeGraphs()) == expected
+    assert run(DecodeGraphs(torch.device("cpu"))) == expected
     assert len(replays) > 10
 
 
@@ -157,7 +157,7 @@ def step(ids: list[int], numbers: dict[str, Any]) -> ForwardBatch:
 
 
 def test_every_tensor_of_a_step_is_read_anew(replays):
-    graphs, table = DecodeGraphs(), torch.randn(9, 4)
+    graphs, table = DecodeGraphs(torch.device("cpu")), torch.randn(9, 4)
 
     def forward(batch: ForwardBatch) -> torch.Tensor:
         slots = batch.attn[0].slot_mapping
@@ -175,8 +175,56 @@ def plus_one(batch: ForwardBatch) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["embed_index", "cross_rows"])
 def test_rows_of_encoders_are_not_replayed(replays, name):
-    graphs = DecodeGraphs()
+    graphs = DecodeGraphs(torch.device("cpu"))
     for _ in range(4):
         graphs(plus_one, step([1, 2], {name: torch.tensor([0])}))
     assert not graphs._graphs
     assert not replays
+
+
+class Again:
+    """A graph as a GPU's: the same kernels on the same memory, with what was launched once and for all."""
+
+    def __init__(self, forward: Any) -> None:
+        self.replay = forward
+
+
+def test_steps_are_filled_up_to_sizes_that_are_recorded() -> None:
+    """Rows that nobody wants are the first token at the first place, of no length, written nowhere; nobody sees them."""
+    recorded = []
+
+    def record(forward: Any, groups: Any) -> Any:
+        recorded.append([len(attn.seq_lens) for attn in groups])
+        assert all(attn.seq_lens == (attn.block_tables.shape[1] * 4,) * len(attn.seq_lens) for attn in groups), "the longest"
+        return forward(), Again(forward)
+
+    def forward(batch: ForwardBatch) -> Any:
+        (attn,) = {id(part): part for part in batch.attn}.values()
+        starts, lengths = attn.device_bounds
+        rows = len(batch.input_ids)
+        assert starts.tolist() == list(range(rows + 1))
+        key = torch.arange(attn.block_tables.shape[1] * 4)
+        blocks = attn.block_tables.repeat_interleave(4, 1) * (key < lengths[:, None])
+        nobody = lengths == 0
+        assert torch.equal(nobody, attn.slot_mapping < 0)
+        assert not batch.input_ids[nobody].any()
+        assert not batch.positions[:, nobody].any()
+        return torch.stack((batch.input_ids, batch.positions.sum(0), blocks.sum(1), attn.slot_mapping, lengths), 1).double()
+
+    graphs = DecodeGraphs(torch.device("cpu"), _Kind((1, 2, 4, 8), 8, 3, record))
+    rng = torch.Generator().manual_seed(0)
+    caches: list[Any] = []
+    for rows in (3, 3, 4, 3, 3, 8, 7, 5, 8, 1, 1, 1, 2, 2, 4, 9, 9):
+        lengths = torch.randint(1, 13, (rows,), generator=rng).tolist()
+        attn = AttentionMetadata(
+            query_start=tuple(range(rows + 1)),
+            seq_lens=tuple(lengths),
+            block_tables=torch.randint(1, 99, (rows, 3), generator=rng, dtype=torch.int32),
+            slot_mapping=torch.randint(1, 99, (rows,), generator=rng),
+            block_size=4,
+        )
+        ids, positions = torch.randint(1, 99, (rows,), generator=rng), torch.randint(1, 99, (3, rows), generator=rng)
+        batch = ForwardBatch(ids, positions, [attn, attn], caches)
+        assert torch.equal(graphs(forward, batch), forward(batch))
+    assert {size for (size,) in recorded} == {1, 2, 4, 8}
+    assert len(graphs._graphs) == 3

@@ -136,13 +136,15 @@ def test_each_in_mixed_company_is_itself_alone(llm: LLM, monkeypatch: pytest.Mon
     replay, forward = Graph.replay, ModelRunner._forward
     monkeypatch.setattr(Graph, "replay", lambda graph: (replays.append(graph), replay(graph))[1])
     monkeypatch.setattr(
-        ModelRunner, "_forward", lambda own, rows: (mixed.append({t.adapter for t, _ in rows}), forward(own, rows))[1]
+        ModelRunner,
+        "_forward",
+        lambda own, rows, after: (mixed.append({t.adapter for t, _ in rows}), forward(own, rows, after))[1],
     )
     alone = [bits(llm, [question])[0] for question in questions]
     llm._driver.core.runner.graphs = lambda forward, batch: forward(batch)
     plain = [bits(llm, [question])[0] for question in questions]
     assert not any(len(names) > 1 for names in mixed)
-    llm._driver.core.runner.graphs = DecodeGraphs()
+    llm._driver.core.runner.graphs = DecodeGraphs(torch.device("cpu"))
     assert alone == plain == bits(llm, questions)
     assert {"", "."} in mixed
     assert replays or native.library() is None

@@ -164,16 +164,16 @@ def test_greedy_tokens_in_a_batch(row: Family, world: World) -> None:
 def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
     """Every piece that is computed from here on: [start, stop) and the atoms of its sequence."""
     core, seen, known = llm._driver.core, [], {}
-    real = core.runner.run
+    real = core.runner.launch
 
-    def run(output: Any) -> Any:
+    def launch(output: Any, after: Any = None) -> Any:
         known.update(
             {r.request_id: tuple(atoms(row.prefill, len(r.prompt_token_ids), r.features)) for r in output.new_requests}
         )
         seen.extend((t.num_computed, t.num_computed + t.num_tokens, known[t.request_id]) for t in output.scheduled)
-        return real(output)
+        return real(output, after)
 
-    core.runner.run = run
+    core.runner.launch = launch
     return seen
 
 
