@@ -76,6 +76,13 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
 
+def known_act(key: str, act: str) -> str:
+    """`act`, which a config gives under this key; ConfigError for one that there is not."""
+    if act not in REFERENCES:
+        raise ConfigError(f"{key} {act!r} is not supported; known are {', '.join(REFERENCES)}")
+    return act
+
+
 def check_parts(config: Mapping[str, Any]) -> None:
     """ConfigError for a part of a config.json that is no object, and for more layers or experts than any model has."""
     for key, value in config.items():
@@ -232,9 +239,7 @@ def _scaling(text: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec:
-    act = text.get("hidden_activation") or text.get("hidden_act", "silu")
-    if act not in REFERENCES:
-        raise ConfigError(f"hidden_act {act!r} is not supported in the decoder; known are {', '.join(REFERENCES)}")
+    act = known_act("the decoder's hidden_act", text.get("hidden_activation") or text.get("hidden_act", "silu"))
     bias = bool(text.get("mlp_bias", text.get("use_bias", False)))
     if not text.get("num_experts") or not _sparse(text, layer):
         return MlpSpec(count(text, "intermediate_size"), act, bias, stack.fused)

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mm.errors import ConfigError
 from .activations import cross_decoder_bytes, mel_encoder_bytes
-from .audio.mel_encoder import Encoder, encoder_config
+from .audio.mel_encoder import Encoder, encoder_config, layer_sizes
 from .config import count
 from .interface import ForwardBatch, Work
-from .layers.basic import ACTIVATIONS
 from .layers.linear import Head
 from .text.encoder_decoder import CrossDecoder, CrossDecoderSpec, with_key_biases
 from .weights import fill
@@ -23,18 +21,11 @@ PREFIXES = (("model.encoder.", "encoder."), ("model.decoder.", "decoder."), ("pr
 
 def decoder_spec(config: Mapping[str, Any]) -> CrossDecoderSpec:
     """ConfigError for a missing key, an activation that is not known, heads that do not divide the width."""
-    width, heads, act = count(config, "d_model"), count(config, "decoder_attention_heads"), config["activation_function"]
-    if width % heads:
-        raise ConfigError(f"d_model {width} is no multiple of decoder_attention_heads {heads}")
-    assert act in ACTIVATIONS, "the encoder, which has the same, was read first"
     return CrossDecoderSpec(
         vocab_size=count(config, "vocab_size"),
-        hidden_size=width,
-        inner=count(config, "decoder_ffn_dim"),
-        heads=heads,
-        layers=count(config, "decoder_layers"),
+        hidden_size=count(config, "d_model"),
         positions=count(config, "max_target_positions"),
-        act=act,
+        **layer_sizes(config, "decoder"),
     )
 
 

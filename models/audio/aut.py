@@ -9,7 +9,7 @@ Source: arXiv 2509.17765, section 2.2, and the config's keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
 from ..config import count
-from ..layers.basic import ACTIVATIONS, Norm
+from ..layers.basic import Norm
 from ..layers.linear import Linear
-from .mel_encoder import EncoderConfig, Layer
+from .mel_encoder import EncoderConfig, Layer, encoder_config
 
 _EPS = 1e-5
 _TIMESCALE = 10_000.0  # between the fastest and the slowest sinusoid
@@ -64,27 +64,10 @@ def aut_spec(audio: Mapping[str, Any]) -> AutSpec:
     Raises:
         ConfigError: a missing key, an activation that is not known, heads or windows that do not divide.
     """
-    act, width, heads = (
-        audio.get("activation_function", "gelu"),
-        count(audio, "d_model"),
-        count(audio, "encoder_attention_heads"),
-    )
-    if act not in ACTIVATIONS:
-        raise ConfigError(f"activation_function {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
     chunk, window = 2 * count(audio, "n_window"), count(audio, "n_window_infer")
-    for name, value, part in (("d_model", width, heads), ("n_window_infer", window, chunk)):
-        if value % part:
-            raise ConfigError(f"{name} {value} of the audio config is no multiple of {part}")
-    layer = EncoderConfig(
-        mels=count(audio, "num_mel_bins"),
-        width=width,
-        inner=count(audio, "encoder_ffn_dim"),
-        heads=heads,
-        layers=count(audio, "encoder_layers"),
-        positions=halved(chunk),
-        act=act,
-        key_bias=True,
-    )
+    if window % chunk:
+        raise ConfigError(f"n_window_infer {window} of the audio config is no multiple of {chunk}")
+    layer = replace(encoder_config({**audio, "max_source_positions": halved(chunk)}), key_bias=True)
     return AutSpec(layer, count(audio, "downsample_hidden_size"), chunk, window, count(audio, "output_dim"))
 
 

@@ -20,8 +20,8 @@ from ...kernels.activation import activation
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
-from ..config import count
-from ..layers.basic import ACTIVATIONS, Embedding, Norm
+from ..config import count, known_act
+from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
 
 _EPS = 1e-5
@@ -75,24 +75,17 @@ def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
         ConfigError: a missing key, an activation that is not known, heads that do not divide the width.
     """
     audio = {ALIASES[key]: value for key, value in audio.items() if key in ALIASES} | dict(audio)
-    act, width, heads = (
-        audio.get("activation_function", "gelu"),
-        count(audio, "d_model"),
-        count(audio, "encoder_attention_heads"),
-    )
-    if act not in ACTIVATIONS:
-        raise ConfigError(f"activation_function {act!r} is not supported; known are {', '.join(ACTIVATIONS)}")
+    mels, positions = count(audio, "num_mel_bins"), count(audio, "max_source_positions")
+    return EncoderConfig(mels=mels, positions=positions, width=count(audio, "d_model"), **layer_sizes(audio, "encoder"))
+
+
+def layer_sizes(config: Mapping[str, Any], side: str) -> dict[str, Any]:
+    """Of the "encoder" or the "decoder": inner, heads, layers, act; ConfigError as `encoder_config` says."""
+    width, heads = count(config, "d_model"), count(config, f"{side}_attention_heads")
     if width % heads:
-        raise ConfigError(f"d_model {width} is no multiple of encoder_attention_heads {heads}")
-    return EncoderConfig(
-        mels=count(audio, "num_mel_bins"),
-        width=width,
-        inner=count(audio, "encoder_ffn_dim"),
-        heads=heads,
-        layers=count(audio, "encoder_layers"),
-        positions=count(audio, "max_source_positions"),
-        act=act,
-    )
+        raise ConfigError(f"d_model {width} is no multiple of {side}_attention_heads {heads}")
+    act = known_act("activation_function", config.get("activation_function", "gelu"))
+    return {"inner": count(config, f"{side}_ffn_dim"), "heads": heads, "layers": count(config, f"{side}_layers"), "act": act}
 
 
 class Attention(nn.Module):
@@ -116,7 +109,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[c.act]
+        self.act = c.act
         first, last = c.names.norms
         self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=first)
         self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=last)
@@ -127,7 +120,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None, behind: Sequence[int | None] = ()) -> Tensor:
         x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, angles, behind)
-        return x + self.second(self.act(self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
+        return x + self.second(activation(self.act, self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):

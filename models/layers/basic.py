@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels.activation import REFERENCES, activation
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(activation, name) for name in REFERENCES}
-
 
 Form = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """A stored tensor -> the canonical names of what it holds, and each part."""

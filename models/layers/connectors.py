@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import REFERENCES, activation
-from ...mm.errors import ConfigError
+from ...kernels.activation import activation
+from ..config import known_act
 from .tree import Maker
 
 
@@ -59,8 +59,7 @@ class Projector(nn.Module):
 
     def __init__(self, spec: ProjectorSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        if spec.act not in REFERENCES:
-            raise ConfigError(f"a projector's activation {spec.act!r} is not supported; known are {', '.join(REFERENCES)}")
+        known_act("a projector's activation", spec.act)
         self.spec, make = spec, Maker(self, dtype, device)
         normed = spec.wide if spec.joined_norm else spec.width
         self.norms = [] if spec.norm is None else [make.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...kernels.activation import activation
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
 from ..interface import CacheSpec, ForwardBatch
-from ..layers.basic import ACTIVATIONS, Embedding, Norm
+from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
 
 
@@ -79,7 +80,7 @@ class CrossAttention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.act = ACTIVATIONS[c.act]
+        self.act = c.act
         self.self_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
         self.self_attn = SelfAttention(c, dtype, device)
         self.encoder_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
@@ -99,7 +100,7 @@ class Layer(nn.Module):
         """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
         add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
         add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1])
-        return self.second(self.act(self.first(self.final_layer_norm(x, add))))  # type: ignore[no-any-return]
+        return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))  # type: ignore[no-any-return]
 
 
 class CrossDecoder(nn.Module):

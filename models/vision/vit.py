@@ -12,10 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import REFERENCES, activation, gated
+from ...kernels.activation import activation, gated
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
+from ..config import known_act
 from ..layers.tree import Maker
 from .places import Grid, Layout, add_places_, frequencies, plan_layout
 from .spec import TowerSpec
@@ -114,8 +115,7 @@ class Tower(nn.Module):
 
     def __init__(self, spec: TowerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        if spec.act not in REFERENCES:
-            raise ConfigError(f"vision hidden_act {spec.act!r} is not supported; known are {', '.join(REFERENCES)}")
+        known_act("vision hidden_act", spec.act)
         if spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
             each = "of one size" if spec.rotary is None else "of multiples of 4 numbers"
             raise ConfigError(f"a tower {spec.width} wide, as vision_config says, has no {spec.heads} heads {each}")

@@ -25,7 +25,7 @@ def test_rows_of_a_sound(frames: int, rows: int) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"encoder_attention_heads": 7}, "d_model 1024 of the audio config is no multiple of 7"),
+        ({"encoder_attention_heads": 7}, "d_model 1024 is no multiple of encoder_attention_heads 7"),
         ({"n_window_infer": 150}, "n_window_infer 150 of the audio config is no multiple of 100"),
         ({"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
         ({"n_window": 0}, "n_window in config.json is 0"),
