@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...kernels.rope import rotary_cos_sin, rotate_
@@ -193,8 +194,8 @@ def _see(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, 
         own, rest = slice(start, start + length), slice(start + length, start + length + more)
         out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
         if more:
-            scores = torch.einsum("qhd,khd->hqk", q[rest] * scale, k[own]).softmax(-1)
-            out[rest] = torch.einsum("hqk,khd->qhd", scores, v[own])
+            by_head = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
+            out[rest] = F.scaled_dot_product_attention(*by_head, scale=scale)[0].transpose(0, 1)
         start = rest.stop
     return out
 

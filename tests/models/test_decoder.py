@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from measured import peak_bytes
 from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.config import load_model_files
@@ -322,16 +322,6 @@ def test_axes_of_frequencies() -> None:
     assert decoder_spec(SMALL).rope_axes == 1
     for sections in ([4, 4, 0], [8, 0, 0]):  # an axis that turns nothing still moves the text behind an item
         assert decoder_spec(SMALL | {"rope_parameters": rope | {"mrope_section": sections}}).rope_axes == 3
-
-
-def peak_bytes(call: Any) -> int:
-    """The most that tensors made during a call take together, as the profiler sees them."""
-    with torch.inference_mode():
-        call()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            call()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 def held_bytes(model: torch.nn.Module) -> int:
