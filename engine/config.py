@@ -73,7 +73,8 @@ class EngineConfig:
         encoder_cache_dir: folder where encoder rows outlive the process, `~` is the user's own; None for none.
         encoder_cache_dir_bytes: size of that folder; the least recently used rows go first.
         quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
-        quantization: None, or "int8": weights and activations of linear layers in 8 bits, on a CPU.
+        quantization: None; "int8": weights and activations of linear layers as 8-bit integers; "fp8": as 8-bit floats on
+            GPUs that multiply them, elsewhere the weights alone.
         kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton"; the rest is chosen by device,
             dtype and shape (`sensorium doctor` prints what).
         async_scheduling: start a decode step before the tokens of the one before are on the host; None: on a GPU, where it
@@ -116,7 +117,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("generation_config", self.generation_config, ("auto", "none"))
-        _one_of("quantization", self.quantization, (None, "int8"))
+        _one_of("quantization", self.quantization, (None, "int8", "fp8"))
         for name in _POSITIVE:
             _positive(name, getattr(self, name))
         if not isinstance(self.media, MediaPolicy):

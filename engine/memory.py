@@ -209,7 +209,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     items = largest_items(config, info, max_model_len)
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.rows, keys)
-    work = Work(rows, keys, sizes.keys, device, config.quantization == "int8")
+    work = Work(rows, keys, sizes.keys, device, config.quantization is not None)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0
@@ -241,7 +241,7 @@ def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantiz
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not None:
             outer, inner = module.weight.shape
-            int8 = quantization == "int8" and not module.exact
+            int8 = quantization is not None and not module.exact
             total += linear_weight_bytes(inner, outer, module.bias is not None, module.weight.dtype, device, int8)
         elif isinstance(module, Unsqueeze | LowRank):
             total += sum(linear_weight_bytes(inner, outer, False, dtype, device, False) for inner, outer in module.shapes())

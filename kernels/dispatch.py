@@ -27,6 +27,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "gated": ("native", "triton", "torch"),
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "triton", "torch"),
+    "fp8_linear": ("triton", "torch"),
     "moe": ("triton", "torch"),
     "draw": ("triton", "torch"),
     "log_probs": ("triton", "torch"),

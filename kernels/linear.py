@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from . import native
 from .dispatch import backend
+from .fp8 import Fp8, fp8_linear, pack_fp8
 from .int8 import Int8, Int8Panels, int8_linear, pack_int8
 from .panels import pad_outputs, to_panels
 
@@ -52,13 +53,15 @@ class Panels:
     outputs: int
 
 
-Weights = Panels | Packed | Plain | Int8 | Int8Panels
+Weights = Panels | Packed | Plain | Int8 | Int8Panels | Fp8
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -> Weights:
-    """Lay `weight [out, in]` out for its device; the caller drops the original. `quantization`: None or "int8"."""
+    """Lay `weight [out, in]` out for its device; the caller drops the original. `quantization`: None, "int8" or "fp8"."""
     if quantization == "int8":
         return pack_int8(weight, bias)
+    if quantization == "fp8":
+        return pack_fp8(weight, bias)
     chosen = backend("linear", weight.device, weight.dtype)
     if chosen == "native" and weight.shape[1] % 2 == 0:
         wide = torch.zeros(len(weight)) if bias is None else bias.float()
@@ -72,6 +75,8 @@ def linear(x: Tensor, weights: Weights) -> Tensor:
     """`x [rows, in]` -> `[rows, out]`."""
     if isinstance(weights, (Int8, Int8Panels)):
         return int8_linear(x, weights)
+    if isinstance(weights, Fp8):
+        return fp8_linear(x, weights)
     if isinstance(weights, Panels):
         out = x.new_empty(len(x), weights.outputs)
         packed = (weights.weight, weights.bias, weights.weight.shape[1], weights.outputs)

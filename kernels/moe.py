@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .activation import gated_reference
 from .dispatch import backend
+from .fp8 import Fp8, fp8_linear_reference
 from .int8 import Int8, int8_linear_reference
 
 
@@ -37,7 +38,7 @@ class Stacked:
 
     Args:
         weight: `[experts, out, in]`. bias: `[experts, out]`, or None.
-        scale: float32 `[experts, out]` where the weight is int8 (`int8.Int8`), or None.
+        scale: float32 `[experts, out]` where the weight is in 8 bits (`int8.Int8`, `fp8.Fp8`), or None.
     """
 
     weight: Tensor
@@ -140,7 +141,9 @@ def _product(x: Tensor, layer: Stacked, number: int) -> Tensor:
     bias = None if layer.bias is None else layer.bias[number]
     if layer.scale is None:
         return F.linear(x, layer.weight[number], bias)
-    return int8_linear_reference(x, Int8(layer.weight[number], layer.scale[number], bias))
+    if layer.weight.dtype == torch.int8:
+        return int8_linear_reference(x, Int8(layer.weight[number], layer.scale[number], bias))
+    return fp8_linear_reference(x, Fp8(layer.weight[number], layer.scale[number], bias))
 
 
 def _runs(counts: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -89,7 +89,7 @@ def load(folder: Path, model: Model, quantization: str | None = None) -> None:
 
 
 def quantize(root: nn.Module, quantization: str) -> None:
-    """Have every linear layer, towers included, packed as `quantization` says ("int8"), those that are exact excepted.
+    """Have every linear layer, towers included, packed as `quantization` says ("int8", "fp8"), those that are exact excepted.
 
     Raises:
         ConfigError: the model's device has no fast products of 8-bit numbers.
@@ -97,7 +97,7 @@ def quantize(root: nn.Module, quantization: str) -> None:
     for module in root.modules():
         if isinstance(module, Linear) and not module.exact:
             assert module.weight is not None, "weights are packed already"
-            if not supported(module.weight.device):
+            if quantization == "int8" and not supported(module.weight.device):
                 raise ConfigError(
                     f"quantization={quantization!r} needs a CPU with avx512_vnni, or a GPU and Triton, not this "
                     f"{module.weight.device.type}: leave it out, or use device='cpu' on such a machine"

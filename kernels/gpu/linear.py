@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..int8 import Int8
+from ..fp8 import LARGEST, Fp8
+from ..int8 import LEVELS, Int8
 from . import tune
 
 _FEW = 64  # rows of a decode step that one tile holds
@@ -117,26 +118,42 @@ def _sum_kernel(
 
 
 @triton.jit
-def _quantize_kernel(x_ptr, out_ptr, scale_ptr, dim, BLOCK: tl.constexpr):
+def _quantize_kernel(x_ptr, out_ptr, scale_ptr, dim, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """A row in 8 bits, its largest magnitude as LARGEST."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < dim
+    kind: tl.constexpr = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + row * dim + column, mask=inside, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(x), 0), 1e-30)
-    level = x * (tl.div_rn(1.0, largest) * 127.0)
-    level = (level + 12582912.0) - 12582912.0  # there floats are 1 apart: to nearest, ties to even
-    tl.store(out_ptr + row * dim + column, level.to(tl.int8), mask=inside)
-    tl.store(scale_ptr + row, tl.div_rn(largest, 127.0))
+    scale = tl.div_rn(largest, LARGEST)
+    if kind == tl.int8:
+        level = x * (tl.div_rn(1.0, largest) * LARGEST)
+        level = (level + 12582912.0) - 12582912.0  # there floats are 1 apart: to nearest, ties to even
+    else:
+        level = tl.div_rn(x, scale)
+    tl.store(out_ptr + row * dim + column, level.to(kind), mask=inside)
+    tl.store(scale_ptr + row, scale)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """As `int8.quantize_rows`, bit for bit."""
+    return _quantize(x, torch.int8, LEVELS)
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `fp8.round_rows`, on cards that have such numbers."""
+    return _quantize(x, torch.float8_e4m3fn, LARGEST)
+
+
+def _quantize(x: Tensor, kind: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:
     rows, dim = x.shape
-    out = torch.empty((rows, dim), dtype=torch.int8, device=x.device)
+    out = torch.empty((rows, dim), dtype=kind, device=x.device)
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(dim)
     if rows:
-        _quantize_kernel[(rows,)](x.contiguous(), out, scale, dim, BLOCK=block, **tune.launch("quantize_rows", str(block)))
+        block = triton.next_power_of_2(dim)
+        sizes = tune.launch("quantize_rows", str(block))
+        _quantize_kernel[(rows,)](x.contiguous(), out, scale, dim, LARGEST=float(largest), BLOCK=block, **sizes)
     return out, scale
 
 
@@ -144,6 +161,18 @@ def int8_linear(x: Tensor, weights: Int8) -> Tensor:
     """As `int8.int8_linear_reference`."""
     rows, scale = quantize_rows(x)
     return multiply(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
+
+
+def fp8_linear(x: Tensor, weights: Fp8) -> Tensor:
+    """As `fp8.fp8_linear`."""
+    if not _multiplies_fp8(tune.card().arch):
+        return multiply(x, None, weights.weight.view(torch.uint8), weights.scale, weights.bias, x.dtype)
+    rows, scale = round_rows(x)
+    return multiply(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
+
+
+def _multiplies_fp8(arch: str) -> bool:
+    return arch.startswith("sm_") and int(arch[3:]) >= 89
 
 
 def multiply(

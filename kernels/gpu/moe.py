@@ -133,8 +133,8 @@ def _place_kernel(
 @triton.jit(do_not_specialize=["tiles"])
 def _expert_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, slots_ptr, owners_ptr, tiles, width, depth, divisor,
-    ACT: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, ROWS_SCALED: tl.constexpr, BIASED: tl.constexpr,
+    EVEN: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A tile of pairs times a block of their expert's outputs.
 
@@ -160,8 +160,9 @@ def _expert_kernel(
     there = column < width
     weight = owner.to(tl.int64) * width + tl.where(there, output, 0)
     total = products(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN).to(tl.float32)
-    if SCALED:
+    if ROWS_SCALED:
         total *= tl.load(x_scale_ptr + row, mask=inside, other=0.0)[:, None]
+    if SCALED:
         total *= tl.load(w_scale_ptr + weight, mask=there, other=0.0)[None, :]
     if BIASED:
         total += tl.load(bias_ptr + weight, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -262,11 +263,14 @@ def _multiply(
     slots, owners = order
     _, width, depth = layer.weight.shape
     row_scale = None
-    if layer.scale is not None:
+    weight = layer.weight
+    if weight.dtype == torch.int8:
         x, row_scale = quantize_rows(x)
+    elif layer.scale is not None:
+        weight = weight.view(torch.uint8)  # rows stay as they are
     sizes = tune.launch("experts", "wide" if x.dtype == torch.float32 else str(tile))
     _expert_kernel[(len(owners) * triton.cdiv(width, sizes["BLOCK_N"]),)](
-        x, row_scale, layer.weight, layer.scale, layer.bias, out, slots, owners, len(owners), width, depth, divisor, ACT=act,
-        GATED=act is not None, SCALED=row_scale is not None, BIASED=layer.bias is not None, EVEN=depth % sizes["BLOCK_K"] == 0,
-        TILE=tile, **sizes,
+        x, row_scale, weight, layer.scale, layer.bias, out, slots, owners, len(owners), width, depth, divisor, ACT=act,
+        GATED=act is not None, SCALED=layer.scale is not None, ROWS_SCALED=row_scale is not None,
+        BIASED=layer.bias is not None, EVEN=depth % sizes["BLOCK_K"] == 0, TILE=tile, **sizes,
     )  # fmt: skip

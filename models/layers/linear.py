@@ -22,7 +22,7 @@ class Linear(Weighted):
         bias: whether the slices have biases; all or none.
         exact: never quantised, since it decides between near equals.
 
-    `quantization`, None or "int8", says how `pack` stores the weight.
+    `quantization`, None, "int8" or "fp8", says how `pack` stores the weight.
     """
 
     quantization: str | None = None

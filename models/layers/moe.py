@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.dispatch import backend
+from ...kernels.fp8 import Fp8
 from ...kernels.int8 import Int8
 from ...kernels.moe import Experts, Routing, Stacked, mix, mix_experts, route
 from ..text.spec import MoeSpec
@@ -172,7 +173,7 @@ def _side_by_side(layers: Sequence[Linear], device: torch.device) -> Stacked:
 
 def _in_8_bits(layers: Sequence[Linear], whole: Stacked) -> Stacked:
     """Of layers that were quantised as they were packed, which then hold parts of it."""
-    parts = [layer.packed for layer in layers if isinstance(layer.packed, Int8)]
+    parts = [layer.packed for layer in layers if isinstance(layer.packed, Int8 | Fp8)]
     if not parts:
         return whole
     made = Stacked(torch.stack([part.weight for part in parts]), whole.bias, torch.stack([part.scale for part in parts]))

@@ -1,4 +1,4 @@
-"""quantization="int8": the shipped model reads the shipped media in 8 bits as it does in floats."""
+"""quantization="int8" and "fp8": the shipped model reads the shipped media in 8 bits as it does in floats."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def test_int8_reads_the_shipped_media(dtype: str) -> None:
     assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
     alone = llm.chat(chat("line1.png"), params, use_tqdm=False)[0]
     assert alone.outputs[0].cumulative_logprob == outputs[0].outputs[0].cumulative_logprob
+
+
+def test_fp8_reads_the_shipped_media() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=96)
+    llm = LLM(ASSETS / "tiny-vl", dtype="float32", device="cpu", quantization="fp8")
+    outputs = llm.chat([chat(name) for name in WANTED], params, use_tqdm=False)
+    assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
 
 
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ RULES = (  # rule, experts, hidden size, inner size
 def launches() -> None:
     for rule, number, dim, inner in RULES:
         correction = torch.empty(number) if rule.groups > 1 else None
-        for dtype in (torch.bfloat16, torch.float16, torch.int8):
-            eight, wide = dtype == torch.int8, torch.bfloat16 if dtype == torch.int8 else dtype
+        for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn):
+            eight, wide = dtype.itemsize == 1, torch.bfloat16 if dtype.itemsize == 1 else dtype
             shapes = (number, 2 * inner, dim), (number, dim, inner)
             scales = [torch.empty(shape[:2]) if eight else None for shape in shapes]
             layers = (Stacked(torch.empty(shape, dtype=dtype), None, s) for shape, s in zip(shapes, scales, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sensorium.kernels.fp8 import fp8_linear_reference, pack_fp8, round_rows
 from sensorium.kernels.gpu import linear, tune
 from sensorium.kernels.int8 import Int8, int8_linear_reference, quantize_rows
 
@@ -64,6 +65,20 @@ def test_every_float_of_8_bits_is_itself() -> None:
     weight[weight & 127 == 127] = 0  # no numbers
     found = linear.multiply(torch.eye(1, 16), None, weight[:, None].repeat(1, 16), torch.ones(256), None, torch.float32)
     assert torch.equal(found[0], weight.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fp8(dtype: torch.dtype, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are rounded too where cards multiply such numbers."""
+    monkeypatch.setattr(tune, "card", lambda: tune.Card(arch, 4))
+    x, weights = torch.randn(5, 300).to(dtype), pack_fp8(torch.randn(40, 300).to(dtype) / 17, torch.randn(40).to(dtype))
+    found, wanted = linear.fp8_linear(x, weights), fp8_linear_reference(x, weights)
+    if arch == "sm_90":
+        rows, scale = round_rows(x)
+        torch.testing.assert_close(linear.round_rows(x), (rows, scale), rtol=0, atol=0)
+        wanted = fp8_linear_reference(rows.float() * scale, weights).to(dtype)
+    torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-5, torch.finfo(dtype).eps))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))

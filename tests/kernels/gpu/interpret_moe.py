@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from sensorium.kernels.dispatch import using
+from sensorium.kernels.fp8 import round_rows
 from sensorium.kernels.gpu import moe
 from sensorium.kernels.int8 import quantize_rows
 from sensorium.kernels.moe import Experts, Routing, Stacked, expert_reference, mix_reference, route_reference
@@ -37,8 +38,8 @@ def made(experts: int, dim: int, inner: int, biased: bool, dtype: torch.dtype, a
     return Experts(act, *layers)
 
 
-def in_8_bits(layer: Stacked) -> Stacked:
-    weight, scale = quantize_rows(layer.weight.flatten(0, 1))
+def in_8_bits(layer: Stacked, kind: str) -> Stacked:
+    weight, scale = {"int8": quantize_rows, "fp8": round_rows}[kind](layer.weight.flatten(0, 1))
     return Stacked(weight.view(layer.weight.shape), layer.bias, scale.view(layer.weight.shape[:2]))
 
 
@@ -110,10 +111,11 @@ def test_rows_of_nobody_stay_as_they_are() -> None:
     assert (out[~mine] == 7.0).all()
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_in_8_bits(dtype: torch.dtype) -> None:
+def test_experts_in_8_bits(dtype: torch.dtype, kind: str) -> None:
     plain = made(5, 72, 40, True, dtype)
-    experts = Experts(plain.act, in_8_bits(plain.gate_up), in_8_bits(plain.down))
+    experts = Experts(plain.act, in_8_bits(plain.gate_up, kind), in_8_bits(plain.down, kind))
     x = torch.randn(7, 72).to(dtype)
     weights, chosen = route_reference(torch.randn(7, 5), Routing(2))
     out = moe.mix_experts(x, weights, chosen.int(), experts)
@@ -140,7 +142,7 @@ def filled(kind: type[nn.Module], spec: MoeSpec, wanted: str, quantization: str 
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # rows of nobody hold poison, which is quantised too
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
 @pytest.mark.parametrize("kinds", [("all",), ("text", "vision")])
 def test_a_mixture_as_a_layer(kinds: tuple[str, ...], quantization: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Filled from the same tensors, quantised or not; a choice is read nowhere."""
