@@ -194,8 +194,8 @@ def _see(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, 
         own, rest = slice(start, start + length), slice(start + length, start + length + more)
         out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
         if more:
-            by_head = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
-            out[rest] = F.scaled_dot_product_attention(*by_head, scale=scale)[0].transpose(0, 1)
+            query, key, value = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
+            out[rest] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
         start = rest.stop
     return out
 
