@@ -197,7 +197,9 @@ class ModelRunner:
         return self.graphs(model.forward, batch), batch.attn[0].query_start
 
     def _results(self, rows: list[Row], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
-        whole = _whole(_finite(hidden), starts)
+        # logits of a sampled row say by themselves whether it is finite, so steps of nothing else are not looked at twice
+        decode = all(task.sample and task.num_tokens == 1 and track.message.pooling is None for track, task in rows)
+        whole = [True] * len(rows) if decode else _whole(_finite(hidden), starts)
         good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]
         prompts = {task.request_id: self._prompt_logprobs(track, task, hidden, start) for (track, task), start in good}
         lasts = [(row[0], stop - 1) for row, stop, fine in zip(rows, starts[1:], whole, strict=True) if row[1].sample and fine]
@@ -263,7 +265,9 @@ def _book(track: Track, found: Sampled | Exception) -> TokenOutput:
     name = track.message.request_id
     if isinstance(found, Exception):
         _log.warning("sampling failed", exc_info=found if not isinstance(found, InputError) else None)
-        return TokenOutput(name, (), error=f"sampling failed: {describe(found)}; ask again with other parameters")
+        reason = describe(found)
+        told = reason if reason == NOT_FINITE else f"sampling failed: {reason}; ask again with other parameters"
+        return TokenOutput(name, (), error=told)
     track.token_ids.append(found.token)
     return TokenOutput(name, (found.token,), None if found.logprobs is None else (found.logprobs,))
 
