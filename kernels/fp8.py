@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .dispatch import backend
 
 LARGEST = 448.0  # of the format
 _TINY = 1e-30  # a row's largest magnitude is taken for no less
 _AT_ONCE = 256  # outputs whose weights torch widens at a time
+_FEWEST = 16  # rows of a product, see `linear`
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +42,12 @@ def pack_fp8(weight: Tensor, bias: Tensor | None) -> Fp8:
 
 
 def fp8_linear_reference(x: Tensor, weights: Fp8) -> Tensor:
-    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once; rows are as they come."""
-    out, wide = x.new_empty(len(x), len(weights.weight)), x.float()
+    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once; rows are as they come, and their bits their own (`linear`)."""
+    out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _FEWEST - len(x))))
     for start in range(0, len(weights.weight), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         made = (wide @ weights.weight[part].float().t()).mul_(weights.scale[part])
-        out[:, part] = made if weights.bias is None else made.add_(weights.bias[part])
+        out[:, part] = (made if weights.bias is None else made.add_(weights.bias[part]))[: len(x)]
     return out
 
 

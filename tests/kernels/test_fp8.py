@@ -27,3 +27,11 @@ def test_rows_of_zeros_and_the_largest() -> None:
     assert rounded[1].tolist() == [-448.0, 1.0]
     packed = pack_fp8(x, None)
     assert fp8_linear(torch.ones(1, 2), packed).tolist() == [[0.0, -894.0]]
+
+
+def test_company_changes_no_bit() -> None:
+    gen = torch.Generator().manual_seed(1)
+    x, packed = torch.randn(70, 130, generator=gen), pack_fp8(torch.randn(300, 130, generator=gen), torch.randn(300))
+    together = fp8_linear(x, packed)
+    for rows in (slice(0, 1), slice(5, 12), slice(3, 40)):
+        assert torch.equal(fp8_linear(x[rows], packed), together[rows])
