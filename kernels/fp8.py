@@ -42,7 +42,7 @@ def pack_fp8(weight: Tensor, bias: Tensor | None) -> Fp8:
 
 
 def fp8_linear_reference(x: Tensor, weights: Fp8) -> Tensor:
-    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once; rows are as they come, and their bits their own (`linear`)."""
+    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once; rows are as they come."""
     out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _FEWEST - len(x))))
     for start in range(0, len(weights.weight), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
