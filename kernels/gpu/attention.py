@@ -325,7 +325,7 @@ def _launch(
 
 
 def _cuts(tiles: Tiles, columns: int, config: dict[str, int]) -> int:
-    """Into how many parts the keys of every tile are cut. Parts of many rows are large: only a card half empty is worth them."""
+    """Into how many parts the keys of every tile are cut. Parts of many rows are large: only a half-empty card needs them."""
     many = config["BLOCK_M"] > 32
     slots = tune.card().processors * (1 if many else 2)
     alike = tiles.keys * columns / max(1, tiles.longest)
