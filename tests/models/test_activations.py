@@ -14,7 +14,7 @@ from sensorium.models.vision.spec import TableSpec, TowerSpec
 from sensorium.models.weights import fill, named_layers
 
 CPU = torch.device("cpu")
-SCRATCH = 16 << 10  # of torch's own small tensors
+SCRATCH = 20 << 10  # that torch keeps for each thread
 TOWER = TowerSpec(
     depth=2, width=64, heads=4, inner=256, patch_dim=48, act="gelu", eps=1e-6, table=TableSpec(28, fit="bicubic"), names=SAM
 )
@@ -38,5 +38,5 @@ def test_a_tower_of_windows_takes_no_more_than_planned(case: str, dtype: torch.d
     fill(model, [(name, torch.randn(tensor.shape, generator=draw).to(dtype)) for name, tensor in dict(views).items()], (), {})
     patches = torch.randn(side**2, TOWER.patch_dim, generator=draw).to(dtype)
     live, planned = peak_bytes(lambda: model(patches, side)), sam_bytes(spec, side**2, dtype, Work(1, 1, 1, CPU))
-    assert live <= planned + SCRATCH
+    assert live <= planned + SCRATCH * torch.get_num_threads()
     assert planned <= 1.1 * live
