@@ -16,12 +16,12 @@ RULES = (  # rule, experts, hidden size, inner size
 def launches() -> None:
     for rule, number, dim, inner in RULES:
         correction = torch.empty(number) if rule.groups > 1 else None
-        for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn):
             eight, wide = dtype.itemsize == 1, torch.bfloat16 if dtype.itemsize == 1 else dtype
             shapes = (number, 2 * inner, dim), (number, dim, inner)
             scales = [torch.empty(shape[:2]) if eight else None for shape in shapes]
             layers = (Stacked(torch.empty(shape, dtype=dtype), None, s) for shape, s in zip(shapes, scales, strict=True))
             experts = Experts("silu", *layers)
-            for rows in (1, 256, 4096):
+            for rows in (1, 512, 1024, 4096):  # tiles of every size
                 weights, chosen = moe.route(torch.empty(rows, number), rule, correction)
                 moe.mix_experts(torch.empty(rows, dim, dtype=wide), weights, chosen, experts)
