@@ -14,23 +14,10 @@ from torch import Tensor
 
 from ..moe import Experts, Routing, Stacked
 from . import tune
+from .activation import activate
 from .linear import products, quantize_rows
 
 _ONE_HOT = 1 << 14  # pairs times experts of a program that puts pairs in order
-
-
-@triton.jit
-def _activate(x, ACT: tl.constexpr):
-    """By a name of `activation.REFERENCES`, in float32."""
-    if ACT == "silu":
-        made = x * tl.sigmoid(x)
-    elif ACT == "gelu":
-        made = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACT == "quick_gelu":
-        made = x * tl.sigmoid(1.702 * x)
-    else:  # 1 + tanh(y) = 2 sigmoid(2 y)
-        made = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    return made
 
 
 @triton.jit
@@ -169,7 +156,7 @@ def _expert_kernel(
     kind = out_ptr.dtype.element_ty
     if GATED:
         gate, up = tl.split(tl.reshape(total, (TILE, BLOCK_N // 2, 2)))
-        made = _activate(gate.to(kind).to(tl.float32), ACT).to(kind).to(tl.float32) * up.to(kind).to(tl.float32)
+        made = activate(gate.to(kind).to(tl.float32), ACT, kind).to(tl.float32) * up.to(kind).to(tl.float32)
         at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         half = width // 2
         places = tl.maximum(pair, 0).to(tl.int64)[:, None] * half + at[None, :]
