@@ -11,9 +11,10 @@ import torch
 from ..kernels import dispatch
 from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
-from .loader import build_model, check_kernels, load_processing, resolve_max_model_len
+from .loader import check_kernels, load_processing, resolve_max_model_len
 from .memory import MemoryPlan, plan_memory
 from .paths import choose, describe, rehearse
+from .source import build_model
 
 
 def describe_device(name: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -11,13 +11,10 @@ from typing import Any, cast
 import torch
 
 from ..kernels.dispatch import BACKENDS, can_run, has_triton, overrides, using
-from ..mm.errors import ConfigError, SensoriumError
+from ..mm.errors import ConfigError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
-from ..models.adapters import adapter_spec, attach
 from ..models.interface import Model
-from ..models.weights import load as load_weights
-from ..processors.files import ADAPTER, read_json
 from ..processors.interface import ProcessingInfo
 from ..processors.text import Tokenizer
 from .admission import SchedulerLimits
@@ -27,15 +24,14 @@ from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
 from .kv import KVBlocks, PoolSpec, bytes_per_block, group_layers
 from .memory import Sizes, cache_blocks, encoder_cache_budget, longest_sequence, plan_sizes
-from .paths import check, choose, rehearse
+from .paths import check, choose
 from .quarantine import Quarantine
 from .runner import ModelRunner
 from .scheduler import Scheduler
+from .source import Source, made
 from .structured import GrammarFactory
 
 _log = logging.getLogger(__name__)
-_NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
-"""What JSON raises that is read as something it is not, or as sizes that no memory holds."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +58,7 @@ def load_processing(
         decode=lambda ids: words().decode(ids),
         special=lambda text: words().token_to_id(text),
     )
-    return cast(ProcessingInfo, _made("inputs", resolve(row.processing), given, options))
-
-
-def build_model(row: Architecture, files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
-    """Without weights, with the adapters it comes with; ConfigError for a config.json of which no model can be made."""
-    model = cast(Model, _made("model", resolve(row.model), files.config, dtype, device))
-    adapters = dict.fromkeys(info.adapters.values())
-    attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
-    return model
-
-
-def _made(what: str, kind: Callable[..., object], *arguments: object) -> object:
-    """`kind(*arguments)`; ConfigError where that fails, since it is made of what the checkpoint's JSON says."""
-    try:
-        return kind(*arguments)
-    except SensoriumError:
-        raise
-    except _NONSENSE as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"the checkpoint's JSON does not say how its {what} can be made ({reason})") from error
+    return cast(ProcessingInfo, made("inputs", resolve(row.processing), given, options))
 
 
 def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
@@ -107,7 +84,8 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     check_kernels(config, dtype)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
-    model = build_model(row, files, info, dtype, device)
+    source = Source(config, files, row, info)
+    model = source.on_device()
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes
@@ -115,9 +93,8 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
     # a plan that does not work out is said before weights are read
     sizes = plan_sizes(config, info, max_model_len)
-    core = build_core(model, config, sizes, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer))
-    load_weights(files.path, model, config.quantization)
-    rehearse(model, info, dtype)
+    core = build_core(model, config, sizes, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer), source)
+    source.fill(model)
     return Engine(core, max_model_len, dtype, store.row_bytes)
 
 
@@ -157,6 +134,7 @@ def build_core(
     encoder_bytes: int,
     store: EncoderStore,
     grammars: GrammarFactory | None = None,
+    source: Source | None = None,
 ) -> EngineCore:
     """Scheduler, caches and runner around a model that is ready to run.
 
@@ -164,6 +142,7 @@ def build_core(
         prefill: how its prompts may be cut, see `SchedulerLimits`.
         encoder_bytes: of resident encoder rows.
         grammars: for structured outputs; None refuses them.
+        source: of the model, for an engine that may sleep.
     """
     if sizes.length < 2:
         raise ConfigError(f"max_model_len={sizes.length} leaves no room for a prompt and an answer")
@@ -191,4 +170,4 @@ def build_core(
         kernels=config.kernels,
         overlaps=overlaps,
     )
-    return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds))
+    return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds), source)
