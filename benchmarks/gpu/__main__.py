@@ -1,0 +1,64 @@
+"""What the GPU at hand proves, in sections of under four minutes: `python -m benchmarks.gpu --only ops` (ops, e2e, train).
+
+Weights are made on the device and no file is fetched. Figures are written as they come, to benchmarks/results/gpu-<card>-<date>
+(.jsonl, and .md made from it). Parts run in a process of their own beside this one: a part that fails is written down as a
+failure, one that hangs is stopped, one that takes the process with it ends alone, and the next goes on. `--device cpu --tiny`
+tries the script itself where there is no GPU; then everything goes to out/gpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    import torch
+
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu" and not args.tiny:
+        print("no GPU: torch sees none. What runs needs one; --device cpu --tiny tries the script itself", file=sys.stderr)
+        return 1
+    if args.worker:
+        from .worker import work
+
+        work(args.only[0], args.worker, device, args.tiny, Path(args.stem), args.until)
+        return 0
+    from .worker import supervise
+
+    return supervise(args.only or ["ops", "e2e", "train"], device, args.tiny, _stem(args.out, device, args.tiny), args.seconds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .parts import SECONDS, SECTIONS
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
+    parser.add_argument("--device", help='"cuda", "cuda:1", "cpu"; a GPU if there is one')
+    parser.add_argument("--tiny", action="store_true", help="shapes that a CPU gets through; the numbers mean nothing")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each section at most")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    for name in ("--worker", "--stem", "--until"):  # of the process beside this one
+        options = {"--worker": {"nargs": "+"}, "--until": {"type": float}}.get(name, {})
+        parser.add_argument(name, help=argparse.SUPPRESS, **options)
+    return parser
+
+
+def _stem(folder: Path | None, device: object, tiny: bool) -> Path:
+    """Where the results go, without an ending."""
+    import torch
+
+    from .machine import card, slug
+
+    assert isinstance(device, torch.device)
+    usual = ROOT / "out" / "gpu" if tiny else ROOT / "benchmarks" / "results"
+    return (folder or usual) / f"gpu-{slug(card(device))}-{time.strftime('%Y-%m-%d')}{'-tiny' if tiny else ''}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Attention over pages and over packed segments: how fast, and how exact. Knows shapes of models, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.kernels.varlen import varlen_attention
+from torch import Tensor
+
+from . import exact
+from .machine import Bench
+from .record import Figure
+
+_PAGE = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Queries, a cache whose pages lie anywhere, and who sees what."""
+
+    q: Tensor
+    cache: Tensor
+    meta: AttentionMetadata
+
+
+def case(
+    bench: Bench, requests: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, planes: int = 2
+) -> Case:
+    """`requests`: earlier tokens and rows of this step, of each."""
+    device, lengths = bench.device, [done + rows for done, rows in requests]
+    needs = [-(-length // _PAGE) for length in lengths]
+    pages = torch.randperm(sum(needs), device=device).int() + 1
+    tables = torch.zeros(len(requests), max(needs), dtype=torch.int32, device=device)
+    for i, own in enumerate(pages.split(needs)):
+        tables[i, : needs[i]] = own
+    slots = []
+    for i, (done, rows) in enumerate(requests):
+        token = torch.arange(done, done + rows, device=device)
+        slots.append(tables[i].long()[token // _PAGE] * _PAGE + token % _PAGE)
+    starts = (0, *accumulate(rows for _, rows in requests))
+    cache = bench.randn(planes, sum(needs) + 1, _PAGE, kv_heads, dim, dtype=dtype)
+    q = bench.randn(starts[-1], heads, dim, dtype=dtype)
+    return Case(q, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), _PAGE))
+
+
+def prompt(bench: Bench) -> Iterator[Figure]:
+    """Head size 128, operations that are needed counted: half of them where rows see what is before them."""
+    heads, kv_heads = bench.pick((32, 8), (4, 2))
+    for dim, length, least in bench.pick(((128, 8192, 0.60), (64, 8192, None), (256, 4096, None)), ((16, 40, 0.60),)):
+        q, k, v = (bench.randn(length, heads, dim) for _ in range(3))
+        seconds = bench.seconds(lambda q=q, k=k, v=v, n=length: varlen_attention(q, k, v, [n], 0.1))
+        name = f"contiguous, not causal, {length} rows, {heads} heads of {dim}"
+        yield rate(bench, name, 4 * heads * dim * length**2, seconds, least)
+    for count, length, dim, least in bench.pick(((8, 4096, 128, 0.45), (8, 4096, 64, None)), ((2, 40, 16, 0.45),)):
+        one = case(bench, [(0, length)] * count, heads, kv_heads, dim, bench.dtype)
+        operations = 2 * heads * dim * length * (length + 1) * count
+        name = f"paged, causal, {count} x {length} rows, {heads}/{kv_heads} heads of {dim}"
+        yield rate(bench, name, operations, bench.seconds(lambda one=one: _attend(one)), least)
+    chunk = bench.pick((30000, 2048), (100, 20))
+    one = case(bench, [chunk], heads, kv_heads, bench.pick(128, 16), bench.dtype)
+    operations = 4 * heads * one.q.shape[2] * sum(range(chunk[0] + 1, sum(chunk) + 1))
+    name = f"a chunk of {chunk[1]} rows behind {chunk[0]} keys"
+    yield rate(bench, name, operations, bench.seconds(lambda: _attend(one)), None)
+
+
+def decode(bench: Bench) -> Iterator[Figure]:
+    """One row a sequence: the bytes of the keys and values that are seen, over the bandwidth of a copy."""
+    full = (
+        (64, 4096, 32, 8, 128),
+        (64, 4096, 28, 4, 128),
+        (1, 32768, 32, 8, 128),
+        (8, 16384, 14, 2, 64),
+        (256, 512, 32, 8, 128),
+    )
+    for count, length, heads, kv_heads, dim in bench.pick(full, ((3, 50, 4, 2, 16),)):
+        one = case(bench, [(length - 1, 1)] * count, heads, kv_heads, dim, bench.dtype)
+        moved = 2 * count * length * kv_heads * dim * bench.dtype.itemsize
+        name = f"{count} x {length} keys, {heads}/{kv_heads} heads of {dim}"
+        yield bandwidth(bench, name, moved, bench.seconds(lambda one=one: _attend(one)), 0.80)
+
+
+def towers(bench: Bench) -> Iterator[Figure]:
+    """Heads as towers have them, useful operations counted; whole pictures, and windows of 64 patches."""
+    full = (
+        ("Qwen2.5-VL, whole", [4096] * 4, 16, 80),
+        ("Qwen3-VL and SigLIP, whole", [4096] * 4, 16, 72),
+        ("CLIP, whole", [576] * 16, 16, 64),
+        ("head size 128, whole", [4096] * 4, 16, 128),
+    )
+    for name, lengths, heads, dim in bench.pick(full, (("tiny", [20, 20, 7], 2, 20),)):
+        yield _tower(bench, name, lengths, heads, dim, 0.50)
+    yield _tower(bench, "Qwen2.5-VL, windows", bench.pick([64] * 256, [4] * 6), bench.pick(16, 2), bench.pick(80, 20), None)
+
+
+def exactness(bench: Bench) -> Iterator[Figure]:
+    """Against float64 on the device, in every dtype: prompts, chunks and decode rows together, and all kinds of masks."""
+    step = bench.pick([(0, 700), (1000, 1), (300, 129), (0, 1), (2047, 1), (65, 64)], [(0, 5), (37, 1), (20, 13)])
+    long = bench.pick([(16000, 1), (5, 1)], [(90, 1), (5, 1)])
+    shapes = bench.pick(((32, 8, 128), (28, 4, 128), (14, 2, 64), (10, 2, 80), (4, 1, 256)), ((4, 2, 16),))
+    for dtype in bench.dtypes:
+        for heads, kv_heads, dim in shapes if dtype == torch.bfloat16 else shapes[:1]:
+            name = f"paged, {heads}/{kv_heads} heads of {dim}"
+            yield _exact(name, case(bench, step, heads, kv_heads, dim, dtype))
+        heads, kv_heads, dim = shapes[0]
+        one = case(bench, step, heads, kv_heads, dim, dtype)
+        yield _exact("paged, window of 100", replace(one, meta=replace(one.meta, window=100)))
+        yield _exact("paged, soft cap", one, 20.0)
+        yield _exact("paged, everything seen", replace(one, meta=replace(one.meta, causal=False)))
+        yield _exact("paged, items see themselves", replace(one, meta=_atoms(one.meta)))
+        yield _exact("paged, a long row in shares", case(bench, long, heads, kv_heads, dim, dtype))
+        yield _exact("paged, latent rows", case(bench, step, bench.pick(16, 2), 1, bench.pick(576, 48), dtype, planes=1))
+        yield from _exact_segments(bench, dtype)
+
+
+def bandwidth(bench: Bench, name: str, moved: float, seconds: float, least: float | None) -> Figure:
+    """`moved`: bytes that have to be read and written."""
+    note = f"{moved / seconds / 1e9:,.0f} GB/s, {seconds * 1e6:,.1f} us"
+    return Figure(name, moved / seconds / bench.copy, "of copy bandwidth", least, note=note)
+
+
+def rate(bench: Bench, name: str, operations: float, seconds: float, least: float | None) -> Figure:
+    note = f"{operations / seconds / 1e12:,.1f} TFLOP/s, {seconds * 1e3:,.3f} ms"
+    return Figure(name, operations / seconds / bench.matmul, bench.ceiling, least, note=note)
+
+
+def _attend(one: Case, soft_cap: float | None = None) -> Tensor:
+    return paged_attention(one.q, None, None, one.cache, one.meta, one.q.shape[2] ** -0.5, soft_cap)
+
+
+def _tower(bench: Bench, name: str, lengths: list[int], heads: int, dim: int, least: float | None) -> Figure:
+    q, k, v = bench.randn(sum(lengths), 3, heads, dim).unbind(1)
+    seconds = bench.seconds(lambda: varlen_attention(q, k, v, lengths, dim**-0.5))
+    label = f"{name}, {len(lengths)} x {lengths[0]} rows, {heads} heads of {dim}"
+    return rate(bench, label, 4 * heads * dim * sum(n * n for n in lengths), seconds, least)
+
+
+def _exact(name: str, one: Case, soft_cap: float | None = None) -> Figure:
+    found, meta, slots = _attend(one, soft_cap), one.meta, one.cache.flatten(1, 2)
+    wanted = []
+    for i, length in enumerate(meta.seq_lens):
+        token = torch.arange(length, device=one.q.device)
+        sides = slots[:, meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size]
+        first, stop = meta.ranges(i)[..., None]
+        rows = one.q[meta.query_start[i] : meta.query_start[i + 1]]
+        seen = (token >= first) & (token < stop)
+        wanted.append(exact.attend(rows, sides[0], sides[-1], seen, one.q.shape[2] ** -0.5, soft_cap))
+    return exact.checked(name, found, torch.cat(wanted))
+
+
+def _atoms(meta: AttentionMetadata) -> AttentionMetadata:
+    """The second half of every request's rows see each other."""
+    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for (first, last), length in zip(pairwise(meta.query_start), meta.seq_lens, strict=True):
+        seen[1, (first + last) // 2 : last] = length
+    return replace(meta, seen=seen)
+
+
+def _exact_segments(bench: Bench, dtype: torch.dtype) -> Iterator[Figure]:
+    lengths: Any = bench.pick([64] * 9 + [1, 333, 1200], [4, 4, 1, 9])
+    for heads, dim in bench.pick(((16, 80), (16, 72), (16, 64), (4, 128), (2, 256)), ((2, 20),)):
+        q, k, v = bench.randn(sum(lengths), 3, heads, dim, dtype=dtype).unbind(1)
+        wanted = exact.attend(q, k, v, exact.segments(lengths, bench.device), dim**-0.5)
+        yield exact.checked(f"segments, {heads} heads of {dim}", varlen_attention(q, k, v, lengths, dim**-0.5), wanted)

@@ -1,0 +1,70 @@
+"""The sections of a run, the parts of each, and how long they may take. Knows no figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+
+from .machine import Bench
+from .record import Figure
+
+Run = Callable[[Bench], Iterator[Figure]]
+SECONDS = 230.0
+"""That a section may take, start of its processes included."""
+START = 30.0
+"""Of them, what a process may take before its first part."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group of figures, made by `run` ("module:function" of this folder).
+
+    Args:
+        seconds: that it usually takes at most, kernels compiled anew; it is not begun with less time left.
+        limit: after so many it is stopped, whatever it does.
+    """
+
+    name: str
+    run: str
+    seconds: float
+    limit: float
+
+    def load(self) -> Run:
+        module, _, function = self.run.partition(":")
+        found: Run = getattr(import_module(f".{module}", __package__), function)
+        return found
+
+
+SECTIONS: dict[str, tuple[Part, ...]] = {
+    "ops": (
+        Part("ceilings", "ops:ceilings", 5, 30),
+        Part("prompt attention", "attention:prompt", 10, 40),
+        Part("decode attention", "attention:decode", 5, 30),
+        Part("tower attention", "attention:towers", 5, 30),
+        Part("norms", "ops:norms", 5, 30),
+        Part("rotary", "ops:rotary", 5, 30),
+        Part("activations", "ops:activations", 5, 30),
+        Part("scatter", "ops:scatter", 2, 20),
+        Part("mixture", "products:mixture", 10, 40),
+        Part("int8", "products:int8", 10, 40),
+        Part("fp8", "products:fp8", 10, 40),
+        Part("sampling", "ops:sampling", 10, 40),
+        Part("pixels", "media:pixels", 5, 30),
+        Part("mel", "media:mel", 5, 30),
+        Part("exact: attention", "attention:exactness", 40, 90),
+        Part("exact: rest", "ops:exactness", 20, 60),
+    ),
+    "e2e": (
+        Part("same tokens as the CPU", "equal:tokens", 30, 90),
+        Part("Qwen2.5-VL-7B", "e2e:qwen2_5_vl", 60, 110),
+        Part("Qwen3-VL-8B", "e2e:qwen3_vl", 60, 110),
+        Part("transformers: Qwen2.5-VL-7B", "peer:qwen2_5_vl", 40, 80),
+        Part("transformers: Qwen3-VL-8B", "peer:qwen3_vl", 40, 80),
+    ),
+    "train": (Part("tiny-vl", "train:tiny_vl", 75, 150),),
+}
+
+
+def find(section: str, name: str) -> Part:
+    return next(part for part in SECTIONS[section] if part.name == name)

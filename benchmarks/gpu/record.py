@@ -1,0 +1,116 @@
+"""Figures as they come: a line of JSON each, and the table they make. Knows no card and measures nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a part.
+
+    Args:
+        name: what was measured, at which sizes.
+        value, unit: "0.62" "of bf16 ceiling", "1.3" "eps", ...
+        least, most: what is wanted; None: nothing is.
+        note: the number behind a share ("612 TFLOP/s, 0.41 ms"), or a condition.
+    """
+
+    name: str
+    value: float
+    unit: str
+    least: float | None = None
+    most: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.least is None and self.most is None:
+            return ""
+        good = (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+        return "ok" if good else "falls short" if self.least is not None else "WRONG"
+
+    @property
+    def wanted(self) -> str:
+        parts = [f">= {self.least:g}"] if self.least is not None else []
+        return ", ".join(parts + ([f"<= {self.most:g}"] if self.most is not None else []))
+
+
+class Lacks(Exception):
+    """What is missing for a part to run, in a line; no failure of ours."""
+
+
+class Journal:
+    """`<stem>.jsonl`, appended to at once, and `<stem>.md`, made anew from it. Lines of a part that is begun again are dropped."""
+
+    def __init__(self, stem: Path) -> None:
+        self.lines, self.table = stem.with_name(stem.name + ".jsonl"), stem.with_name(stem.name + ".md")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """`kind`: "machine", "begin", "figure", "end", "failure", "lacks" or "left out"."""
+        self.lines.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"kind": kind, "time": time.time(), **fields}, ensure_ascii=False)
+        with self.lines.open("a", encoding="utf-8") as out:
+            out.write(line + "\n")
+
+    def figure(self, section: str, part: str, one: Figure) -> None:
+        self.write("figure", section=section, part=part, **asdict(one), verdict=one.verdict)
+
+    def read(self, since: float = 0.0) -> list[dict[str, Any]]:
+        """All whole lines, written at `since` (Unix time) or later."""
+        text = self.lines.read_text("utf-8") if self.lines.exists() else ""
+        found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in found if line["time"] >= since]
+
+    def render(self) -> str:
+        """Write the table; returns it."""
+        text = "\n".join(_table(self.read())) + "\n"
+        self.table.write_text(text, "utf-8")
+        return text
+
+
+def show(one: Figure) -> str:
+    """A figure on one line."""
+    return " | ".join(filter(None, (one.name, f"{_number(one.value)} {one.unit}", one.wanted, one.verdict, one.note)))
+
+
+def _table(lines: list[dict[str, Any]]) -> list[str]:
+    machine = next((line for line in reversed(lines) if line["kind"] == "machine"), {})
+    head = [f"# {machine.get('card', 'unknown card')}, {machine.get('date', '')}", "", machine.get("versions", "")]
+    if machine.get("note"):
+        head += ["", machine["note"]]
+    for section, parts in _latest(lines).items():
+        head += ["", f"## {section}", "", "| part | what | measured | wanted | | note |", "|---|---|---|---|---|---|"]
+        head += [row for name, found in parts.items() for row in _rows(name, found)]
+    return head
+
+
+def _latest(lines: list[dict[str, Any]]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Section -> part -> its lines since it was begun last."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for line in lines:
+        if line["kind"] == "machine":
+            continue
+        parts = found.setdefault(line["section"], {})
+        if line["kind"] in ("begin", "left out"):
+            parts[line["part"]] = []
+        parts.setdefault(line["part"], []).append(line)
+    return found
+
+
+def _rows(part: str, lines: list[dict[str, Any]]) -> Iterator[str]:
+    for line in lines:
+        if line["kind"] == "figure":
+            one = Figure(*(line[name] for name in ("name", "value", "unit", "least", "most", "note")))
+            yield f"| {part} | {one.name} | {_number(one.value)} {one.unit} | {one.wanted} | {one.verdict} | {one.note} |"
+        elif line["kind"] in ("failure", "lacks", "left out"):
+            yield f"| {part} | | | | **{line['kind']}** | {' '.join(line['note'].split()).replace('|', '/')} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

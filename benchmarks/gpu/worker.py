@@ -1,0 +1,144 @@
+"""One part after the other in a process that may die of any of them, and the process that watches it. Knows no part's content."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from .machine import Bench, card, versions
+from .parts import SECTIONS, START, Part, find
+from .record import Journal, Lacks, show
+
+ROOT = Path(__file__).parents[2]
+_POLL = 0.2
+_GRACE = 3.0  # seconds after which a part is stopped that has not looked at the clock
+_FATAL = ("CUDA error", "device-side assert", "illegal memory access", "CUBLAS_STATUS", "CUDNN_STATUS")
+"""In an error after which nothing more runs on the device in this process."""
+
+
+def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, stem: Path, until: float) -> None:
+    """The parts of these names in turn, as long as there is time (`until`: Unix time)."""
+    journal, bench = Journal(stem), Bench(device, tiny)
+    for name in names:
+        part = find(section, name)
+        if time.time() + (0 if tiny else part.seconds) > until:
+            _left_out(journal, section, name)
+        elif not _run(journal, section, part, bench, until):
+            return
+        if bench.cuda:
+            torch.cuda.empty_cache()
+
+
+def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float) -> bool:
+    """False if the device is lost to this process. Whatever a part raises is a finding: it is written down, and the next runs."""
+    here: dict[str, Any] = {"section": section, "part": part.name}
+    journal.write("begin", **here)
+    print(f"{section}: {part.name}", flush=True)
+    start, lost = time.time(), False
+    try:
+        for one in part.load()(bench):
+            journal.figure(section, part.name, one)
+            print(f"  {show(one)}", flush=True)
+            if time.time() > min(until, start + part.limit):
+                journal.write("left out", **here, note="the rest: no time was left")
+                break
+    except Lacks as missing:
+        journal.write("lacks", **here, note=str(missing))
+        print(f"  lacks {missing}", flush=True)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+        journal.write("failure", **here, note=f"{reason[:400]} ({_where(error)})")
+        print(f"  FAILURE {reason[:400]}", flush=True)
+        lost = any(word in reason for word in _FATAL)
+    journal.write("end", **here, seconds=round(time.time() - start, 1))
+    return not lost
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the innermost frame that is ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if str(ROOT) in frame.filename and ".venv" not in frame.filename] or frames
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _left_out(journal: Journal, section: str, name: str) -> None:
+    journal.write("left out", section=section, part=name, note="no time was left")
+    print(f"{section}: {name} is left out, no time is left", flush=True)
+
+
+def supervise(sections: Sequence[str], device: torch.device, tiny: bool, stem: Path, seconds: float) -> int:
+    """Run the sections, each in at most so many seconds; 1 if anything failed or was wrong."""
+    journal = Journal(stem)
+    note = "Tiny shapes, to try the script: these numbers mean nothing." if tiny else ""
+    journal.write("machine", card=card(device), date=time.strftime("%Y-%m-%d"), versions=versions(device), note=note)
+    started = time.time()
+    for section in sections:
+        _section(journal, section, device, tiny, seconds)
+        journal.render()
+    print(f"written to {journal.table}", flush=True)
+    return int(any(_bad(line) for line in journal.read(started)))
+
+
+def _bad(line: dict[str, Any]) -> bool:
+    return line["kind"] == "failure" or line.get("verdict") == "WRONG"
+
+
+def _section(journal: Journal, section: str, device: torch.device, tiny: bool, seconds: float) -> None:
+    left, until = [part.name for part in SECTIONS[section]], time.time() + seconds
+    while left and time.time() < until:
+        started = time.time()
+        command = [sys.executable, "-m", "benchmarks.gpu", "--only", section, "--device", str(device), "--stem"]
+        command += [str(journal.lines.with_suffix("")), "--until", str(until), *(["--tiny"] if tiny else []), "--worker", *left]
+        with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, cwd=ROOT, stderr=errors) as process:
+            stopped = _watch(process, journal, section, started, until)
+            said = _tail(errors)
+        known = _parts(journal, section, started)
+        broken = [name for name, kind in known.items() if kind == "begin"]
+        for name in broken or ([] if known else left[:1]):
+            reason = stopped or f"its process ended with {process.returncode}: {said}"
+            journal.write("failure", section=section, part=name, note=reason)
+            print(f"  FAILURE {name}: {reason}", flush=True)
+        left = [name for name in left if name not in known] if known else left[1:]
+    for name in left:
+        _left_out(journal, section, name)
+
+
+def _watch(process: subprocess.Popen[bytes], journal: Journal, section: str, started: float, until: float) -> str:
+    """Until it ends; why it was stopped, or nothing."""
+    while process.poll() is None:
+        time.sleep(_POLL)
+        now, begun = time.time(), [line for line in journal.read(started) if line["kind"] == "begin"]
+        limit = find(section, begun[-1]["part"]).limit if begun else START
+        since = begun[-1]["time"] if begun else started
+        if now > min(since + limit, until + _GRACE):
+            process.kill()
+            process.wait()
+            return f"stopped after {now - since:.0f} s"
+    return ""
+
+
+def _parts(journal: Journal, section: str, since: float) -> dict[str, str]:
+    """Part -> the last that is known of it: "begin" where it did not end."""
+    return {line["part"]: line["kind"] for line in journal.read(since) if line.get("section") == section and _marks(line)}
+
+
+def _marks(line: dict[str, Any]) -> bool:
+    return line["kind"] in ("begin", "end") or (line["kind"] == "left out" and "rest" not in line["note"])
+
+
+def _tail(errors: IO[str]) -> str:
+    """The last line that a process wrote to stderr; the rest is shown."""
+    errors.seek(0)
+    text = errors.read().strip()
+    if text:
+        print(text, file=sys.stderr, flush=True)
+    return text.splitlines()[-1][:300] if text else "it said nothing"
