@@ -46,7 +46,7 @@ class Lacks(Exception):
 
 
 class Journal:
-    """`<stem>.jsonl`, appended to at once, and `<stem>.md`, made anew from it. Lines of a part that is begun again are dropped."""
+    """`<stem>.jsonl`, appended to at once, and `<stem>.md`, made anew from it; of a part that is begun again the last."""
 
     def __init__(self, stem: Path) -> None:
         self.lines, self.table = stem.with_name(stem.name + ".jsonl"), stem.with_name(stem.name + ".md")

@@ -1,4 +1,4 @@
-"""One part after the other in a process that may die of any of them, and the process that watches it. Knows no part's content."""
+"""One part after the other in a process that may die of any of them, and the process that watches it. Knows no part."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, s
 
 
 def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float) -> bool:
-    """False if the device is lost to this process. Whatever a part raises is a finding: it is written down, and the next runs."""
+    """False if the device is lost to this process. Whatever a part raises is a finding and is written down."""
     here: dict[str, Any] = {"section": section, "part": part.name}
     journal.write("begin", **here)
     print(f"{section}: {part.name}", flush=True)
