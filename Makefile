@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench clean
+.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench aot clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ bench: .venv/.test  ## throughput, peers, processors, sampler, batch invariance 
 	$(BIN)/python -m benchmarks.peers
 	$(BIN)/python -m benchmarks.invariance
 	$(BIN)/python -m benchmarks.startup
+
+aot: .venv/.test  ## compile every Triton kernel for GPUs that are not here, record what it takes of them
+	$(BIN)/python -m benchmarks.aot
 
 clean:  ## remove what the other commands made, .venv included
 	rm -rf .venv out .types build dist kernels/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -188,6 +188,20 @@ def faults(name: str, uses: list[Use]) -> list[str]:
     ]
 
 
+def summary(found: dict[str, list[Use]]) -> str:
+    """The most that any variant of a kernel takes."""
+    kernels = sorted({(use.op, use.kernel) for uses in found.values() for use in uses if use.op != "trials"})
+    head = "| op | kernel | " + " | ".join(f"{name}: registers, shared, spills" for name in found) + " |\n"
+    lines = [head, "|---|---|" + "---|" * len(found) + "\n"]
+    for op, kernel in kernels:
+        cells = []
+        for uses in found.values():
+            mine = [(use.registers, use.shared, use.spills) for use in uses if (use.op, use.kernel) == (op, kernel)]
+            cells.append(", ".join(str(max(each)) for each in zip(*mine, strict=True)))
+        lines.append(f"| {op} | {kernel} | " + " | ".join(cells) + " |\n")
+    return "".join(lines) + "\n"
+
+
 def table(name: str, uses: list[Use]) -> str:
     """A section of the record."""
     limit = TARGETS[name].shared // 1024
@@ -207,10 +221,10 @@ def main() -> None:
     found = {name: in_a_process(name, ops()) for name in TARGETS}
     RESULT.parent.mkdir(exist_ok=True)
     head = (
-        f"# Kernels compiled ahead of time\n\n{date.today()}, Triton {triton.__version__}, no GPU: `python -m benchmarks.aot`. "
+        f"# Kernels compiled ahead of time\n\n{date.today()}, Triton {triton.__version__}, no GPU: `make aot`. Registers and "
     )
-    head += "Registers and spilled bytes are a thread's, shared memory in bytes a program's.\n\n"
-    RESULT.write_text(head + "\n".join(table(name, uses) for name, uses in found.items()))
+    head += "spilled bytes are a thread's, shared memory in bytes a program's; first the most of any variant, then all.\n\n"
+    RESULT.write_text(head + summary(found) + "\n".join(table(name, uses) for name, uses in found.items()))
     print(RESULT)
     sys.exit("\n".join(line for name, uses in found.items() for line in faults(name, uses)) or None)
 
