@@ -21,6 +21,7 @@ from sensorium.cli.main import main
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.mm.fields import group, merge
+from sensorium.mm.registry import ARCHITECTURES
 from sensorium.models.borrowed import STEP, Step
 from sensorium.models.borrowed import build as build_class
 from sensorium.models.interface import ForwardBatch, Work
@@ -167,6 +168,12 @@ def build(folder, family, seed=0):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def one_of_ours_is_not(monkeypatch):
+    """A mixture with positions of three axes that we have a model of, too: here it is transformers' alone."""
+    monkeypatch.delitem(ARCHITECTURES, "Glm4vMoeForConditionalGeneration")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Family -> folder, each built once."""
@@ -250,7 +257,8 @@ def test_tokens_are_those_of_the_class_itself(built, oracle, family):
     for how, options in HOW.items():
         room = TIGHT.get(family, 246_000) if how == "preempted" else None
         llm = LLM(built(family), max_model_len=240, max_num_seqs=8, kv_cache_memory_bytes=room, **options)
-        check(llm.generate(asked, GREEDY, use_tqdm=False), wanted)  # together
+        often = 3 if how == "preempted" else 1  # they are many enough at once, however slowly they come
+        check(llm.generate(asked * often, GREEDY, use_tqdm=False), wanted * often)  # together
         assert llm.stats.encoder_calls == len(PICTURES), "each item is encoded once, in however many prompts it is"
         assert how != "chunked" or llm.stats.cut_items > 0
         assert how != "preempted" or llm.stats.preemptions > 0
