@@ -101,6 +101,14 @@ class AsyncLLM:
         """End a request; its last output has the finish reason "abort". Unknown and finished ones are ignored."""
         await asyncio.wrap_future(self._driver.call(lambda driver: driver.end(request_id)))
 
+    async def sleep(self) -> None:
+        """As `LLM.sleep`."""
+        await asyncio.wrap_future(self._driver.sleep())
+
+    async def wake(self) -> None:
+        """As `LLM.wake`; other coroutines run meanwhile."""
+        await asyncio.wrap_future(self._driver.wake())
+
     def close(self) -> None:
         """End every request with an error, and the engine's threads. Waits for the step that is being computed."""
         self.llm.close()

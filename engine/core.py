@@ -1,19 +1,22 @@
-"""The engine behind six verbs: add, append, truncate, rest, abort, step. Knows no text, no media and no thread."""
+"""The engine behind its verbs: add, append, truncate, rest, abort, step, sleep, wake. Knows no text, no media and no thread."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, name_item
-from .quarantine import Quarantine
+from .quarantine import Quarantine, is_out_of_memory
 from .request import Request, State
 from .runner import Launched, ModelRunner, describe
 from .scheduler import Scheduler
+from .source import Source
 from .types import EngineRequest, EngineStats, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
+ASLEEP = "the engine is asleep; wake() it first"
 _NOTHING = SchedulerOutput(step=0, scheduled=())
 _log = logging.getLogger(__name__)
 
@@ -41,8 +44,10 @@ class _Flight:
 class EngineCore:
     """Every argument and result is plain data that `codec` turns into bytes. Not for use from several threads."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine) -> None:
-        self.scheduler, self.runner, self._quarantine = scheduler, runner, quarantine
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: Source | None = None) -> None:
+        """`source`: of the runner's model; without it there is no sleep."""
+        self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
+        self.asleep = False
         self._encoder_calls = self._disk_hits = 0
         self._flight: _Flight | None = None  # a step whose tokens nobody has looked at
 
@@ -51,8 +56,11 @@ class EngineCore:
 
         Raises:
             InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
-                broke the encoder a short while ago, a grammar that cannot be compiled, an adapter that is not there.
+                broke the encoder a short while ago, a grammar that cannot be compiled, an adapter that is not there, an engine
+                that is asleep.
         """
+        if self.asleep:
+            raise InputError(ASLEEP)
         params = request.params
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_ids)
@@ -97,6 +105,43 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """Forget a sequence and free all it holds; unknown ones are ignored. The worker frees its part with the next step."""
         self.scheduler.abort(request_id)
+
+    def sleep(self) -> None:
+        """Give back all memory that `wake` can take again; caches are forgotten. Harmless where it sleeps.
+
+        Raises:
+            InputError: there are sequences, or nothing to wake up from.
+        """
+        if self._source is None:
+            raise InputError("an engine whose model came from no checkpoint cannot sleep")
+        if self.scheduler.requests:
+            raise InputError(f"{len(self.scheduler.requests)} sequences are being served; end them, then sleep()")
+        if not self.asleep:
+            for pool in self.scheduler.kv.pools:
+                pool.forget_kept()
+            self.scheduler.encoder.forget_all()
+            self.scheduler.schedule()  # what the runner was to be told: it forgets all of it
+            self._flight, self.asleep = None, True
+            self.runner.sleep(self._source.empty())
+
+    def wake(self) -> None:
+        """Take memory, and read the weights from the checkpoint again. Harmless where it is awake; if it fails, it sleeps on.
+
+        Raises:
+            CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
+            InputError: there is too little memory.
+        """
+        if not self.asleep:
+            return
+        assert self._source is not None
+        try:
+            self.runner.wake(self._source.again)
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was made until then
+            if not is_out_of_memory(error):
+                raise
+            raise InputError("there is too little memory to wake up; make room on the device, then wake() again") from None
+        self.asleep = False
 
     def step(self) -> tuple[TokenOutput, ...]:
         """Compute one batch; what it added, by sequence. An exception ends the sequences of this step only.

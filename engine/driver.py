@@ -18,7 +18,7 @@ import torch
 
 from ..mm.errors import InputError
 from ..processors.text import Tokenizer
-from .core import EngineCore
+from .core import ASLEEP, EngineCore
 from .feeder import Entry, Feeder
 from .input import Prepared, Unfinished
 from .output import Assembly
@@ -85,11 +85,11 @@ class Driver:
                     wait([freed], _PATIENCE)
 
     def tickets(self, jobs: Sequence[Job], post: Callable[[list[Ticket]], None], partial: bool = False) -> list[Ticket]:
-        """For `submit`. InputError for a request_id that is in use, and after `close` or a fork."""
-        if self._closed or os.getpid() != self._process:
-            reason = "was closed" if self._closed else "belongs to another process"
-            raise InputError(f"the engine {reason}; make a new one")
+        """For `submit`. InputError for a request_id that is in use, while the engine sleeps, and after `close` or a fork."""
+        self._check_open()
         with self._lock:
+            if self.core.asleep:
+                raise InputError(ASLEEP)
             made: list[Ticket] = []
             for job in jobs:
                 number = next(self._numbers)
@@ -147,6 +147,16 @@ class Driver:
         self.send(run)
         return future
 
+    def sleep(self) -> Future[None]:
+        """See EngineCore; InputError also while there are requests or live sessions."""
+        self._check_open()
+        return self.call(lambda driver: driver._sleep())
+
+    def wake(self) -> Future[None]:
+        """See EngineCore."""
+        self._check_open()
+        return self.call(lambda driver: driver.core.wake())
+
     def close(self) -> None:
         """End every request with an error, and the threads."""
         with self._lock:
@@ -155,6 +165,11 @@ class Driver:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self.feeder.close()
+
+    def _check_open(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            reason = "was closed" if self._closed else "belongs to another process"
+            raise InputError(f"the engine {reason}; make a new one")
 
     def _start(self) -> None:
         """With the lock held."""
@@ -176,6 +191,14 @@ class Driver:
     def follow(self, name: str, ticket: Ticket) -> None:
         """This sequence computes for the ticket."""
         self._owners[name] = ticket
+
+    def _sleep(self) -> None:
+        with self._lock:  # so that none comes meanwhile
+            live = sum(ticket.keep for ticket in self._names.values())
+            if self._names:
+                there = f"requests being served: {len(self._names) - live}, live sessions open: {live}"
+                raise InputError(f"{there}; wait for them or end them, then sleep()")
+            self.core.sleep()
 
     def _turn(self, command: Callable[[Driver], None] | None) -> None:
         """Do what was asked, compute one step, tell whoever has news. Nothing that happens in it ends the loop."""

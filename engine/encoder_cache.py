@@ -93,6 +93,11 @@ class EncoderCache:
         entry = self._entries.get(key)
         return [] if entry is None else sorted({request_id for request_id, _ in entry.holders})
 
+    def forget_all(self) -> None:
+        """No rows are resident any more; only while nobody reads any."""
+        for key in tuple(self._resident):
+            self._drop(key)
+
     def drop_again(self, keys: tuple[str, ...]) -> None:
         """Say these once more: the runner may not have heard."""
         self._dropped.extend(keys)

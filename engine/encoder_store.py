@@ -128,6 +128,11 @@ class EncoderStore:
         for key in keys:
             self.rows.pop(key, None)
 
+    def clear(self) -> None:
+        """Forget all rows once those that are to be written are."""
+        self.flush()
+        self.rows.clear()
+
     def flush(self) -> None:
         """Wait until everything put so far is written."""
         if self._folder is not None:

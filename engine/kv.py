@@ -164,6 +164,12 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
 
+    def forget_kept(self) -> None:
+        """Every kept block becomes blank, and none of them counts as taken for another."""
+        while self._kept:
+            self._evict()
+            self.evictions -= 1
+
     def _evict(self) -> None:
         block, _ = self._kept.popitem(last=False)
         self.forget(block)

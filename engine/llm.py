@@ -228,6 +228,30 @@ class LLM:
             raise InputError(f"{next(iter(chat))} goes with messages; a prompt of another form holds its own keys")
         return Job(begin, params, priority, request_id)
 
+    def sleep(self) -> None:
+        """Give back the memory of weights, caches and buffers, until `wake`; twice is harmless.
+
+        What is kept: tokenizer, processed items (in `mm_processor_cache_bytes`), and encoder rows in `encoder_cache_dir`.
+
+        Raises:
+            InputError: requests are being served or live sessions are open; the engine was closed.
+        """
+        self._driver.sleep().result()
+
+    def wake(self) -> None:
+        """Read the weights again and go on with empty caches; where it is awake already, nothing happens.
+
+        Raises:
+            CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
+            InputError: there is too little memory; the engine was closed.
+        """
+        self._driver.wake().result()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether requests are refused until `wake`."""
+        return self._driver.core.asleep
+
     def close(self) -> None:
         """End every request with an error, and the engine's threads; also done when nobody holds the model any more."""
         self._driver.close()

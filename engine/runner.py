@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +73,9 @@ class ModelRunner:
         """
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
-        tensors = allocate_caches(model.cache_specs, num_blocks, block_size, device)
-        self.caches = Caches(tensors, group_of_layer(groups), [group.spec for group in groups], block_size, invariant)
+        self._specs, self._num_blocks = model.cache_specs, num_blocks
+        specs = [group.spec for group in groups]
+        self.caches = Caches(self._allocate(block_size), group_of_layer(groups), specs, block_size, invariant)
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
         self.graphs, self.staging, self.overlaps = DecodeGraphs(device), Staging(device), overlaps
@@ -83,6 +85,25 @@ class ModelRunner:
         if self.grammars is None:
             raise InputError("structured_outputs need a tokenizer, which this engine was made without")
         self.grammars.check(wanted)
+
+    def sleep(self, empty: Model) -> None:
+        """Give back what takes memory, all that sequences had here with it. `empty`: the model without any."""
+        self.model, self.caches = empty, replace(self.caches, tensors=())
+        self.tracks.clear()
+        self.store.clear()
+        self.graphs, self.staging = DecodeGraphs(self.device), Staging(self.device)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self, make: Callable[[], Model]) -> None:
+        """Take it again, with a model that is full. An exception of `make` leaves all asleep."""
+        tensors = self._allocate(self.caches.block_size)
+        self.model = make()
+        self.caches = replace(self.caches, tensors=tensors)
+
+    def _allocate(self, block_size: int) -> Sequence[Tensor]:
+        return allocate_caches(self._specs, self._num_blocks, block_size, self.device)
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput, after: Launched | None = None) -> Launched:

@@ -1,0 +1,203 @@
+"""An engine that sleeps holds next to no tensors, says so to who asks, and answers after waking as before."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hostile import MODEL, asked, picture
+from measured import given_bytes, held
+from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.models import weights
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+PROMPTS = [asked(picture(1)), "The sky is", asked(picture(2), picture(1))]
+OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(MODEL, **OPTIONS) as made:
+        yield made
+
+
+def answers(llm: LLM, prompts: object = PROMPTS) -> list[tuple[int, ...]]:
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.error for output in outputs] == [None] * len(outputs)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def held_by(llm: LLM) -> int:
+    """Bytes of weights, caches and encoder rows."""
+    runner = llm._driver.core.runner
+    empty = runner.model.language_model.embed_tokens.weight.is_meta
+    return (0 if empty else held(runner.model)) + given_bytes(runner.caches.tensors, runner.store.rows)
+
+
+def live_bytes() -> int:
+    """Of every tensor of this process that has memory."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "cpu"]
+    return sum(one.numel() * one.itemsize for one in tensors)
+
+
+def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
+    before = answers(llm)
+    core = llm._driver.core
+    whole, own, model = live_bytes(), held_by(llm), weakref.ref(core.runner.model)
+    assert llm.stats.blocks_kept > 0
+    assert llm.stats.encoder_bytes > 0
+    llm.sleep()
+    assert llm.asleep
+    assert model() is None
+    assert held_by(llm) == 0
+    assert whole - live_bytes() > 0.95 * own
+    assert (llm.stats.blocks_kept, llm.stats.blocks_used, llm.stats.encoder_bytes) == (0, 0, 0)
+    llm.sleep()
+    counted = llm.stats
+    llm.wake()
+    llm.wake()
+    assert not llm.asleep
+    assert llm.stats == counted
+    assert answers(llm) == before
+    assert llm.stats.encoder_calls == 2 * counted.encoder_calls
+    assert llm.stats.prefix_evictions == counted.prefix_evictions
+
+
+def test_nothing_is_found_of_what_was_cached(llm: LLM) -> None:
+    long = "a long prompt " * 20
+    assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
+    llm.sleep()
+    llm.wake()
+    assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+    assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
+
+
+def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
+    llm.sleep()
+    for ask in (
+        lambda: llm.generate("a", GREEDY, use_tqdm=False),
+        lambda: list(llm.stream("a", GREEDY)),
+        lambda: llm.live("a", GREEDY),
+        lambda: llm.embed(["a"], use_tqdm=False),
+    ):
+        with pytest.raises(InputError, match=r"asleep; wake\(\) it"):
+            ask()
+    assert llm.plan(PROMPTS[0])
+    assert llm.explain().rows()
+    assert llm.hidden_size > 0
+    llm.wake()
+    assert answers(llm)
+
+
+def test_it_does_not_sleep_while_somebody_is_served(llm: LLM) -> None:
+    session = llm.live("The sky", GREEDY)
+    first = session.answer()
+    stream = llm.stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    with pytest.raises(InputError, match="being served: 1, live sessions open: 1"):
+        llm.sleep()
+    stream.close()
+    with pytest.raises(InputError, match="being served: 0, live sessions open: 1"):
+        llm.sleep()
+    session.append(" and")
+    assert session.answer().error is None
+    session.close()
+    llm.sleep()
+    llm.wake()
+    assert answers(llm, "The sky")[0] == first.outputs[0].token_ids
+
+
+def test_it_can_be_closed_asleep() -> None:
+    llm = LLM(MODEL, **OPTIONS)
+    llm.sleep()
+    llm.close()
+    for ask in (llm.wake, llm.sleep, lambda: llm.generate("a", GREEDY, use_tqdm=False)):
+        with pytest.raises(InputError, match="was closed"):
+            ask()
+
+
+def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
+    with LLM(MODEL, encoder_cache_dir=tmp_path, **OPTIONS) as llm:
+        before = answers(llm)
+        llm.sleep()
+        assert not llm._driver.core.runner.store.rows
+        llm.wake()
+        calls = llm.stats.encoder_calls
+        assert answers(llm) == before
+        assert (llm.stats.encoder_calls, llm.stats.encoder_disk_hits) == (calls, 2)
+
+
+def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    with LLM(folder, **OPTIONS) as llm:
+        before, file = answers(llm), next(folder.glob("*.safetensors"))
+        then = file.stat()
+        llm.sleep()
+        os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns + 10**9))
+        with pytest.raises(CheckpointError, match="was changed since it was loaded"):
+            llm.wake()
+        assert llm.asleep
+        os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns))
+        llm.wake()
+        assert answers(llm) == before
+
+
+def test_waking_that_fails_takes_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, models = answers(llm), []
+    llm.sleep()
+    asleep = live_bytes()
+
+    def read(root: torch.nn.Module, *_: object, **__: object) -> None:
+        models.append(weakref.ref(root))
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "named_layers", read)
+        with pytest.raises(InputError, match="too little memory") as caught:
+            llm.wake()
+    assert caught.value is not None  # while somebody still looks at it
+    assert llm.asleep
+    assert models[0]() is None
+    assert live_bytes() <= asleep + 4096
+    llm.wake()
+    assert answers(llm) == before
+
+
+def test_coroutines_sleep_and_wake(llm: LLM) -> None:
+    async def ask(engine: AsyncLLM) -> list[tuple[int, ...]]:
+        return [output.outputs[0].token_ids async for output in engine.generate("The sky is", GREEDY, output_kind="final")]
+
+    async def run() -> None:
+        engine = AsyncLLM(llm)
+        before = await ask(engine)
+        await engine.sleep()
+        with pytest.raises(InputError, match=r"wake\(\)"):
+            await ask(engine)
+        await asyncio.gather(engine.wake(), engine.wake())
+        assert await ask(engine) == before
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("options", [{"async_scheduling": True}, {"dtype": "bfloat16"}])
+def test_it_sleeps_with_other_options(options: dict[str, object]) -> None:
+    with LLM(MODEL, **OPTIONS, **options) as llm:
+        before = answers(llm)
+        llm.sleep()
+        llm.wake()
+        assert answers(llm) == before
+
+
+def test_an_engine_without_a_checkpoint_cannot_sleep(toy) -> None:
+    with pytest.raises(InputError, match="came from no checkpoint"):
+        toy.make_core().sleep()
