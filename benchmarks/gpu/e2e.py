@@ -1,0 +1,185 @@
+"""Engines around models of published shapes, their weights random and made on the device: decode, prompts, towers."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from sensorium.engine.config import EngineConfig, resolve
+from sensorium.engine.core import EngineCore
+from sensorium.engine.encoder_store import EncoderStore
+from sensorium.engine.loader import build_core
+from sensorium.engine.memory import Sizes
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.types import EngineRequest
+from sensorium.mm.registry import find
+from sensorium.models.decoder_model import DecoderModel
+from sensorium.models.weights import named_layers
+
+from . import shapes
+from .machine import Bench
+from .record import Figure, Lacks
+
+PROMPT = 8192
+"""Rows of the prompt whose operations are counted."""
+KEYS = 1024
+"""Tokens that each sequence of a decode step begins with."""
+_SPARE = 20 << 30  # bytes beside the weights: caches, activations
+
+
+def qwen2_5_vl(bench: Bench) -> Iterator[Figure]:
+    return _model(bench, shapes.qwen2_5_vl(bench.tiny))
+
+
+def qwen3_vl(bench: Bench) -> Iterator[Figure]:
+    return _model(bench, shapes.qwen3_vl(bench.tiny))
+
+
+def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
+    need_memory(bench, config)
+    start = time.perf_counter()
+    model = build(bench, config)
+    bench.sync()
+    yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
+    yield tower(bench, model, config)
+    yield prompts(bench, model, config)
+    for batch in bench.pick((1, 64), (1, 3)):
+        for overlaps, graphs in ((True, True), (False, True), (True, False), (False, False)):
+            yield decode(bench, model, config, batch, overlaps, graphs)
+
+
+def need_memory(bench: Bench, config: Mapping[str, Any]) -> None:
+    """Lacks where the weights, and what stands beside them, have no room."""
+    if not bench.cuda:
+        return
+    sums, free = shapes.decoder(config), torch.cuda.mem_get_info(bench.device)[0]
+    wanted = 2 * (sums.linear + 2 * sums.head) + _SPARE
+    if free < wanted:
+        raise Lacks(f"memory: {wanted / 2**30:.0f} GiB are needed, {free / 2**30:.0f} GiB are free")
+
+
+def build(bench: Bench, config: Mapping[str, Any]) -> DecoderModel:
+    """The family's own class, every weight a random number, small enough that nothing overflows."""
+    kind = resolve(find(config["architectures"][0]).model)
+    model = cast(DecoderModel, kind(config, bench.dtype, bench.device))
+    shapes_ = {name: view.shape for _, views in named_layers(model).values() for name, view in views.items()}
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model.load_weights((name, _random(bench, name, shape)) for name, shape in shapes_.items())
+    return model
+
+
+def _random(bench: Bench, name: str, shape: torch.Size) -> torch.Tensor:
+    if len(shape) == 1:
+        return bench.randn(*shape) * 0.01 + (1.0 if name.endswith("weight") else 0.0)
+    return bench.randn(*shape) * 0.02
+
+
+def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int, overlaps: bool, graphs: bool) -> EngineCore:
+    """`seqs` sequences of `length` tokens, steps of at most `rows`; no prefixes are kept, for each prompt is to be computed."""
+    gc.collect()  # of the engine before, its caches
+    config = EngineConfig(
+        "random",
+        device=str(bench.device),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=rows,
+        kv_cache_memory_bytes=bench.pick(12 << 30, 64 << 20),
+        enable_prefix_caching=False,
+        async_scheduling=overlaps,
+    )
+    store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
+    core = build_core(model, config, Sizes(length, length, rows), "causal", 1 << 20, store)
+    if not graphs:
+        core.runner.graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
+    return core
+
+
+def ask(core: EngineCore, name: str, rows: int, tokens: int) -> None:
+    """A greedy request with a prompt that was not there before."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    vocab = core.runner.model.vocab_size
+    prompt = torch.randint(0, min(vocab, 280), (rows,), generator=generator).tolist()
+    core.add(EngineRequest(name, tuple(prompt), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), ()))
+
+
+def prompts(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figure:
+    """One prompt in one step, its first token included."""
+    rows = bench.pick(PROMPT, 40)
+    core, times = engine(bench, model, 1, rows + 16, rows, False, True), []
+    for i in range(bench.pick(4, 2)):
+        ask(core, f"prompt {i}", rows, 1)
+        bench.sync()
+        start = time.perf_counter()
+        finish(core)
+        bench.sync()
+        times.append(time.perf_counter() - start)
+    seconds = min(times[1:])
+    operations = shapes.decoder(config).prompt(rows)
+    note = f"{seconds * 1e3:,.1f} ms, {rows / seconds:,.0f} rows/s, first call {times[0]:.1f} s"
+    return Figure(f"prompt of {rows} rows", operations / seconds / bench.matmul, bench.ceiling, 0.55, note=note)
+
+
+def decode(bench: Bench, model: DecoderModel, config: Mapping[str, Any], batch: int, overlaps: bool, graphs: bool) -> Figure:
+    """Steps of `batch` rows once all prompts are in; what they have to read, at the bandwidth of a copy, over their time."""
+    keys, warm, count = bench.pick((KEYS, 8, 48), (20, 4, 4))
+    core = engine(bench, model, batch, keys + warm + count + 64, bench.pick(8192, 64), overlaps, graphs)
+    for i in range(batch):
+        ask(core, f"sequence {i}", keys, warm + count + 60)
+    start = time.perf_counter()
+    while min(len(request.token_ids) for request in core.scheduler.requests.values()) < keys + warm:
+        _step(core)
+    bench.sync()
+    first = time.perf_counter() - start
+    seconds = _steps(bench, core, count)
+    for request in list(core.scheduler.requests):
+        core.abort(request)
+    floor = shapes.decoder(config).step(batch, keys + warm + count // 2, bench.dtype.itemsize) / bench.copy
+    name = f"decode, batch {batch}, overlapping {_word(overlaps)}, graphs {_word(graphs)}"
+    note = f"{seconds * 1e3:.2f} ms a step, {batch / seconds:,.0f} tokens/s, floor {floor * 1e3:.2f} ms, warm-up {first:.1f} s"
+    return Figure(name, floor / seconds, "of bandwidth floor", 0.75 if overlaps and graphs else None, note=note)
+
+
+def _steps(bench: Bench, core: EngineCore, count: int) -> float:
+    """Mean seconds of a step, the median of three stretches."""
+    each, times = max(1, count // 3), []
+    for _ in range(3):
+        bench.sync()
+        start = time.perf_counter()
+        for _ in range(each):
+            _step(core)
+        times.append((time.perf_counter() - start) / each)
+    return statistics.median(times)
+
+
+def tower(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figure:
+    """Pictures of one size together, from patches to rows that take the place of tokens."""
+    vision, side, count = config["vision_config"], bench.pick(64, 8), bench.pick(4, 2)
+    numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    grids = torch.tensor([[1, side, side]] * count)
+    tensors = {"pixel_values": bench.randn(count * side**2, numbers), "image_grid_thw": grids}
+    with torch.inference_mode():
+        seconds = bench.seconds(lambda: model.embed_multimodal("image", tensors))
+    operations = count * shapes.tower(config, side)
+    note = f"{seconds * 1e3:,.1f} ms, {count * side**2 / seconds:,.0f} patches/s"
+    name = f"tower, {count} x {side} x {side} patches"
+    return Figure(name, operations / seconds / bench.matmul, bench.ceiling, 0.50, note=note)
+
+
+def finish(core: EngineCore) -> None:
+    while core.scheduler.requests:
+        _step(core)
+
+
+def _step(core: EngineCore) -> None:
+    for output in core.step():
+        if output.error is not None:
+            raise RuntimeError(f"{output.request_id}: {output.error}")
+
+
+def _word(on: bool) -> str:
+    return "on" if on else "off"

@@ -1,0 +1,113 @@
+"""transformers on the same shapes, in the same dtype, on the same device: sdpa, a static cache. Knows no engine of ours."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import shapes
+from .e2e import KEYS, PROMPT, need_memory
+from .machine import Bench
+from .record import Figure, Lacks
+
+
+def qwen2_5_vl(bench: Bench) -> Iterator[Figure]:
+    return _model(bench, shapes.qwen2_5_vl(bench.tiny))
+
+
+def qwen3_vl(bench: Bench) -> Iterator[Figure]:
+    return _model(bench, shapes.qwen3_vl(bench.tiny))
+
+
+def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
+    if importlib.util.find_spec("transformers") is None:
+        raise Lacks("transformers: pip install transformers")
+    gc.collect()
+    need_memory(bench, config)
+    start = time.perf_counter()
+    model = build(bench, config)
+    bench.sync()
+    yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
+    with torch.inference_mode():
+        yield _tower(bench, model, config)
+        yield _prompt(bench, model, config)
+        for batch in bench.pick((1, 64), (1, 3)):
+            yield _decode(bench, model, config, batch)
+
+
+def build(bench: Bench, config: Mapping[str, Any]) -> Any:
+    """Its own class with its own random weights; Lacks where this class cannot be imported."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    from oracle import ensure_torchvision
+
+    ensure_torchvision()
+    import transformers
+
+    try:
+        kind = getattr(transformers, config["architectures"][0])
+    except (ImportError, AttributeError) as error:
+        raise Lacks(f"a transformers that has this model ({error})") from None
+    made = kind.config_class(**{name: value for name, value in config.items() if name not in ("architectures", "model_type")})
+    with torch.device(bench.device):
+        model = kind._from_config(made, dtype=bench.dtype, attn_implementation="sdpa").eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def _generate(model: Any, ids: torch.Tensor, tokens: int) -> Any:
+    """Greedy, every step as it comes: compiled once for each shape it would take minutes."""
+    options = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, cache_implementation="static", disable_compile=True, **options)
+
+
+def _prompt(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
+    rows = bench.pick(PROMPT, 40)
+    ids = torch.randint(0, 280, (1, rows), device=bench.device)
+    seconds = _best(bench, lambda: _generate(model, ids, 1))
+    operations = shapes.decoder(config).prompt(rows)
+    note = f"{seconds * 1e3:,.1f} ms, {rows / seconds:,.0f} rows/s"
+    return Figure(f"prompt of {rows} rows", operations / seconds / bench.matmul, bench.ceiling, note=note)
+
+
+def _decode(bench: Bench, model: Any, config: Mapping[str, Any], batch: int) -> Figure:
+    """What an answer takes beyond its first token."""
+    keys, count = bench.pick((KEYS, 32), (20, 4))
+    ids = torch.randint(0, 280, (batch, keys), device=bench.device)
+    first = _best(bench, lambda: _generate(model, ids, 1))
+    seconds = max(_best(bench, lambda: _generate(model, ids, 1 + count)) - first, 1e-9) / count
+    floor = shapes.decoder(config).step(batch, keys + count // 2, bench.dtype.itemsize) / bench.copy
+    note = f"{seconds * 1e3:.2f} ms a step, {batch / seconds:,.0f} tokens/s; static cache, not compiled"
+    return Figure(f"decode, batch {batch}", floor / seconds, "of bandwidth floor", note=note)
+
+
+def _tower(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
+    vision, side, count = config["vision_config"], bench.pick(64, 8), bench.pick(4, 2)
+    numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    pixels = bench.randn(count * side**2, numbers)
+    grids = torch.tensor([[1, side, side]] * count, device=bench.device)
+    seconds = bench.seconds(lambda: model.model.visual(pixels, grid_thw=grids))
+    note = f"{seconds * 1e3:,.1f} ms, {count * side**2 / seconds:,.0f} patches/s"
+    operations = count * shapes.tower(config, side)
+    name = f"tower, {count} x {side} x {side} patches"
+    return Figure(name, operations / seconds / bench.matmul, bench.ceiling, note=note)
+
+
+def _best(bench: Bench, run: Callable[[], object]) -> float:
+    """Of three calls the shortest."""
+    times = []
+    for _ in range(3):
+        bench.sync()
+        start = time.perf_counter()
+        run()
+        bench.sync()
+        times.append(time.perf_counter() - start)
+    return min(times)
