@@ -219,7 +219,7 @@ def test_a_plan_refuses_what_the_answer_would(llm):
     with pytest.raises(MediaError, match=r"image 1: .*differ by more than 200:1"):
         llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
     with pytest.raises(
-        InputError, match=r"the prompt has only 0 slot\(s\) for 1 item\(s\); write the slot's token once for each item"
+        InputError, match=r"image 0: the prompt has only 0 slot\(s\) for 1 item\(s\); write <\|image_pad\|> once for each item"
     ):
         llm.plan({"prompt": "no slot", "multi_modal_data": {"image": picture()}})
 
