@@ -100,6 +100,7 @@ class LLM:
             engine.dtype,
             self.config.trust_uuid,
             self.config.mm_processor_cache_bytes,
+            kernels=self.config.kernels,
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
         self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)

@@ -16,6 +16,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from ..kernels.dispatch import using
 from ..mm.cache import ByteCache, CacheStats, Names
 from ..mm.embeddings import ROWS
 from ..mm.errors import ConfigError, InputError, MediaError, SensoriumError
@@ -74,6 +75,7 @@ class MediaSettings:
         trust_uuid: a uuid stands for its content, which is not hashed.
         cache_bytes: of processed items that are kept.
         max_rows: of one item.
+        kernels: which backend runs an op, as in EngineConfig.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -84,6 +86,7 @@ class MediaSettings:
     trust_uuid: bool = False
     cache_bytes: int = 512 << 20
     max_rows: int = MOST_ROWS
+    kernels: str = ""
 
 
 class MediaProcessor:
@@ -270,7 +273,7 @@ class MediaProcessor:
             if not item.plan.exact:
                 self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
             middle = time.perf_counter()
-            with _stage("processing"):
+            with _stage("processing"), using(self.settings.kernels):
                 pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle

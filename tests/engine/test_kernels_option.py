@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.kernels import attention
-from sensorium.mm.errors import ConfigError
+from sensorium.kernels import attention, dispatch
+from sensorium.mm.errors import ConfigError, InputError
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
@@ -31,6 +33,21 @@ def test_an_engine_computes_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> N
         calls.clear()
         usual.generate(["one two four"], PARAMS, use_tqdm=False)
         assert not calls
+
+
+def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def spy(self: object, *args: object) -> None:
+        found.append(dispatch.backend("gated", torch.device("cpu"), torch.float32))
+        raise InputError("seen enough")
+
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    prompt = {"prompt": slot, "multi_modal_data": {"image": Image.new("RGB", (32, 32))}}
+    with LLM(MODEL, max_model_len=64, kernels="gated=torch") as llm:
+        monkeypatch.setattr(type(llm._inputs.media._info), "process", spy)
+        assert "seen enough" in str(llm.generate([prompt], PARAMS, use_tqdm=False)[0].error)
+    assert found == ["torch"]
 
 
 @pytest.mark.parametrize(
