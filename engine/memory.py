@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 
 import torch
@@ -222,9 +222,11 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         weights=weight_bytes(model, device, dtype, config.quantization),
         kv_cache=sum(map(mul, blocks, block_bytes)),
         encoder_cache=encoder_cache + waiting,
-        decoder_step=model.forward_bytes(work),
+        decoder_step=max(model.forward_bytes(replace(work, rows=most)) for most in _or_less(rows)),
         logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, _LOGITS_ROWS), dtype, device),
-        encoder_step=max((model.encoder_bytes(name, most, work) for name, most in called.items()), default=0),
+        encoder_step=max(
+            (model.encoder_bytes(name, n, work) for name, most in called.items() for n in _or_less(most)), default=0
+        ),
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
@@ -232,6 +234,11 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         * max((decoding_bytes(name, config.media, info.decode_spec) for name in items), default=0),
         largest=tuple(largest_item(name, info, room) for name in items),
     )
+
+
+def _or_less(rows: int) -> range:
+    """One row less takes more where products of so many are made as they are: those of fewer are copied, to fill them up."""
+    return range(max(1, rows - 1), rows + 1)
 
 
 def weight_bytes(model: Model, device: torch.device, dtype: torch.dtype, quantization: str | None) -> int:

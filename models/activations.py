@@ -300,12 +300,18 @@ def _tower_mlp(c: TowerSpec, rows: int, dtype: torch.dtype, work: Work) -> int:
 
 
 def mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
-    """Of `models.audio.mel_encoder.Encoder` and a projection to `out_width` for so many frames, which are included."""
+    """Of `models.audio.mel_encoder.Encoder` and a projection to `out_width` for at most so many frames, which are included.
+
+    A few less take more where products of so many are made as they are, for those of fewer are copied to fill them up.
+    """
+    return max(_mel_encoder_bytes(c, n, out_width, dtype, work) for n in range(max(1, frames - 3), frames + 1))
+
+
+def _mel_encoder_bytes(c: EncoderConfig, frames: int, out_width: int, dtype: torch.dtype, work: Work) -> int:
     s, w, rows = dtype.itemsize, c.width, (frames + 1) // 2
     bands, row = c.mels * s, c.width * s
-    first = max(
-        3 * bands + _product(3 * c.mels, w, frames, dtype, work), _made(w, frames, dtype, work) + row
-    )  # taps, then gelu
+    taps = 3 * bands + _product(3 * c.mels, w, frames, dtype, work)
+    first = max(taps, _made(w, frames, dtype, work) + row)  # or what gelu makes of it
     second = max(3 * row + _product(3 * w, w, rows, dtype, work), _made(w, rows, dtype, work) + row)
     angles = c.turned * _WIDE  # cosines and sines, where no table has the positions
     layers = max(3 * row, angles + speech_layer_bytes(c, rows, dtype, work))  # x, positions, their sum
