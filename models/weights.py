@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from ..kernels.int8 import supported
@@ -16,8 +17,11 @@ from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Form, Weighted
 from .layers.linear import Head, Linear
+from .upload import copier
 
+_CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
+_PATIENCE = 2.0  # seconds without a progress bar
 _STEMS = ("model", "consolidated")  # of the Hub's layout, and of a publisher's own
 
 
@@ -77,7 +81,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def load(folder: Path, model: Model, quantization: str | None = None) -> None:
-    """Fill `model` and its adapters from a folder.
+    """Fill `model` and its adapters from a folder, with a progress bar for who waits at a terminal.
 
     CheckpointError as `fill` and `read_checkpoint` say, ConfigError as `quantize` says.
     """
@@ -85,7 +89,18 @@ def load(folder: Path, model: Model, quantization: str | None = None) -> None:
         assert isinstance(model, nn.Module)
         quantize(model, quantization)
     adapters = (read_adapter(folder, name) for name in model.adapters)
-    model.load_weights(chain(read_checkpoint(folder), *adapters))
+    model.load_weights(_shown(chain(read_checkpoint(folder), *adapters), _files(folder)))
+
+
+def _shown(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """The bar is there once it has taken seconds, and never where the output is no terminal."""
+    from tqdm import tqdm
+
+    total = sum(file.stat().st_size for file in files if file.exists())
+    with tqdm(total=total, desc="Reading weights", unit="B", unit_scale=True, delay=_PATIENCE, disable=None) as bar:
+        for name, tensor in weights:
+            yield name, tensor
+            bar.update(tensor.nbytes)
 
 
 def quantize(root: nn.Module, quantization: str) -> None:
@@ -131,6 +146,7 @@ def fill(
     """Copy every tensor to its place, pack each layer once it is complete, check that none is missing or left over.
 
     Memory is touched only when a tensor arrives and the original goes when its layer is packed: one layer is held twice.
+    To a GPU it goes by `upload`, and is packed there.
 
     Args:
         prefixes: (as stored, canonical) prefixes, the first match wins.
@@ -142,6 +158,7 @@ def fill(
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
     wanted, surplus, spare = named_layers(root), [], {}
+    copy = copier(next((view.device for _, views in wanted.values() for view in views.values()), _CPU))
     forms = dict(form for path, module in root.named_modules() if isinstance(module, Weighted) for form in module.forms(path))
     for stored, whole in weights:
         name = rename(stored, prefixes)
@@ -151,7 +168,7 @@ def fill(
             continue
         for part, tensor in _parts(stored, whole, forms[name]) if name in forms else [(name, whole)]:
             if part in wanted:
-                _put(tensor, stored, part, *wanted[part])
+                _put(tensor, stored, part, *wanted[part], copy)
             elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
                 surplus.append(stored)
     _complain("lacks", {name for _, views in wanted.values() for name in views})
@@ -172,7 +189,9 @@ def _parts(stored: str, whole: Tensor, form: Form) -> list[tuple[str, Tensor]]:
         raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which is not what the config wants") from None
 
 
-def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor]) -> None:
+def _put(
+    tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor], copy: Callable[[Tensor, Tensor], object]
+) -> None:
     """Copy to the view of this name and pack the layer if it was the last one."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
@@ -181,7 +200,7 @@ def _put(tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[st
         raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
     if not tensor.is_floating_point():
         raise CheckpointError(f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported")
-    target.copy_(tensor.reshape(target.shape))
+    copy(target, tensor.reshape(target.shape))
     del target
     if not views:
         layer.pack()
