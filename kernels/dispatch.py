@@ -102,9 +102,18 @@ def can_run(op: str, name: str, device: torch.device, dtype: torch.dtype, width:
     if name == "native":
         return native.available(device, dtype) and _has_instructions(op, dtype)
     if name == "triton":
-        there = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-        return there and has_triton() and dtype in _HALVES_AND_SINGLES and width <= _WIDEST.get(op, width)
+        return (
+            (device.type == "cuda" or interpreted())
+            and has_triton()
+            and dtype in _HALVES_AND_SINGLES
+            and width <= _WIDEST.get(op, width)
+        )
     return name != "onednn" or _packs(device, dtype)
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run on a CPU, for debugging. Nothing records their launches."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def active(device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = [(1, 8), (5, 100), (2, 3, 64), (3, 1280), (17, 72)]
+SHAPES = [(1, 8), (5, 100), (2, 3, 64), (3, 1280), (17, 72), (2, 5000)]
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
