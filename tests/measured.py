@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from sensorium.models.weights import fill, named_layers
+
+Made = TypeVar("Made", bound=torch.nn.Module)
+
+
+def filled(model: Made) -> Made:
+    """With random weights, packed."""
+    draw = torch.Generator().manual_seed(0)
+    views = dict(view for _, layers in named_layers(model).values() for view in layers.items())
+    weights = [(name, torch.randn(view.shape, generator=draw).to(view.dtype)) for name, view in views.items()]
+    fill(model, weights, (), {})
+    return model
 
 
 def held(model: torch.nn.Module) -> int:

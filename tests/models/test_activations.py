@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from measured import peak_bytes
+from measured import filled, peak_bytes
 from sensorium.models.activations import sam_bytes
 from sensorium.models.interface import Work
 from sensorium.models.vision.sam import SAM, SamSpec, Tower
 from sensorium.models.vision.spec import TableSpec, TowerSpec
-from sensorium.models.weights import fill, named_layers
 
 CPU = torch.device("cpu")
 SCRATCH = 20 << 10  # that torch keeps for each thread
@@ -32,11 +31,7 @@ def test_a_tower_of_windows_takes_no_more_than_planned(case: str, dtype: torch.d
     side, window, full, relative = SIDES[case]
     tower = replace(TOWER, window=window, full_layers=full, table=TableSpec(side, fit="bicubic"))
     spec = SamSpec(tower, 32, (48, 64), relative)
-    model = Tower(spec, dtype, CPU)
-    draw = torch.Generator().manual_seed(0)
-    views = [view for _, layers in named_layers(model).values() for view in layers.items()]
-    fill(model, [(name, torch.randn(tensor.shape, generator=draw).to(dtype)) for name, tensor in dict(views).items()], (), {})
-    patches = torch.randn(side**2, TOWER.patch_dim, generator=draw).to(dtype)
+    model, patches = filled(Tower(spec, dtype, CPU)), torch.randn(side**2, TOWER.patch_dim).to(dtype)
     live, planned = peak_bytes(lambda: model(patches, side)), sam_bytes(spec, side**2, dtype, Work(1, 1, 1, CPU))
     assert live <= planned + SCRATCH * torch.get_num_threads()
     assert planned <= 1.1 * live

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from measured import peak_bytes
+from measured import filled, peak_bytes
 from sensorium.models.activations import aut_bytes, mel_encoder_bytes
 from sensorium.models.audio import aut, chunked_encoder, mel_encoder
 from sensorium.models.audio.aut import AutSpec
 from sensorium.models.audio.mel_encoder import EncoderConfig
 from sensorium.models.interface import Work
-from sensorium.models.weights import fill, named_layers
 
 CPU = torch.device("cpu")
 WORK = Work(1, 1, 1, CPU)
@@ -70,13 +69,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_sounds_of_at_most_so_many_frames_take_what_is_planned(case: str, frames: int, dtype: torch.dtype) -> None:
     model, silence, plan = CASES[case](dtype)
-    draw = torch.Generator().manual_seed(0)
-    views = dict(view for _, layers in named_layers(model).values() for view in layers.items())
-    fill(model, [(name, torch.randn(tensor.shape, generator=draw).to(dtype)) for name, tensor in views.items()], (), {})
+    filled(model)
     layer = model.spec.layer if isinstance(model, aut.Encoder) else model.config
 
     def live(count: int) -> int:
-        features = torch.randn(2 * ((count + 1) // 2) + 1 if silence else count, layer.mels, generator=draw).to(dtype)
+        features = torch.randn(2 * ((count + 1) // 2) + 1 if silence else count, layer.mels).to(dtype)
         return features.nbytes + peak_bytes(lambda: model(features, [count]))
 
     most, planned = max(live(count) for count in range(frames - 3, frames + 1)), plan(frames)

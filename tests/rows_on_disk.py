@@ -1,0 +1,36 @@
+"""Stores of small encoder rows in a folder, for tests of it. Tests only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from sensorium.engine.encoder_store import EncoderStore
+from sensorium.mm.hashing import digest
+
+WIDTH = 8
+CPU = torch.device("cpu")
+
+
+def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16, **options):
+    return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU, **options)
+
+
+def key_of(i: int) -> str:
+    return digest("test", i)
+
+
+def rows_of(i: int, count: int = 5, dtype=torch.bfloat16) -> torch.Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(i)).to(dtype)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.safetensors"))
+
+
+def filled(folder: Path, count: int = 1) -> Path:
+    store = make(folder)
+    for i in range(count):
+        store.put(key_of(i), rows_of(i))
+    store.close()
+    return files(folder)[0]
