@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import fallbacks
 import pytest
 from parity import World
 
@@ -9,3 +14,10 @@ from parity import World
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name in `fallbacks.BUILD` -> folder of its checkpoint, each built once."""
+    root = tmp_path_factory.mktemp("fallback")
+    return cache(lambda family: fallbacks.build(root / family, family))

@@ -1,0 +1,83 @@
+"""Classes of transformers that our paged attention does not serve, and checkpoints of others that are torn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from oracle import tokenizer
+from safetensors.torch import load_file, save_file
+from sensorium import LLM
+from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.models.borrowed import build as build_class
+
+
+def config_of(kind, **parts):
+    return kind.config_class(**parts).to_dict() | {"architectures": [kind.__name__]}
+
+
+def test_other_decoders_are_refused_by_layer_and_kind():
+    import transformers as tf
+    from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
+    text = tf.Lfm2Config(**small, num_hidden_layers=2, layer_types=["full_attention", "conv"])
+    with pytest.raises(ConfigError, match=r"Lfm2Vl.* layer 1 is conv, which keeps a state"):
+        build_class(config_of(tf.Lfm2VlForConditionalGeneration, text_config=text), torch.float32)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    text = MllamaTextConfig(**small, num_hidden_layers=2, cross_attention_layers=[1], rope_parameters=rope, pad_token_id=0)
+    with pytest.raises(ConfigError, match=r"layer 1 \(MllamaCrossAttentionDecoderLayer\) attends 0 times"):
+        build_class(config_of(tf.MllamaForConditionalGeneration, text_config=text), torch.float32)
+    with pytest.raises(ConfigError, match="is an encoder with a decoder that reads across"):
+        build_class(config_of(tf.Florence2ForConditionalGeneration), torch.float32)
+
+
+def test_unknown_classes_are_refused(built, tmp_path, monkeypatch):
+    folder = shutil.copytree(built("aya_vision"), tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["AyaVizionForConditionalGeneration"]}))
+    with pytest.raises(ConfigError, match=r"unknown architecture .*; transformers 5\S+ has no model AyaViz"):
+        LLM(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"is not installed: pip install 'sensorium\[fallback\]'"):
+        LLM(folder)
+
+
+def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypatch):
+    from transformers.models.cohere2.modeling_cohere2 import Cohere2MLP
+
+    plain = Cohere2MLP.forward
+    monkeypatch.setattr(Cohere2MLP, "forward", lambda self, x: plain(self, x) + x.mean(1, keepdim=True))  # rows see rows
+    with pytest.raises(ConfigError, match=r"AyaVision.* does more than attend to what is before"):
+        LLM(built("aya_vision"), max_model_len=256)
+
+
+def test_what_only_models_of_ours_can_do_is_refused(built):
+    with pytest.raises(ConfigError, match="quantization='int8' is for models of ours"):
+        LLM(built("aya_vision"), quantization="int8")
+
+
+def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
+    folder = shutil.copytree(built("audioflamingo3"), tmp_path / "torn")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if "linear_1.weight" in name)
+    moved = {key: value for key, value in weights.items() if key != name} | {"odd.weight": weights[name].clone()}
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks .*linear_1\.weight"):
+        LLM(folder, max_model_len=256)
+    save_file(weights | {"odd.weight": weights[name].clone()}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds unknown odd\.weight"):
+        LLM(folder, max_model_len=256)
+
+
+def test_a_model_of_text_alone_is_refused(tmp_path):
+    import transformers as tf
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="a model of text alone is not served here"):
+        LLM(tmp_path)
