@@ -63,5 +63,8 @@ bench: .venv/.test  ## throughput, peers, processors, sampler, batch invariance 
 aot: .venv/.test  ## compile every Triton kernel for GPUs that are not here, record what it takes of them
 	$(BIN)/python -m benchmarks.aot
 
+gpu: .venv/.test  ## what the GPU at hand proves, in three sections of under 4 minutes: ARGS="--only ops"
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
 clean:  ## remove what the other commands made, .venv included
 	rm -rf .venv out .types build dist kernels/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

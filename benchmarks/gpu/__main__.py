@@ -22,7 +22,10 @@ def main() -> int:
 
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cpu" and not args.tiny:
-        print("no GPU: torch sees none. What runs needs one; --device cpu --tiny tries the script itself", file=sys.stderr)
+        print(
+            f"torch {torch.__version__} sees no GPU; --device cpu --tiny tries the script itself",
+            file=sys.stderr,
+        )
         return 1
     if args.worker:
         from .worker import work

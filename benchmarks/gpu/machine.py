@@ -18,7 +18,7 @@ from torch import Tensor
 T = TypeVar("T")
 _AHEAD = 1_000_000  # cycles that the device sleeps while the host queues a run, about half a millisecond
 _FLUSH = 256 << 20  # bytes that no cache of a card holds
-_PACKAGES = ("torch", "triton", "transformers")
+_PACKAGES = ("sensorium", "torch", "triton", "transformers")
 
 
 @dataclass(frozen=True)

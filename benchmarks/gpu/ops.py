@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from sensorium.kernels import sampling as tokens
 from sensorium.kernels.activation import activation, gated
-from sensorium.kernels.dispatch import active
+from sensorium.kernels.dispatch import active, has_triton
 from sensorium.kernels.norm import layer_norm, rms_norm
 from sensorium.kernels.placing import place
 from sensorium.kernels.rope import rotary_cos_sin, rotate_
@@ -17,7 +17,7 @@ from torch import Tensor
 from . import exact
 from .attention import bandwidth, case
 from .machine import Bench
-from .record import Figure
+from .record import Figure, Lacks
 
 _EPS = 1e-6
 _RULES = {  # temperature, top_k, top_p, logarithm of min_p
@@ -37,6 +37,8 @@ def ceilings(bench: Bench) -> Iterator[Figure]:
     others = ", ".join(f"{op}={name}" for op, name in chosen.items() if name != "triton")
     count = sum(name == "triton" for name in chosen.values())
     yield Figure("ops that run as Triton kernels", count, f"of {len(chosen)}", note=others)
+    if bench.cuda and not has_triton():
+        raise Lacks("Triton: pip install triton; without it all ops are torch's")
 
 
 def norms(bench: Bench) -> Iterator[Figure]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +25,6 @@ def qwen3_vl(bench: Bench) -> Iterator[Figure]:
 
 
 def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
-    if importlib.util.find_spec("transformers") is None:
-        raise Lacks("transformers: pip install transformers")
-    gc.collect()
     need_memory(bench, config)
     start = time.perf_counter()
     model = build(bench, config)
@@ -45,15 +40,15 @@ def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
 def build(bench: Bench, config: Mapping[str, Any]) -> Any:
     """Its own class with its own random weights; Lacks where this class cannot be imported."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-    from oracle import ensure_torchvision
-
-    ensure_torchvision()
-    import transformers
-
     try:
+        from oracle import ensure_torchvision
+
+        ensure_torchvision()
+        import transformers
+
         kind = getattr(transformers, config["architectures"][0])
     except (ImportError, AttributeError) as error:
-        raise Lacks(f"a transformers that has this model ({error})") from None
+        raise Lacks(f"what this model of transformers needs ({error}): pip install -e '.[test]'") from None
     made = kind.config_class(**{name: value for name, value in config.items() if name not in ("architectures", "model_type")})
     with torch.device(bench.device):
         model = kind._from_config(made, dtype=bench.dtype, attn_implementation="sdpa").eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, s
             _left_out(journal, section, name)
         elif not _run(journal, section, part, bench, until):
             return
+        gc.collect()
         if bench.cuda:
             torch.cuda.empty_cache()
 
@@ -55,7 +57,7 @@ def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float)
         print(f"  lacks {missing}", flush=True)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
+        traceback.print_exc(file=sys.stdout)
         journal.write("failure", **here, note=f"{reason[:400]} ({_where(error)})")
         print(f"  FAILURE {reason[:400]}", flush=True)
         lost = any(word in reason for word in _FATAL)
@@ -64,9 +66,9 @@ def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float)
 
 
 def _where(error: BaseException) -> str:
-    """File and line of the innermost frame that is ours."""
+    """File and line of the innermost frame that is of no package."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if str(ROOT) in frame.filename and ".venv" not in frame.filename] or frames
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
 
 
@@ -119,7 +121,7 @@ def _watch(process: subprocess.Popen[bytes], journal: Journal, section: str, sta
         now, begun = time.time(), [line for line in journal.read(started) if line["kind"] == "begin"]
         limit = find(section, begun[-1]["part"]).limit if begun else START
         since = begun[-1]["time"] if begun else started
-        if now > min(since + limit, until + _GRACE):
+        if now > min(since + limit, until) + _GRACE:
             process.kill()
             process.wait()
             return f"stopped after {now - since:.0f} s"

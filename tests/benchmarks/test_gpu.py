@@ -1,0 +1,179 @@
+"""The measuring of a GPU, tried on a CPU: every part at tiny shapes, and what becomes of parts that fail, hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu import parts, shapes, worker  # noqa: E402
+from benchmarks.gpu.exact import checked, distance  # noqa: E402
+from benchmarks.gpu.machine import Bench, slug  # noqa: E402
+from benchmarks.gpu.parts import SECONDS, SECTIONS, Part  # noqa: E402
+from benchmarks.gpu.record import Figure, Journal, Lacks  # noqa: E402
+
+CPU = torch.device("cpu")
+BROKEN = """
+import os
+import time
+
+from benchmarks.gpu.record import Figure, Lacks
+
+
+def good(bench):
+    yield Figure("one", 1.0, "of two", least=0.5)
+
+
+def raises(bench):
+    yield Figure("before", 2.0, "s")
+    raise RuntimeError("it broke | here")
+
+
+def lacks(bench):
+    raise Lacks("a card")
+    yield
+
+
+def dies(bench):
+    yield Figure("last words", 3.0, "s")
+    os._exit(7)
+
+
+def hangs(bench):
+    yield Figure("still there", 4.0, "s")
+    time.sleep(60)
+
+
+def slow(bench):
+    while True:
+        time.sleep(0.3)
+        yield Figure("more", 5.0, "s")
+"""
+
+
+@pytest.mark.parametrize("part", [part for own in SECTIONS.values() for part in own], ids=lambda part: part.name)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_part_runs_on_a_cpu(part: Part) -> None:
+    """It makes figures, and whatever is checked is right; how fast it was says nothing."""
+    made = []
+    with pytest.raises(Lacks) if part.name == "mixture" else contextlib.nullcontext():
+        for one in part.load()(Bench(CPU, tiny=True)):
+            made.append(one)
+    assert made
+    assert [one for one in made if one.verdict == "WRONG"] == []
+    assert all(one.value == one.value and one.value < float("inf") for one in made)
+
+
+def test_sections_end_in_time() -> None:
+    """What parts usually take fits into a section, which takes less than four minutes whatever hangs."""
+    assert SECONDS + worker._GRACE < 240
+    for own in SECTIONS.values():
+        assert sum(part.seconds for part in own) <= SECONDS
+        assert all(part.seconds < part.limit < SECONDS for part in own)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
+    """A section of parts that go wrong, in a process that finds them too."""
+    names = {"raises": 9.0, "lacks": 9.0, "dies": 9.0, "hangs": 1.0, "slow": 1.0, "good": 9.0}
+    own = tuple(Part(name, f"broken:{name}", 0.1, limit) for name, limit in names.items())
+    monkeypatch.setitem(SECTIONS, "train", own)
+    (tmp_path / "broken.py").write_text(BROKEN)
+    lines = [f"import sys; sys.path.insert(0, {str(ROOT)!r})", "from benchmarks.gpu import parts, worker"]
+    lines += [f"from benchmarks import gpu; gpu.__path__.append({str(tmp_path)!r})"]
+    lines += [f"parts.SECTIONS['train'] = ({', '.join(map(repr, own))},)".replace("Part(", "parts.Part(")]
+    lines += ["from benchmarks.gpu.__main__ import main", "sys.exit(main())"]
+    (tmp_path / "start.py").write_text("\n".join(lines))
+    real = subprocess.Popen
+
+    def popen(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        at = command.index("benchmarks.gpu")
+        return real([command[0], str(tmp_path / "start.py"), *command[at + 1 :]], **options)
+
+    monkeypatch.setattr(worker.subprocess, "Popen", popen)
+    monkeypatch.setattr(worker, "_GRACE", 0.5)
+    return Journal(tmp_path / "gpu-none-today")
+
+
+def test_no_part_stops_the_others(broken: Journal) -> None:
+    """Errors, exits and endless loops are written down with what was measured before them, and the last part is run."""
+    assert worker.supervise(["train"], CPU, True, broken.lines.with_suffix(""), 120.0) == 1
+    found: dict[str, list[str]] = {}
+    for line in broken.read():
+        if line["kind"] not in ("machine", "begin", "end"):
+            found.setdefault(line["part"], []).append(line["kind"])
+    assert found["raises"] == ["figure", "failure"]
+    assert found["lacks"] == ["lacks"]
+    assert found["dies"] == ["figure", "failure"]
+    assert found["hangs"] == ["figure", "failure"]
+    assert found["slow"][-1] == "left out"
+    assert found["good"] == ["figure"]
+    table = broken.table.read_text()
+    assert "| train" not in table
+    for said in ("it broke / here (broken.py:", "ended with 7", "stopped after", "| good | one | 1 of two | >= 0.5 | ok |"):
+        assert said in table, table
+
+
+def test_parts_without_time_are_left_out(broken: Journal) -> None:
+    worker.supervise(["train"], CPU, True, broken.lines.with_suffix(""), 0.0)
+    assert [line["kind"] for line in broken.read()] == ["machine"] + ["left out"] * len(SECTIONS["train"])
+
+
+def test_the_last_run_of_a_part_counts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "gpu-x")
+    journal.write("machine", card="X", date="today", versions="torch 1")
+    for value in (1.0, 2.0):
+        journal.write("begin", section="ops", part="norms")
+        journal.figure("ops", "norms", Figure("RMSNorm", value, "GB/s"))
+    text = journal.render()
+    assert "# X, today" in text
+    assert "| norms | RMSNorm | 2 GB/s |" in text
+    assert "1 GB/s" not in text
+    assert json.loads(journal.lines.read_text().splitlines()[-1])["value"] == 2.0
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "sees no GPU" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_distance() -> None:
+    exact = torch.tensor([[1.0, 2.0], [1000.0, 3.0]], dtype=torch.float64)
+    assert distance(exact.bfloat16(), exact) == 0
+    assert distance(exact.bfloat16() + torch.tensor([0.0, 1 / 32]).bfloat16(), exact) == pytest.approx(2.0, rel=0.1)
+    broken = exact.float()
+    broken[1, 1] = float("nan")
+    assert checked("x", broken, exact).verdict == "WRONG"
+
+
+@pytest.mark.parametrize(("config", "billions"), [(shapes.qwen2_5_vl, 7.62), (shapes.qwen3_vl, 8.19)])
+def test_shapes_are_the_published_ones(config, billions: float) -> None:
+    """Parameters of the decoders, embedding tables included, as their cards give them."""
+    sums = shapes.decoder(config(False))
+    assert (sums.linear + 2 * sums.head) / 1e9 == pytest.approx(billions, abs=0.02)
+
+
+def test_operations_are_those_of_the_linears() -> None:
+    """A tower without attention is its products: counted by hand for one small shape."""
+    config = shapes.qwen3_vl(True)
+    block, patch = 4 * 32**2 + 2 * 32 * 40, 3 * 2 * 16**2 * 32
+    merged = 4 * (128 * 128 + 128 * 64)
+    assert shapes.tower(config, 4) == 2 * 16 * (patch + 4 * block) + 2 * 4 * merged + 4.0 * 16 * 32 * 4 * 16
+
+
+def test_names_of_files() -> None:
+    assert slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
+    assert parts.find("ops", "norms").run == "ops:norms"
