@@ -13,12 +13,12 @@ from sensorium.kernels.dispatch import BACKENDS, can_run
 from triton.runtime.interpreter import GridExecutor
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
-TOLD = ",".join(
-    f"{op}=triton" for op in BACKENDS if can_run(op, "triton", torch.device("cpu"), torch.float32) and "triton" in BACKENDS[op]
-)
 
 
-def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-4), pytest.param("bfloat16", 5e-2, marks=pytest.mark.full)])
+def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, near: float) -> None:
+    cpu, kind = torch.device("cpu"), getattr(torch, dtype)
+    every = ",".join(f"{op}=triton" for op, names in BACKENDS.items() if "triton" in names and can_run(op, "triton", cpu, kind))
     launched: set[str] = set()
     launch, alone = GridExecutor.__call__, threading.Lock()  # the interpreter is not for several threads
 
@@ -33,8 +33,8 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [{"prompt": f"{slot}What?", "multi_modal_data": {"image": picture}}, "one two three four", "x"]
     params = SamplingParams(max_tokens=5, temperature=0.0, logprobs=2)
     answers = []
-    for kernels in ("", TOLD):
-        with LLM(MODEL, dtype="float32", max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4, kernels=kernels) as llm:
+    for kernels in ("", every):
+        with LLM(MODEL, dtype=dtype, max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4, kernels=kernels) as llm:
             answers.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
         assert bool(launched) == bool(kernels)
     assert {
@@ -51,4 +51,4 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         for one, other in zip(plain.logprobs, told.logprobs, strict=True):
             assert one.keys() == other.keys()
             for token in one:
-                assert other[token].logprob == pytest.approx(one[token].logprob, abs=1e-4)
+                assert other[token].logprob == pytest.approx(one[token].logprob, abs=near)
