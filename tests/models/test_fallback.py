@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -203,6 +204,17 @@ def test_items_are_known_by_what_the_processors_files_say(built):
 def test_half_precision(built, family):
     llm = LLM(built(family), max_model_len=256, dtype="bfloat16")
     assert all(output.error is None for output in llm.generate(prompts(family), GREEDY, use_tqdm=False))
+
+
+def test_asleep_nothing_is_left_of_the_class(built):
+    with LLM(built("ovis2"), max_model_len=256) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)]
+        model = weakref.ref(llm._driver.core.runner.model)
+        llm.sleep()
+        assert model() is None
+        assert all(part.is_meta for part in llm._driver.core.runner.model.outer.parameters())
+        llm.wake()
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)] == wanted
 
 
 def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
