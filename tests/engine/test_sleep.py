@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from family import ask, load_rows, save
 from hostile import MODEL, asked, picture
 from measured import given_bytes, held
+from parity import make_llm
 from sensorium import LLM, AsyncLLM, SamplingParams
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.models import weights
@@ -84,14 +86,14 @@ def test_nothing_is_found_of_what_was_cached(llm: LLM) -> None:
 
 def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
     llm.sleep()
-    for ask in (
+    for call in (
         lambda: llm.generate("a", GREEDY, use_tqdm=False),
         lambda: list(llm.stream("a", GREEDY)),
         lambda: llm.live("a", GREEDY),
         lambda: llm.embed(["a"], use_tqdm=False),
     ):
         with pytest.raises(InputError, match=r"asleep; wake\(\) it"):
-            ask()
+            call()
     assert llm.plan(PROMPTS[0])
     assert llm.explain().rows()
     assert llm.hidden_size > 0
@@ -121,9 +123,9 @@ def test_it_can_be_closed_asleep() -> None:
     llm = LLM(MODEL, **OPTIONS)
     llm.sleep()
     llm.close()
-    for ask in (llm.wake, llm.sleep, lambda: llm.generate("a", GREEDY, use_tqdm=False)):
+    for call in (llm.wake, llm.sleep, lambda: llm.generate("a", GREEDY, use_tqdm=False)):
         with pytest.raises(InputError, match="was closed"):
-            ask()
+            call()
 
 
 def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
@@ -189,7 +191,18 @@ def test_coroutines_sleep_and_wake(llm: LLM) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("options", [{"async_scheduling": True}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("name", ["granite_speech_adapter", "whisper", "gemma3"])
+def test_adapters_encoder_sides_and_windows_come_back(name: str, tmp_path: Path) -> None:
+    row = load_rows()[name]
+    question = ask(row, row.default_cases()[-1]).ours
+    with make_llm(row, save(row, tmp_path)) as llm:
+        before = answers(llm, question)
+        llm.sleep()
+        llm.wake()
+        assert answers(llm, question) == before
+
+
+@pytest.mark.parametrize("options", [{"async_scheduling": True}, {"dtype": "bfloat16", "quantization": "fp8"}])
 def test_it_sleeps_with_other_options(options: dict[str, object]) -> None:
     with LLM(MODEL, **OPTIONS, **options) as llm:
         before = answers(llm)
