@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..kernels.dispatch import interpreted
 from ..kernels.graph import Watched, capture, capture_cuda
 from ..kernels.metadata import AttentionMetadata
 from ..models.interface import ForwardBatch
@@ -85,7 +86,7 @@ class DecodeGraphs:
     def _key(self, forward: Forward, batch: ForwardBatch) -> _Key | None:
         """What a graph depends on: all there is but the numbers in tensors, and lengths. None for a step that has none."""
         rows, groups = len(batch.input_ids), _groups(batch)
-        if rows > self._kind.most_rows or batch.embed_index is not None or batch.cross_rows is not None:
+        if rows > self._kind.most_rows or batch.embed_index is not None or batch.cross_rows is not None or interpreted():
             return None
         if not all(len(attn.seq_lens) == rows for attn in groups):
             return None
