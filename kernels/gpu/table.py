@@ -57,9 +57,9 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "16384": {"any": {"num_warps": 16, "num_stages": 1}},
         "32768": {"any": {"num_warps": 16, "num_stages": 1}},
     },
-    # A tile has BLOCK_M rows, queries times heads of one key head, and BLOCK_N keys, fewer than threads: then every thread looks
-    # up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": a row of more heads; "prompt": many rows; "alike":
-    # the one shape of batch-invariant steps. By the next power of two of the head, 1024 for latent rows.
+    # A tile has BLOCK_M rows, queries times heads of one key head, and BLOCK_N keys, fewer than threads: then every thread
+    # looks up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": a row of more heads; "prompt": many
+    # rows; "alike": the one shape of batch-invariant steps. By the next power of two of the head, 1024 for latent rows.
     "paged_attention": {
         "": {"any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}},
         "decode 64": {
