@@ -10,11 +10,10 @@ import torch
 
 from ..mm.errors import ConfigError
 from .audio.mel_encoder import Names, encoder_config
-from .config import count, decoder_spec
+from .config import decoder_spec
 from .decoder_model import TEXT_PREFIXES
-from .layers.connectors import ProjectorSpec
 from .text.stacks import STACKS
-from .window_model import AUDIO_PREFIXES, WindowModel
+from .window_model import AUDIO_PREFIXES, WindowModel, joining, sections
 
 AUDIO: dict[str, Any] = {  # what the published config.json leaves out
     "hidden_size": 1280,
@@ -34,7 +33,6 @@ TEXT = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
 }
-_JOINED = 4  # rows
 _NAMES = Names(("input_layernorm", "post_attention_layernorm"), "o_proj", ("mlp.fc1", "mlp.fc2"), "norm")
 
 
@@ -44,10 +42,7 @@ class GlmAsr(WindowModel):
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
-        if not all(isinstance(part, Mapping) for part in parts):
-            raise ConfigError("text_config and audio_config in config.json must be objects")
-        text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
+        text, audio = sections(config, TEXT, AUDIO)
         decoder = decoder_spec({"tie_word_embeddings": True, **config, "text_config": text}, STACKS["llama"])
         tower = replace(encoder_config(audio), names=_NAMES)
         rope: Mapping[str, Any] = audio.get("rope_parameters") or {}
@@ -56,14 +51,6 @@ class GlmAsr(WindowModel):
         part = rope.get("partial_rotary_factor", audio.get("partial_rotary_factor", 0.5))
         turned = int(tower.width // tower.heads * part)
         tower = replace(tower, turned=turned, theta=float(rope.get("rope_theta", tower.theta)))
-        if count(audio, "intermediate_size") != _JOINED * tower.width:
-            raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
-        projector = ProjectorSpec(
-            width=tower.width,
-            out=decoder.hidden_size,
-            layers=("linear_1", "linear_2"),
-            group=_JOINED,
-            inner=2 * decoder.hidden_size,
-            act=config.get("projector_hidden_act", "gelu"),
-        )
+        out = decoder.hidden_size
+        projector = joining(config, tower, out, 2 * out)
         super().__init__(decoder, tower, projector, dtype, device)

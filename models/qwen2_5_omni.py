@@ -11,23 +11,14 @@ import torch
 from ..mm.errors import ConfigError
 from .activations import mel_encoder_bytes
 from .audio.chunked_encoder import ChunkedEncoder
-from .audio.mel_encoder import encoder_config
+from .audio.mel_encoder import LARGE, encoder_config
 from .config import count
 from .interface import Work
 from .qwen2_vl import Qwen25VL
 from .thinker import SPEAKING, Thinker, nested, thinker
 from .vision.spec import GATED_BLOCKS
 
-AUDIO = {  # what the published config.json leaves out
-    "d_model": 1280,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "encoder_layers": 32,
-    "max_source_positions": 1500,
-    "n_window": 100,
-    "num_mel_bins": 128,
-    "output_dim": 3584,
-}
+AUDIO = {**LARGE, "n_window": 100, "output_dim": 3584}  # what the published config.json leaves out
 TEXT = {"rms_norm_eps": 1e-6}
 
 

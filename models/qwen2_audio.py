@@ -10,21 +10,12 @@ from torch import Tensor, nn
 
 from ..mm.errors import ConfigError
 from .activations import mel_encoder_bytes
-from .audio.mel_encoder import Encoder, encoder_config
+from .audio.mel_encoder import LARGE, Encoder, encoder_config
 from .config import decoder_spec, need
 from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import Work
 from .layers.linear import Linear
 from .text.stacks import STACKS
-
-AUDIO = {  # what the published config.json leaves out
-    "d_model": 1280,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "encoder_layers": 32,
-    "max_source_positions": 1500,
-    "num_mel_bins": 128,
-}
 
 
 class Qwen2Audio(DecoderModel):
@@ -40,7 +31,7 @@ class Qwen2Audio(DecoderModel):
         if not isinstance(need(config, "text_config"), Mapping) or not isinstance(need(config, "audio_config"), Mapping):
             raise ConfigError("text_config and audio_config in config.json must be objects")
         super().__init__(decoder_spec(config, STACKS["qwen2"], tied=False), dtype, device)  # this family never ties its head
-        audio = encoder_config(AUDIO | dict(config["audio_config"]))
+        audio = encoder_config({**LARGE, **config["audio_config"]})
         self.audio_tower = Encoder(audio, dtype, device, pool=2)
         projector = Linear(audio.width, {"linear": self.hidden_size}, True, dtype, device)
         self.multi_modal_projector = nn.ModuleDict({"linear": projector})

@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
 from .audio.mel_encoder import encoder_config, sinusoids
-from .config import count, decoder_spec
+from .config import decoder_spec
 from .consolidated import hub_names
 from .decoder_model import TEXT_PREFIXES
-from .layers.connectors import ProjectorSpec
 from .text.stacks import STACKS
-from .window_model import AUDIO_PREFIXES, WindowModel
+from .window_model import AUDIO_PREFIXES, WindowModel, joining, sections
 
 AUDIO = {  # what the published config.json leaves out
     "hidden_size": 1280,
@@ -39,7 +37,6 @@ TEXT = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e8,
 }
-_JOINED = 4  # rows
 
 
 class Voxtral(WindowModel):
@@ -49,23 +46,11 @@ class Voxtral(WindowModel):
     neighbours: ClassVar[bool] = False
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
-        if not all(isinstance(part, Mapping) for part in parts):
-            raise ConfigError("text_config and audio_config in config.json must be objects")
-        text, audio = TEXT | dict(parts[0]), AUDIO | dict(parts[1])
+        text, audio = sections(config, TEXT, AUDIO)
         stack, tower = replace(STACKS["llama"], neighbours=self.neighbours), encoder_config(audio)
         decoder = decoder_spec({**config, "text_config": text}, stack, tied=False)
-        if count(audio, "intermediate_size") != _JOINED * tower.width:
-            raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
-        projector = ProjectorSpec(
-            width=tower.width,
-            out=decoder.hidden_size,
-            layers=("linear_1", "linear_2"),
-            group=_JOINED,
-            inner=decoder.hidden_size,
-            act=config.get("projector_hidden_act", "gelu"),
-            bias=False,
-        )
+        out = decoder.hidden_size
+        projector = joining(config, tower, out, out, bias=False)
         super().__init__(decoder, tower, projector, dtype, device)
 
 

@@ -16,11 +16,29 @@ from .interface import Work
 from .layers.connectors import Projector, ProjectorSpec
 from .text.spec import DecoderSpec
 
+Section = dict[str, Any]
+_JOINED = 4  # rows
 AUDIO_PREFIXES = (
     ("model.audio_tower.", "audio_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
 )
 """Names of a tower and its projector beside a decoder, of transformers 5; they are kept without a prefix, too."""
+
+
+def sections(config: Mapping[str, Any], text: Section, audio: Section) -> tuple[Section, Section]:
+    """text_config and audio_config, what they leave out from `text` and `audio`; ConfigError where one is no object."""
+    parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
+    if not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError("text_config and audio_config in config.json must be objects")
+    return text | dict(parts[0]), audio | dict(parts[1])
+
+
+def joining(config: Mapping[str, Any], tower: EncoderConfig, out: int, inner: int, bias: bool = True) -> ProjectorSpec:
+    """Two layers behind four rows joined; ConfigError where the tower's inner width, which says how many, is another."""
+    if tower.inner != _JOINED * tower.width:
+        raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
+    act, layers = config.get("projector_hidden_act", "gelu"), ("linear_1", "linear_2")
+    return ProjectorSpec(tower.width, out, layers, group=_JOINED, inner=inner, act=act, bias=bias)
 
 
 class WindowModel(DecoderModel):

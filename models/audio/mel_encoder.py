@@ -26,6 +26,15 @@ from ..layers.basic import Embedding, Norm
 from ..layers.linear import Linear
 
 _EPS = 1e-5
+LARGE: Mapping[str, int] = {
+    "d_model": 1280,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "encoder_layers": 32,
+    "max_source_positions": 1500,
+    "num_mel_bins": 128,
+}
+"""Of the largest Whisper, from which families started (arXiv 2407.10759, 2503.20215) whose config.json leaves it out."""
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
