@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+from family import load_rows, save
 from hypothesis import settings
 from oracle import build_checkpoint, ensure_torchvision
 
@@ -52,3 +53,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Qwen2-VL."""
     return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random multilingual Whisper."""
+    return save(load_rows()["whisper"], tmp_path_factory.mktemp("models") / "whisper")

@@ -51,18 +51,12 @@ def test_every_clip_is_heard_as_by_transformers(shared_data: Path) -> None:
 
 
 START = "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"
-ROW = family.load_rows()["whisper"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family.save(ROW, tmp_path_factory.mktemp("models") / "whisper")
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(folder, max_num_seqs=4)
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=4)
 
 
 def asked(seed: int = 0, text: str = "") -> dict[str, Any]:
@@ -99,9 +93,9 @@ def test_a_sound_takes_rows_and_no_tokens(llm: LLM) -> None:
     assert output.items[0].num_embeds == 50
 
 
-def test_the_same_sound_is_encoded_once(folder: Path) -> None:
+def test_the_same_sound_is_encoded_once(whisper: Path) -> None:
     """Another prompt about it finds its rows; the same prompt finds its keys, too."""
-    llm = LLM(folder, block_size=4)
+    llm = LLM(whisper, block_size=4)
     for text in ("", " def f(x): return x", " def f(x): return x"):
         assert error(llm, asked(1, text)) is None
     assert llm.stats.encoder_calls == 1
@@ -118,20 +112,20 @@ def test_rows_that_the_caller_made(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_company(folder: Path, dtype: str) -> None:
+def test_bits_do_not_depend_on_company(whisper: Path, dtype: str) -> None:
     prompts = [asked(seed, " x" * seed) for seed in range(4)]
     options = {"dtype": dtype, "batch_invariant": True, "enable_prefix_caching": False}
-    together = LLM(folder, max_num_batched_tokens=5, max_num_seqs=4, **options).generate(prompts, GREEDY, use_tqdm=False)
-    llm = LLM(folder, **options)
+    together = LLM(whisper, max_num_batched_tokens=5, max_num_seqs=4, **options).generate(prompts, GREEDY, use_tqdm=False)
+    llm = LLM(whisper, **options)
     for prompt, output in zip(prompts, together, strict=True):
         (alone,) = llm.generate(prompt, GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids == alone.outputs[0].token_ids
         assert output.outputs[0].cumulative_logprob == alone.outputs[0].cumulative_logprob
 
 
-def test_in_8_bits(folder: Path) -> None:
+def test_in_8_bits(whisper: Path) -> None:
     if supported(torch.device("cpu")):
-        assert error(LLM(folder, quantization="int8"), asked()) is None
+        assert error(LLM(whisper, quantization="int8"), asked()) is None
 
 
 def test_decoding_is_planned_for_a_window(llm: LLM) -> None:

@@ -20,18 +20,12 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import TimestampRule
 from sensorium.pipelines.transcribe import segments
 
-ROW = family.load_rows()["whisper"]
 SHORT = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family.save(ROW, tmp_path_factory.mktemp("models") / "whisper")
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(folder, max_num_seqs=4)
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=4)
 
 
 def sound(seed: int = 0, samples: int = 12_000) -> np.ndarray:
@@ -67,8 +61,8 @@ def test_language_and_task_are_always_in_the_prompt(llm: LLM, prompts: list[str]
     assert "<|" not in one.text
 
 
-def test_the_language_is_found_as_transformers_finds_it(folder: Path, llm: LLM, prompts: list[str]) -> None:
-    model, processor = family.load(folder)
+def test_the_language_is_found_as_transformers_finds_it(whisper: Path, llm: LLM, prompts: list[str]) -> None:
+    model, processor = family.load(whisper)
     noise = np.random.default_rng(0).normal(0, 0.3, 16_000).astype(np.float32)
     sounds = [sound(), sound(1, 3000), np.zeros(9000, np.float32), noise, noise[:400], noise.cumsum() / 100]
     found = [one.language for one in heard(llm, [(one, 16_000) for one in sounds])]
@@ -82,8 +76,8 @@ def test_the_language_is_found_as_transformers_finds_it(folder: Path, llm: LLM, 
 
 
 @pytest.mark.parametrize("timestamps", [False, True])
-def test_tokens_are_those_of_transformers_generate(folder: Path, llm: LLM, timestamps: bool) -> None:
-    model, processor = family.load(folder)
+def test_tokens_are_those_of_transformers_generate(whisper: Path, llm: LLM, timestamps: bool) -> None:
+    model, processor = family.load(whisper)
     sounds = [sound(seed) for seed in range(4)]
     found = heard(llm, [(one, 16_000) for one in sounds], language="en", timestamps=timestamps)
     for one, mine in zip(sounds, found, strict=True):
@@ -164,23 +158,23 @@ def changed(folder: Path, new: Path, file: str, change: Callable[[str], str]) ->
     return LLM(new, max_num_seqs=4)
 
 
-def test_a_vocabulary_without_languages_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_without_languages_is_a_typed_error(whisper: Path, tmp_path: Path) -> None:
     """One that lacks a few is not asked for those."""
     none = changed(
-        folder, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text)
+        whisper, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text)
     )
     with pytest.raises(ConfigError, match=r"the tokenizer has no token of a language, such as <\|en\|>.*; use the tokenizer's"):
         heard(none, (sound(), 16_000))
-    some = changed(folder, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
+    some = changed(whisper, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
     found = heard(some, [(sound(seed), 16_000) for seed in range(3)])
     assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
     with pytest.raises(InputError, match="language='fr' is not one"):
         heard(some, (sound(), 16_000), language="fr")
 
 
-def test_an_english_only_model_says_so(folder: Path, tmp_path: Path) -> None:
+def test_an_english_only_model_says_so(whisper: Path, tmp_path: Path) -> None:
     said = {"is_multilingual": False}
-    llm = changed(folder, tmp_path / "en", "generation_config.json", lambda text: json.dumps(json.loads(text) | said))
+    llm = changed(whisper, tmp_path / "en", "generation_config.json", lambda text: json.dumps(json.loads(text) | said))
     assert heard(llm, (sound(), 16_000), language="English")[0].language == "en"
     for wish, message in (
         ({"language": "de"}, r"language='de', but this model writes down English only; take a multilingual one"),
