@@ -64,6 +64,93 @@ def _put(ptr, at, mine, value, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl
     tl.store(ptr + at[:, None] + column[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _sight(seen_ptr, row, place, count, length, all_rows, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of each row of a tile the first key that it sees, and the one behind the last."""
+    stop = (length - count + 1) + place if CAUSAL else length + 0 * place
+    first = 0 * place
+    if WINDOWED:
+        first = tl.maximum(stop - window, 0)
+    if seen_ptr is not None:
+        first, stop = tl.load(seen_ptr + row).to(tl.int32), tl.load(seen_ptr + all_rows + row).to(tl.int32)
+    return first, stop
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _stretches(first, stop, BLOCK_N: tl.constexpr, CUT: tl.constexpr, LEAST: tl.constexpr, ALIKE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a program's keys begin, where those that all its rows see begin and end, and where its last key ends."""
+    at, end = tl.min(first, 0) // BLOCK_N * BLOCK_N, tl.max(stop, 0)
+    if CUT:
+        steps = tl.cdiv(tl.maximum(end - at, 0), BLOCK_N)
+        steps = tl.maximum(tl.cdiv(steps, tl.num_programs(2)), LEAST)
+        at += tl.program_id(2) * steps * BLOCK_N
+        end = tl.minimum(end, at + steps * BLOCK_N)
+    plain = tl.minimum(tl.maximum(tl.cdiv(tl.max(first, 0), BLOCK_N) * BLOCK_N, at), tl.maximum(at, end))
+    edge = tl.maximum(tl.minimum(tl.min(stop, 0), end) // BLOCK_N * BLOCK_N, plain)
+    if ALIKE:
+        plain, edge = at, at
+    return at, plain, edge, end
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _absorb(  # type: ignore[no-untyped-def]
+    most, total, left, right, q_left, q_right, k_ptr, v_ptr, at, inside, key, first, stop, inner, factor,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DIM: tl.constexpr,
+    MASKED: tl.constexpr, LATE: tl.constexpr, CAPPED: tl.constexpr, SAME: tl.constexpr,
+):  # fmt: skip
+    """Highest score, sum of exponentials and both pieces of the weighted sum, with a tile of keys and values added.
+
+    The tile lies `at`, is of keys `key`, and some rows do not see all of it only where MASKED.
+    """
+    k_left = _columns(k_ptr, at, inside, 0, LEFT, DIM, MASKED)
+    score = tl.dot(q_left, tl.trans(k_left), input_precision="ieee")
+    if RIGHT:
+        k_right = _columns(k_ptr, at, inside, LEFT, RIGHT, DIM, MASKED)
+        score = tl.dot(q_right, tl.trans(k_right), score, input_precision="ieee")
+    if CAPPED:
+        score = 1.0 - 2.0 / (1.0 + tl.exp2(score * inner))
+    if MASKED:
+        sees = key[None, :] < stop[:, None]
+        if LATE:
+            sees = sees & (key[None, :] >= first[:, None])
+        score = tl.where(sees, score, float("-inf"))
+    higher = tl.maximum(most, tl.max(score, 1))
+    fade = tl.exp2((most - higher) * factor)
+    weight = tl.exp2(score * factor - (higher * factor)[:, None])
+    total = total * fade + tl.sum(weight, 1)
+    v_left = k_left if SAME else _columns(v_ptr, at, inside, 0, LEFT, DIM, MASKED)
+    weight = weight.to(v_left.dtype)
+    left = tl.dot(weight, v_left, left * fade[:, None], input_precision="ieee")
+    if RIGHT:
+        v_right = k_right if SAME else _columns(v_ptr, at, inside, LEFT, RIGHT, DIM, MASKED)
+        right = tl.dot(weight, v_right, right * fade[:, None], input_precision="ieee")
+    return higher, total, left, right
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _leave(  # type: ignore[no-untyped-def]
+    out_ptr, weight_ptr, start_ptr, most, total, left, right, begin, offset, count, factor,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Stores the mean of values of each lane of a tile and, with parts, its weight. A row that sees no key becomes 0."""
+    tile, column = tl.program_id(0), tl.program_id(1)
+    PILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    share = 1.0 / tl.where(total > 0.0, total, 1.0)
+    # Found again, from a 0 that the compiler cannot know: else it would keep them in registers while keys go by.
+    lane = tl.arange(0, BLOCK_M) + tl.load(start_ptr, volatile=True)
+    place, head, mine = _place(lane, offset, count, column % PILES, GROUP, HEADS, BLOCK_M // HEADS)
+    at = ((begin + place).to(tl.int64) * (KV_HEADS * GROUP) + column // PILES * GROUP + head) * DIM
+    if weight_ptr is not None:
+        cell = (tile.to(tl.int64) * tl.num_programs(1) + column) * tl.num_programs(2) + tl.program_id(2)
+        at = (cell * BLOCK_M + lane) * DIM
+        tl.store(weight_ptr + cell * BLOCK_M + lane, tl.where(total > 0.0, most * factor + tl.log2(total), float("-inf")))
+        mine = mine & (total > 0.0)
+    _put(out_ptr, at, mine, left * share[:, None], 0, LEFT, DIM)
+    if RIGHT:
+        _put(out_ptr, at, mine, right * share[:, None], LEFT, RIGHT, DIM)
+
+
 @triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=TABLES)  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [rows, heads, DIM], q_stride from row to row
@@ -99,9 +186,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     LEAST: tl.constexpr,  # tiles of keys in a part, unless there are fewer
     ALIKE: tl.constexpr,  # every tile of keys is taken the same way, whoever shares it
 ):
-    tile, column, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """One tile of rows, some query heads of one key head, one part of their keys."""
+    tile, column = tl.program_id(0), tl.program_id(1)
     PILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    PLACES: tl.constexpr = BLOCK_M // HEADS
     request, offset = tile, 0
     if tile_ptr is not None:
         request, offset = tl.load(tile_ptr + 2 * tile), tl.load(tile_ptr + 2 * tile + 1)
@@ -110,30 +197,16 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     length = tl.load(length_ptr + request)
     kv_head = column // PILES
 
-    place, head, _ = _place(tl.arange(0, BLOCK_M), offset, count, column % PILES, GROUP, HEADS, PLACES)
+    place, head, _ = _place(tl.arange(0, BLOCK_M), offset, count, column % PILES, GROUP, HEADS, BLOCK_M // HEADS)
     row = begin + place
-
-    stop = (length - count + 1) + place if CAUSAL else length + 0 * place
-    first = 0 * place
-    if WINDOWED:
-        first = tl.maximum(stop - window, 0)
-    if seen_ptr is not None:
-        first, stop = tl.load(seen_ptr + row).to(tl.int32), tl.load(seen_ptr + all_rows + row).to(tl.int32)
+    first, stop = _sight(seen_ptr, row, place, count, length, all_rows, window, CAUSAL, WINDOWED)
     low, high = tl.min(first, 0), tl.max(stop, 0)
-    at, end = low // BLOCK_N * BLOCK_N, high
-    if weight_ptr is not None:
-        steps = tl.cdiv(tl.maximum(end - at, 0), BLOCK_N)
-        steps = tl.maximum(tl.cdiv(steps, tl.num_programs(2)), LEAST)
-        at += part * steps * BLOCK_N
-        end = tl.minimum(end, at + steps * BLOCK_N)
-    plain = tl.minimum(tl.maximum(tl.cdiv(tl.max(first, 0), BLOCK_N) * BLOCK_N, at), tl.maximum(at, end))
-    edge = tl.maximum(tl.minimum(tl.min(stop, 0), end) // BLOCK_N * BLOCK_N, plain)
-    if ALIKE:
-        plain, edge = at, at
+    at, plain, edge, end = _stretches(first, stop, BLOCK_N, weight_ptr is not None, LEAST, ALIKE)
 
     q_at = row.to(tl.int64) * q_stride + (kv_head * GROUP + head) * DIM
     q_left = _columns(q_ptr, q_at, None, 0, LEFT, DIM, False)
     left = tl.zeros([BLOCK_M, LEFT], tl.float32)
+    q_right, right = None, None
     if RIGHT:
         q_right = _columns(q_ptr, q_at, None, LEFT, RIGHT, DIM, False)
         right = tl.zeros([BLOCK_M, RIGHT], tl.float32)
@@ -156,42 +229,15 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
                 inside = (key >= low) & (key < high)
                 k_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
                 page = _pages(table_ptr, key + BLOCK_N, key + BLOCK_N < to, PAGE)  # early: addresses wait for it
-                k_left = _columns(k_ptr, k_at, inside, 0, LEFT, DIM, stretch != 1)
-                score = tl.dot(q_left, tl.trans(k_left), input_precision="ieee")
-                if RIGHT:
-                    k_right = _columns(k_ptr, k_at, inside, LEFT, RIGHT, DIM, stretch != 1)
-                    score = tl.dot(q_right, tl.trans(k_right), score, input_precision="ieee")
-                if CAPPED:
-                    score = 1.0 - 2.0 / (1.0 + tl.exp2(score * inner))
-                if stretch != 1:
-                    sees = key[None, :] < stop[:, None]
-                    if LATE:
-                        sees = sees & (key[None, :] >= first[:, None])
-                    score = tl.where(sees, score, float("-inf"))
-                higher = tl.maximum(most, tl.max(score, 1))
-                fade = tl.exp2((most - higher) * factor)
-                weight = tl.exp2(score * factor - (higher * factor)[:, None])
-                most, total = higher, total * fade + tl.sum(weight, 1)
-                v_left = k_left if SAME else _columns(v_ptr, k_at, inside, 0, LEFT, DIM, stretch != 1)
-                weight = weight.to(v_left.dtype)
-                left = tl.dot(weight, v_left, left * fade[:, None], input_precision="ieee")
-                if RIGHT:
-                    v_right = k_right if SAME else _columns(v_ptr, k_at, inside, LEFT, RIGHT, DIM, stretch != 1)
-                    right = tl.dot(weight, v_right, right * fade[:, None], input_precision="ieee")
+                most, total, left, right = _absorb(
+                    most, total, left, right, q_left, q_right, k_ptr, v_ptr, k_at, inside, key, first, stop, inner, factor,
+                    LEFT, RIGHT, DIM, stretch != 1, LATE, CAPPED, SAME,
+                )  # fmt: skip
 
-    share = 1.0 / tl.where(total > 0.0, total, 1.0)  # a row that sees no key becomes 0
-    # Found again, from a 0 that the compiler cannot know: else it would keep them in registers while keys go by.
-    lane = tl.arange(0, BLOCK_M) + tl.load(start_ptr, volatile=True)
-    place, head, mine = _place(lane, offset, count, column % PILES, GROUP, HEADS, PLACES)
-    out_at = ((begin + place).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + head) * DIM
-    if weight_ptr is not None:
-        cell = (tile.to(tl.int64) * tl.num_programs(1) + column) * tl.num_programs(2) + part
-        out_at = (cell * BLOCK_M + lane) * DIM
-        tl.store(weight_ptr + cell * BLOCK_M + lane, tl.where(total > 0.0, most * factor + tl.log2(total), float("-inf")))
-        mine = mine & (total > 0.0)
-    _put(out_ptr, out_at, mine, left * share[:, None], 0, LEFT, DIM)
-    if RIGHT:
-        _put(out_ptr, out_at, mine, right * share[:, None], LEFT, RIGHT, DIM)
+    _leave(
+        out_ptr, weight_ptr, start_ptr, most, total, left, right, begin, offset, count, factor,
+        KV_HEADS, GROUP, HEADS, DIM, LEFT, RIGHT, BLOCK_M,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=TABLES[:2])  # type: ignore[untyped-decorator]

