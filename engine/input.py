@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,6 +130,11 @@ class InputProcessor:
         self._guard(chat.text)
         return self._begin(given, encode_segments(chat.segments, self._tokenizer), reserve)
 
+    def adapter(self, features: Iterable[MultiModalFeature]) -> str:
+        """What computes a sequence with these and no other items, as in EngineRequest."""
+        modalities = {"", *(feature.modality for feature in features)}
+        return next((name for modality, name in self._info.adapters.items() if modality in modalities), "")
+
     def finish(self, draft: Unfinished) -> Prepared:
         """The part of `prepare` that reads, decodes and processes media."""
         start, given = time.perf_counter(), draft.given
@@ -145,11 +150,10 @@ class InputProcessor:
         plans = tuple(final_plan(*entry) for entry in zip(items, made, spans, strict=True))
         trace = tuple(_trace(*entry) for entry in zip(items, made, plans, seconds, strict=True))
         features, item_of = _features(items, made, spans, ranges)
-        timings = _stages(items, planned, seconds, remote=bool(draft.fetches))
+        timings, adapter = _stages(items, planned, seconds, remote=bool(draft.fetches)), self.adapter(features)
         cross = features[0] if features and self._crosses else None
         if cross is not None:
             features, item_of = (), ()
-        adapter = self._adapter({item.source.modality for item in items})
         return Prepared(given.text, tokens, features, plans, timings, trace, item_of, given.salt or "", cross, adapter)
 
     def plan(self, prompt: object) -> list[ItemPlan]:
@@ -217,10 +221,6 @@ class InputProcessor:
         if surely >= self._most:
             raise self._too_long(surely, items)
         return items, tokens
-
-    def _adapter(self, modalities: Set[str]) -> str:
-        """Of a prompt with items of these, "" for none."""
-        return next((name for modality, name in self._info.adapters.items() if modality in {"", *modalities}), "")
 
     def _too_long(self, tokens: int, items: Sequence[Item]) -> InputError:
         reason = f"the prompt takes {tokens} tokens, max_model_len is {self._most}"

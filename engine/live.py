@@ -67,7 +67,7 @@ class LiveSession:
         self.answer()
         begun = self._inputs.begin(part, more=True)
         prepared = begun.finish() if isinstance(begun, Unfinished) else begun
-        self._driver.call(lambda driver: _append(driver, self._ticket, self._kept, prepared)).result()
+        self._driver.call(lambda driver: _append(driver, self._inputs, self._ticket, self._kept, prepared)).result()
         self._last = None
 
     def truncate(self, num_tokens: int) -> None:
@@ -89,14 +89,15 @@ class LiveSession:
         self.close()
 
 
-def _append(driver: Driver, ticket: Ticket, known: tuple[int, ...], prepared: Prepared) -> None:
-    """In the loop's thread."""
+def _append(driver: Driver, inputs: InputProcessor, ticket: Ticket, known: tuple[int, ...], prepared: Prepared) -> None:
+    """In the loop's thread. What computes the sequence is told by all items that it has then."""
     (name,) = _sequence(ticket)
     features = tuple(
         replace(feature, range=replace(feature.range, offset=feature.range.offset + len(known)))
         for feature in prepared.features
     )
-    driver.core.append(name, prepared.token_ids, features, adapter=prepared.adapter or None)
+    adapter = inputs.adapter((*driver.core.scheduler.requests[name].features, *features))
+    driver.core.append(name, prepared.token_ids, features, adapter=adapter)
     turn = Assembly(ticket.assembly.request_id, ticket.job.params, driver.tokenizer)
     turn.start(replace(prepared, token_ids=(*known, *prepared.token_ids)))
     with ticket.lock:

@@ -179,6 +179,23 @@ def test_a_conversation_that_comes_to_a_sound_is_the_prompt_that_reads_the_same(
     assert third.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
+def test_a_conversation_whose_sound_is_taken_back_is_the_prompt_that_reads_the_same(world: World) -> None:
+    llm = make_llm(ROW, world.folder(ROW.name))
+    heard = {"prompt": "<|audio|> and", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with llm.live("def f(x): return x + x", params) as session:
+        session.answer()
+        before = session.token_ids
+        session.append(heard)
+        session.answer()
+        session.truncate(len(before))
+        session.append(" then what")
+        third = session.answer()
+    (fresh,) = llm.generate({"prompt_token_ids": list(third.prompt_token_ids)}, params, use_tqdm=False)
+    assert third.prompt_token_ids[: len(before)] == before
+    assert third.outputs[0].token_ids == fresh.outputs[0].token_ids
+
+
 def test_on_every_product_of_any_family(world: World, tmp_path: Path) -> None:
     """Where a family does not say for which prompts, it is for all, as if it were merged."""
     row, scale = ROWS["internvl"], 2.0
