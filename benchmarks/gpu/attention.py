@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from sensorium.kernels.attention import paged_attention
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from . import exact
 from .machine import Bench
+from .parts import Made
 from .record import Figure
 
 _PAGE = 16
+Mask = Callable[[AttentionMetadata], AttentionMetadata]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,43 +51,29 @@ def case(
     return Case(q, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), _PAGE))
 
 
-def prompt(bench: Bench) -> Iterator[Figure]:
+def prompt(bench: Bench) -> Iterator[Made]:
     """Head size 128, operations that are needed counted: half of them where rows see what is before them."""
-    heads, kv_heads = bench.pick((32, 8), (4, 2))
+    heads = bench.pick((32, 8), (4, 2))
     for dim, length, least in bench.pick(((128, 8192, 0.60), (64, 8192, None), (256, 4096, None)), ((16, 40, 0.60),)):
-        q, k, v = (bench.randn(length, heads, dim) for _ in range(3))
-        seconds = bench.seconds(lambda q=q, k=k, v=v, n=length: varlen_attention(q, k, v, [n], 0.1))
-        name = f"contiguous, not causal, {length} rows, {heads} heads of {dim}"
-        yield rate(bench, name, 4 * heads * dim * length**2, seconds, least)
+        yield partial(_contiguous, bench, heads[0], dim, length, least)
     for count, length, dim, least in bench.pick(((8, 4096, 128, 0.45), (8, 4096, 64, None)), ((2, 40, 16, 0.45),)):
-        one = case(bench, [(0, length)] * count, heads, kv_heads, dim, bench.dtype)
-        operations = 2 * heads * dim * length * (length + 1) * count
-        name = f"paged, causal, {count} x {length} rows, {heads}/{kv_heads} heads of {dim}"
-        yield rate(bench, name, operations, bench.seconds(lambda one=one: _attend(one)), least)
-    chunk = bench.pick((30000, 2048), (100, 20))
-    one = case(bench, [chunk], heads, kv_heads, bench.pick(128, 16), bench.dtype)
-    operations = 4 * heads * one.q.shape[2] * sum(range(chunk[0] + 1, sum(chunk) + 1))
-    name = f"a chunk of {chunk[1]} rows behind {chunk[0]} keys"
-    yield rate(bench, name, operations, bench.seconds(lambda: _attend(one)), None)
-
-
-def decode(bench: Bench) -> Iterator[Figure]:
-    """One row a sequence: the bytes of the keys and values that are seen, over the bandwidth of a copy."""
-    full = (
-        (64, 4096, 32, 8, 128),
-        (64, 4096, 28, 4, 128),
-        (1, 32768, 32, 8, 128),
-        (8, 16384, 14, 2, 64),
-        (256, 512, 32, 8, 128),
+        name = f"paged, causal, {count} x {length} rows, {heads[0]}/{heads[1]} heads of {dim}"
+        yield partial(_paged, bench, name, [(0, length)] * count, *heads, dim, least)
+    done, rows = bench.pick((30000, 2048), (100, 20))
+    yield partial(
+        _paged, bench, f"a chunk of {rows} rows behind {done} keys", [(done, rows)], *heads, bench.pick(128, 16), None
     )
+
+
+def decode(bench: Bench) -> Iterator[Made]:
+    """One row a sequence: the bytes of the keys and values that are seen, over the bandwidth of a copy."""
+    wide = (32, 8, 128)
+    full = ((64, 4096, *wide), (64, 4096, 28, 4, 128), (1, 32768, *wide), (8, 16384, 14, 2, 64), (256, 512, *wide))
     for count, length, heads, kv_heads, dim in bench.pick(full, ((3, 50, 4, 2, 16),)):
-        one = case(bench, [(length - 1, 1)] * count, heads, kv_heads, dim, bench.dtype)
-        moved = 2 * count * length * kv_heads * dim * bench.dtype.itemsize
-        name = f"{count} x {length} keys, {heads}/{kv_heads} heads of {dim}"
-        yield bandwidth(bench, name, moved, bench.seconds(lambda one=one: _attend(one)), 0.80)
+        yield partial(_rows, bench, count, length, heads, kv_heads, dim)
 
 
-def towers(bench: Bench) -> Iterator[Figure]:
+def towers(bench: Bench) -> Iterator[Made]:
     """Heads as towers have them, useful operations counted; whole pictures, and windows of 64 patches."""
     full = (
         ("Qwen2.5-VL, whole", [4096] * 4, 16, 80),
@@ -93,35 +81,44 @@ def towers(bench: Bench) -> Iterator[Figure]:
         ("CLIP, whole", [576] * 16, 16, 64),
         ("head size 128, whole", [4096] * 4, 16, 128),
     )
-    for name, lengths, heads, dim in bench.pick(full, (("tiny", [20, 20, 7], 2, 20),)):
-        yield _tower(bench, name, lengths, heads, dim, 0.50)
-    yield _tower(bench, "Qwen2.5-VL, windows", bench.pick([64] * 256, [4] * 6), bench.pick(16, 2), bench.pick(80, 20), None)
+    for name, lengths, heads, dim in bench.pick(full, (("tiny", [20, 20, 20], 2, 20),)):
+        yield partial(_tower, bench, name, lengths, heads, dim, 0.50)
+    windows = bench.pick([64] * 256, [4] * 6)
+    yield partial(_tower, bench, "Qwen2.5-VL, windows", windows, bench.pick(16, 2), bench.pick(80, 20), None)
 
 
-def exactness(bench: Bench) -> Iterator[Figure]:
+def exactness(bench: Bench) -> Iterator[Made]:
     """Against float64 on the device, in every dtype: prompts, chunks and decode rows together, and all kinds of masks."""
     step = bench.pick([(0, 700), (1000, 1), (300, 129), (0, 1), (2047, 1), (65, 64)], [(0, 5), (37, 1), (20, 13)])
-    long = bench.pick([(16000, 1), (5, 1)], [(90, 1), (5, 1)])
     shapes = bench.pick(((32, 8, 128), (28, 4, 128), (14, 2, 64), (10, 2, 80), (4, 1, 256)), ((4, 2, 16),))
+    masks: dict[str, Mask] = {
+        "window of 100": lambda meta: replace(meta, window=100),
+        "everything seen": lambda meta: replace(meta, causal=False),
+        "items see themselves": _atoms,
+    }
     for dtype in bench.dtypes:
         for heads, kv_heads, dim in shapes if dtype == torch.bfloat16 else shapes[:1]:
-            name = f"paged, {heads}/{kv_heads} heads of {dim}"
-            yield _exact(name, case(bench, step, heads, kv_heads, dim, dtype))
-        heads, kv_heads, dim = shapes[0]
-        one = case(bench, step, heads, kv_heads, dim, dtype)
-        yield _exact("paged, window of 100", replace(one, meta=replace(one.meta, window=100)))
-        yield _exact("paged, soft cap", one, 20.0)
-        yield _exact("paged, everything seen", replace(one, meta=replace(one.meta, causal=False)))
-        yield _exact("paged, items see themselves", replace(one, meta=_atoms(one.meta)))
-        yield _exact("paged, a long row in shares", case(bench, long, heads, kv_heads, dim, dtype))
-        yield _exact("paged, latent rows", case(bench, step, bench.pick(16, 2), 1, bench.pick(576, 48), dtype, planes=1))
-        yield from _exact_segments(bench, dtype)
+            yield partial(_exact, bench, f"paged, {heads}/{kv_heads} heads of {dim}", step, (heads, kv_heads, dim), dtype)
+        for name, mask in masks.items():
+            yield partial(_exact, bench, f"paged, {name}", step, shapes[0], dtype, mask)
+        yield partial(_exact, bench, "paged, soft cap", step, shapes[0], dtype, soft_cap=20.0)
+        long = bench.pick([(16000, 1), (5, 1)], [(90, 1), (5, 1)])
+        yield partial(_exact, bench, "paged, a long row in shares", long, shapes[0], dtype)
+        latent = bench.pick((16, 1, 576), (2, 1, 48))
+        yield partial(_exact, bench, "paged, latent rows", step, latent, dtype, planes=1)
+        for heads, dim in bench.pick(((16, 80), (16, 72), (16, 64), (4, 128), (2, 256)), ((2, 20),)):
+            yield partial(_exact_segments, bench, heads, dim, dtype)
 
 
 def bandwidth(bench: Bench, name: str, moved: float, seconds: float, least: float | None) -> Figure:
     """`moved`: bytes that have to be read and written."""
     note = f"{moved / seconds / 1e9:,.0f} GB/s, {seconds * 1e6:,.1f} us"
     return Figure(name, moved / seconds / bench.copy, "of copy bandwidth", least, note=note)
+
+
+def timed(bench: Bench, name: str, moved: float, run: Callable[[], object], least: float | None = None) -> Figure:
+    """As `bandwidth`, of a run."""
+    return bandwidth(bench, name, moved, bench.seconds(run), least)
 
 
 def rate(bench: Bench, name: str, operations: float, seconds: float, least: float | None) -> Figure:
@@ -133,6 +130,28 @@ def _attend(one: Case, soft_cap: float | None = None) -> Tensor:
     return paged_attention(one.q, None, None, one.cache, one.meta, one.q.shape[2] ** -0.5, soft_cap)
 
 
+def _contiguous(bench: Bench, heads: int, dim: int, length: int, least: float | None) -> Figure:
+    q, k, v = (bench.randn(length, heads, dim) for _ in range(3))
+    seconds = bench.seconds(lambda: varlen_attention(q, k, v, [length], dim**-0.5))
+    name = f"contiguous, not causal, {length} rows, {heads} heads of {dim}"
+    return rate(bench, name, 4 * heads * dim * length**2, seconds, least)
+
+
+def _paged(
+    bench: Bench, name: str, requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, least: float | None
+) -> Figure:
+    one = case(bench, requests, heads, kv_heads, dim, bench.dtype)
+    seen = sum(rows * done + rows * (rows + 1) // 2 for done, rows in requests)
+    return rate(bench, name, 4 * heads * dim * seen, bench.seconds(lambda: _attend(one)), least)
+
+
+def _rows(bench: Bench, count: int, length: int, heads: int, kv_heads: int, dim: int) -> Figure:
+    one = case(bench, [(length - 1, 1)] * count, heads, kv_heads, dim, bench.dtype)
+    moved = 2 * count * length * kv_heads * dim * bench.dtype.itemsize
+    name = f"{count} x {length} keys, {heads}/{kv_heads} heads of {dim}"
+    return bandwidth(bench, name, moved, bench.seconds(lambda: _attend(one)), 0.80)
+
+
 def _tower(bench: Bench, name: str, lengths: list[int], heads: int, dim: int, least: float | None) -> Figure:
     q, k, v = bench.randn(sum(lengths), 3, heads, dim).unbind(1)
     seconds = bench.seconds(lambda: varlen_attention(q, k, v, lengths, dim**-0.5))
@@ -140,7 +159,18 @@ def _tower(bench: Bench, name: str, lengths: list[int], heads: int, dim: int, le
     return rate(bench, label, 4 * heads * dim * sum(n * n for n in lengths), seconds, least)
 
 
-def _exact(name: str, one: Case, soft_cap: float | None = None) -> Figure:
+def _exact(
+    bench: Bench,
+    name: str,
+    requests: list[tuple[int, int]],
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    mask: Mask = lambda meta: meta,
+    soft_cap: float | None = None,
+    planes: int = 2,
+) -> Figure:
+    made = case(bench, requests, *shape, dtype, planes)
+    one = replace(made, meta=mask(made.meta))
     found, meta, slots = _attend(one, soft_cap), one.meta, one.cache.flatten(1, 2)
     wanted = []
     for i, length in enumerate(meta.seq_lens):
@@ -161,9 +191,8 @@ def _atoms(meta: AttentionMetadata) -> AttentionMetadata:
     return replace(meta, seen=seen)
 
 
-def _exact_segments(bench: Bench, dtype: torch.dtype) -> Iterator[Figure]:
-    lengths: Any = bench.pick([64] * 9 + [1, 333, 1200], [4, 4, 1, 9])
-    for heads, dim in bench.pick(((16, 80), (16, 72), (16, 64), (4, 128), (2, 256)), ((2, 20),)):
-        q, k, v = bench.randn(sum(lengths), 3, heads, dim, dtype=dtype).unbind(1)
-        wanted = exact.attend(q, k, v, exact.segments(lengths, bench.device), dim**-0.5)
-        yield exact.checked(f"segments, {heads} heads of {dim}", varlen_attention(q, k, v, lengths, dim**-0.5), wanted)
+def _exact_segments(bench: Bench, heads: int, dim: int, dtype: torch.dtype) -> Figure:
+    lengths = bench.pick([64] * 9 + [1, 333, 1200], [4, 4, 1, 9])
+    q, k, v = bench.randn(sum(lengths), 3, heads, dim, dtype=dtype).unbind(1)
+    wanted = exact.attend(q, k, v, exact.segments(lengths, bench.device), dim**-0.5)
+    return exact.checked(f"segments, {heads} heads of {dim}", varlen_attention(q, k, v, lengths, dim**-0.5), wanted)

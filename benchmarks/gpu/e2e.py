@@ -7,6 +7,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from sensorium.models.weights import named_layers
 
 from . import shapes
 from .machine import Bench
+from .parts import Made
 from .record import Figure, Lacks
 
 PROMPT = 8192
@@ -32,25 +34,25 @@ KEYS = 1024
 _SPARE = 20 << 30  # bytes beside the weights: caches, activations
 
 
-def qwen2_5_vl(bench: Bench) -> Iterator[Figure]:
+def qwen2_5_vl(bench: Bench) -> Iterator[Made]:
     return _model(bench, shapes.qwen2_5_vl(bench.tiny))
 
 
-def qwen3_vl(bench: Bench) -> Iterator[Figure]:
+def qwen3_vl(bench: Bench) -> Iterator[Made]:
     return _model(bench, shapes.qwen3_vl(bench.tiny))
 
 
-def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
+def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
     need_memory(bench, config)
     start = time.perf_counter()
     model = build(bench, config)
     bench.sync()
     yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
-    yield tower(bench, model, config)
-    yield prompts(bench, model, config)
+    yield partial(tower, bench, model, config)
+    yield partial(prompts, bench, model, config)
     for batch in bench.pick((1, 64), (1, 3)):
         for overlaps, graphs in ((True, True), (False, True), (True, False), (False, False)):
-            yield decode(bench, model, config, batch, overlaps, graphs)
+            yield partial(decode, bench, model, config, batch, overlaps, graphs)
 
 
 def need_memory(bench: Bench, config: Mapping[str, Any]) -> None:
@@ -136,11 +138,13 @@ def decode(bench: Bench, model: DecoderModel, config: Mapping[str, Any], batch: 
     bench.sync()
     first = time.perf_counter() - start
     seconds = _steps(bench, core, count)
+    ways = f"{recorded(core)} graphs, {core.stats.steps_ahead} of {core.stats.steps} steps ahead"
     for request in list(core.scheduler.requests):
         core.abort(request)
     floor = shapes.decoder(config).step(batch, keys + warm + count // 2, bench.dtype.itemsize) / bench.copy
     name = f"decode, batch {batch}, overlapping {_word(overlaps)}, graphs {_word(graphs)}"
-    note = f"{seconds * 1e3:.2f} ms a step, {batch / seconds:,.0f} tokens/s, floor {floor * 1e3:.2f} ms, warm-up {first:.1f} s"
+    note = f"{seconds * 1e3:.2f} ms a step, {batch / seconds:,.0f} tokens/s, floor {floor * 1e3:.2f} ms"
+    note += f", warm-up {first:.1f} s; {ways}"
     return Figure(name, floor / seconds, "of bandwidth floor", 0.75 if overlaps and graphs else None, note=note)
 
 
@@ -168,6 +172,11 @@ def tower(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figur
     note = f"{seconds * 1e3:,.1f} ms, {count * side**2 / seconds:,.0f} patches/s"
     name = f"tower, {count} x {side} x {side} patches"
     return Figure(name, operations / seconds / bench.matmul, bench.ceiling, 0.50, note=note)
+
+
+def recorded(core: EngineCore) -> int:
+    """Decode steps that are replayed from now on."""
+    return sum(graph is not None for graph in getattr(core.runner.graphs, "_graphs", {}).values())
 
 
 def finish(core: EngineCore) -> None:

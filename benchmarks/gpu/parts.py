@@ -9,7 +9,9 @@ from importlib import import_module
 from .machine import Bench
 from .record import Figure
 
-Run = Callable[[Bench], Iterator[Figure]]
+Made = Figure | Callable[[], Figure | Iterator[Figure]]
+"""A figure, or what makes one or some: that may fail, and the part goes on behind it."""
+Run = Callable[[Bench], Iterator[Made]]
 SECONDS = 230.0
 """That a section may take, start of its processes included."""
 START = 60.0
@@ -49,7 +51,7 @@ SECTIONS: dict[str, tuple[Part, ...]] = {
         Part("mixture", "products:mixture", 10, 40),
         Part("int8", "products:int8", 10, 40),
         Part("fp8", "products:fp8", 10, 40),
-        Part("sampling", "ops:sampling", 10, 40),
+        Part("sampling", "sampling:sampling", 10, 40),
         Part("pixels", "media:pixels", 10, 40),
         Part("mel", "media:mel", 5, 30),
         Part("exact: attention", "attention:exactness", 30, 110),

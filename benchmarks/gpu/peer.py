@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,28 @@ import torch
 from . import shapes
 from .e2e import KEYS, PROMPT, need_memory
 from .machine import Bench
+from .parts import Made
 from .record import Figure, Lacks
 
 
-def qwen2_5_vl(bench: Bench) -> Iterator[Figure]:
+def qwen2_5_vl(bench: Bench) -> Iterator[Made]:
     return _model(bench, shapes.qwen2_5_vl(bench.tiny))
 
 
-def qwen3_vl(bench: Bench) -> Iterator[Figure]:
+def qwen3_vl(bench: Bench) -> Iterator[Made]:
     return _model(bench, shapes.qwen3_vl(bench.tiny))
 
 
-def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Figure]:
+def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
     need_memory(bench, config)
     start = time.perf_counter()
     model = build(bench, config)
     bench.sync()
     yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
-    with torch.inference_mode():
-        yield _tower(bench, model, config)
-        yield _prompt(bench, model, config)
-        for batch in bench.pick((1, 64), (1, 3)):
-            yield _decode(bench, model, config, batch)
+    yield partial(_tower, bench, model, config)
+    yield partial(_prompt, bench, model, config)
+    for batch in bench.pick((1, 64), (1, 3)):
+        yield partial(_decode, bench, model, config, batch)
 
 
 def build(bench: Bench, config: Mapping[str, Any]) -> Any:
@@ -64,6 +65,7 @@ def _generate(model: Any, ids: torch.Tensor, tokens: int) -> Any:
     return model.generate(ids, attention_mask=mask, cache_implementation="static", disable_compile=True, **options)
 
 
+@torch.inference_mode()
 def _prompt(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
     rows = bench.pick(PROMPT, 40)
     ids = torch.randint(0, 280, (1, rows), device=bench.device)
@@ -73,6 +75,7 @@ def _prompt(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
     return Figure(f"prompt of {rows} rows", operations / seconds / bench.matmul, bench.ceiling, note=note)
 
 
+@torch.inference_mode()
 def _decode(bench: Bench, model: Any, config: Mapping[str, Any], batch: int) -> Figure:
     """What an answer takes beyond its first token."""
     keys, count = bench.pick((KEYS, 32), (20, 4))
@@ -84,6 +87,7 @@ def _decode(bench: Bench, model: Any, config: Mapping[str, Any], batch: int) -> 
     return Figure(f"decode, batch {batch}", floor / seconds, "of bandwidth floor", note=note)
 
 
+@torch.inference_mode()
 def _tower(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
     vision, side, count = config["vision_config"], bench.pick(64, 8), bench.pick(4, 2)
     numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2

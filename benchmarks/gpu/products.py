@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from sensorium.kernels.dispatch import backend
-from sensorium.kernels.fp8 import Fp8, fp8_linear, pack_fp8, round_rows
+from sensorium.kernels.fp8 import fp8_linear, pack_fp8, round_rows
 from sensorium.kernels.int8 import Int8, int8_linear, quantize_rows
 from sensorium.kernels.moe import Experts, Routing, Stacked, mix_experts, route, route_reference
 from torch import Tensor
@@ -14,13 +15,14 @@ from torch import Tensor
 from . import exact
 from .attention import bandwidth, rate
 from .machine import Bench
+from .parts import Made
 from .record import Figure, Lacks
 
 _MANY = 512  # of a mixture, up to which an expert has few
 _DECODE = 64  # rows, up to which weights have to be read and little more
 
 
-def mixture(bench: Bench) -> Iterator[Figure]:
+def mixture(bench: Bench) -> Iterator[Made]:
     """Qwen3-VL-30B-A3B's experts: 8 of 128, 2048 wide, 768 inside."""
     number, dim, inner, top_k = bench.pick((128, 2048, 768, 8), (4, 32, 16, 2))
     logits = bench.randn(1000, number, dtype=torch.float32)
@@ -33,46 +35,54 @@ def mixture(bench: Bench) -> Iterator[Figure]:
         raise Lacks("Triton on a GPU: elsewhere each expert is a layer by itself")
     gate_up = bench.randn(number, 2 * inner, dim) / dim**0.5
     down = bench.randn(number, dim, inner) / inner**0.5
-    experts = Experts("silu", Stacked(gate_up), Stacked(down))
     for rows in bench.pick((1, 64, 512, 8192), (1, 9, 20)):
-        x = bench.randn(rows, dim)
-        weights, chosen = route(bench.randn(rows, number, dtype=torch.float32), rule)
-        found = mix_experts(x, weights, chosen.int(), experts)
-        yield exact.checked(f"{rows} rows", found, exact.mixture(x, weights, chosen.long(), gate_up, down))
-        seconds = bench.seconds(lambda x=x, w=weights, c=chosen: mix_experts(x, w, c.int(), experts))
-        used = len(chosen.unique())
-        if rows <= _MANY:
-            moved = used * (gate_up[0].nbytes + down[0].nbytes)
-            yield bandwidth(bench, f"{rows} rows, weights of {used} experts", moved, seconds, None)
-        else:
-            yield rate(bench, f"{rows} rows", 6 * rows * top_k * dim * inner, seconds, None)
+        yield partial(_mixed, bench, rows, rule, gate_up, down)
 
 
-def int8(bench: Bench) -> Iterator[Figure]:
+def _mixed(bench: Bench, rows: int, rule: Routing, gate_up: Tensor, down: Tensor) -> Iterator[Figure]:
+    number, inner, dim = len(gate_up), down.shape[2], down.shape[1]
+    experts, x = Experts("silu", Stacked(gate_up), Stacked(down)), bench.randn(rows, dim)
+    weights, chosen = route(bench.randn(rows, number, dtype=torch.float32), rule)
+    found = mix_experts(x, weights, chosen.int(), experts)
+    yield exact.checked(f"{rows} rows", found, exact.mixture(x, weights, chosen.long(), gate_up, down))
+    seconds = bench.seconds(lambda: mix_experts(x, weights, chosen.int(), experts))
+    used = len(chosen.unique())
+    if rows <= _MANY:
+        moved = used * (gate_up[0].nbytes + down[0].nbytes)
+        yield bandwidth(bench, f"{rows} rows, weights of {used} experts", moved, seconds, None)
+    else:
+        yield rate(bench, f"{rows} rows", 6 * rows * rule.top_k * dim * inner, seconds, None)
+
+
+def int8(bench: Bench) -> Iterator[Made]:
     """Rows and weights as integers: sums are exact, so that only scales and one rounding are left."""
     for rows, weight, x in _shapes(bench):
-        whole, scales = quantize_rows(weight)
-        packed = Int8(whole, scales.flatten(), None)
-        level, scale = quantize_rows(x)
-        wanted = level.double() @ packed.weight.double().T * scale.double() * packed.scale.double()
-        yield exact.checked(_name(rows, weight), int8_linear(x, packed), wanted)
-        seconds = bench.seconds(lambda x=x, packed=packed: int8_linear(x, packed))
-        yield _speed(bench, rows, weight, packed.weight, seconds)
+        yield partial(_int8, bench, rows, weight, x)
 
 
-def fp8(bench: Bench) -> Iterator[Figure]:
+def _int8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure]:
+    whole, scales = quantize_rows(weight)
+    packed = Int8(whole, scales.flatten(), None)
+    level, scale = quantize_rows(x)
+    wanted = level.double() @ packed.weight.double().T * scale.double() * packed.scale.double()
+    yield exact.checked(_name(rows, weight), int8_linear(x, packed), wanted)
+    yield _speed(bench, rows, weight, packed.weight, bench.seconds(lambda: int8_linear(x, packed)))
+
+
+def fp8(bench: Bench) -> Iterator[Made]:
     """Rows are 8-bit floats too where the card multiplies them (sm_89 and later)."""
-    both = bench.cuda and torch.cuda.get_device_capability(bench.device) >= (8, 9)
     for rows, weight, x in _shapes(bench):
-        packed: Fp8 = pack_fp8(weight, None)
-        seen = x.double()
-        if both:
-            level, scale = round_rows(x)
-            seen = level.double() * scale.double()
-        wanted = seen @ packed.weight.double().T * packed.scale.double()
-        yield exact.checked(_name(rows, weight), fp8_linear(x, packed), wanted)
-        seconds = bench.seconds(lambda x=x, packed=packed: fp8_linear(x, packed))
-        yield _speed(bench, rows, weight, packed.weight, seconds)
+        yield partial(_fp8, bench, rows, weight, x)
+
+
+def _fp8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure]:
+    packed, seen = pack_fp8(weight, None), x.double()
+    if bench.cuda and torch.cuda.get_device_capability(bench.device) >= (8, 9):
+        level, scale = round_rows(x)
+        seen = level.double() * scale.double()
+    wanted = seen @ packed.weight.double().T * packed.scale.double()
+    yield exact.checked(_name(rows, weight), fp8_linear(x, packed), wanted)
+    yield _speed(bench, rows, weight, packed.weight, bench.seconds(lambda: fp8_linear(x, packed)))
 
 
 def _shapes(bench: Bench) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -8,15 +8,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from .machine import Bench, card, versions
-from .parts import SECTIONS, START, Part, find
-from .record import Journal, Lacks, show
+from .parts import SECTIONS, START, Made, Part, find
+from .record import Figure, Journal, Lacks, show
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.2
@@ -40,29 +41,51 @@ def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, s
 
 
 def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float) -> bool:
-    """False if the device is lost to this process. Whatever a part raises is a finding and is written down."""
+    """False if the device is lost to this process."""
     here: dict[str, Any] = {"section": section, "part": part.name}
     journal.write("begin", **here)
     print(f"{section}: {part.name}", flush=True)
-    start, lost = time.time(), False
-    try:
-        for one in part.load()(bench):
-            journal.figure(section, part.name, one)
-            print(f"  {show(one)}", flush=True)
-            if time.time() > min(until, start + part.limit):
+    start, fine = time.time(), True
+    last = min(until, start + part.limit)
+    with _noting(journal, here) as whole:
+        for made in part.load()(bench):
+            with _noting(journal, here) as one:
+                for figure in _figures(made):
+                    journal.figure(section, part.name, figure)
+                    print(f"  {show(figure)}", flush=True)
+            fine = not one
+            if not fine:
+                break
+            if time.time() > last:
                 journal.write("left out", **here, note="the rest: no time was left")
                 break
+    journal.write("end", **here, seconds=round(time.time() - start, 1))
+    return fine and not whole
+
+
+def _figures(made: Made) -> Iterator[Figure]:
+    found = made() if callable(made) else made
+    if isinstance(found, Figure):
+        yield found
+    else:
+        yield from found
+
+
+@contextmanager
+def _noting(journal: Journal, here: dict[str, Any]) -> Iterator[list[str]]:
+    """Whatever is raised inside is a finding and is written down. Why nothing more runs on the device, once that is so."""
+    lost: list[str] = []
+    try:
+        yield lost
     except Lacks as missing:
         journal.write("lacks", **here, note=str(missing))
         print(f"  lacks {missing}", flush=True)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"[:400]
         traceback.print_exc(file=sys.stdout)
-        journal.write("failure", **here, note=f"{reason[:400]} ({_where(error)})")
-        print(f"  FAILURE {reason[:400]}", flush=True)
-        lost = any(word in reason for word in _FATAL)
-    journal.write("end", **here, seconds=round(time.time() - start, 1))
-    return not lost
+        journal.write("failure", **here, note=f"{reason} ({_where(error)})")
+        print(f"  FAILURE {reason}", flush=True)
+        lost += [reason for word in _FATAL if word in reason]
 
 
 def _where(error: BaseException) -> str:
