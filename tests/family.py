@@ -53,6 +53,7 @@ Data = Mapping[str, list[Any]]
 
 LETTERS = {"i": "image", "v": "video", "a": "audio", "c": "vision_chunk"}
 RATE = 16_000
+FPS = 4.0  # of clips, where a family does not say
 LAYOUTS: Mapping[str, Sequence[tuple[str, str]]] = {
     "transformers 4": [
         ("vision_tower.", "vision_tower.vision_model."),
@@ -85,6 +86,22 @@ def call_processor(processor: Any, text: str, data: Data) -> dict[str, Any]:
     media = {names[modality]: values for modality, values in data.items() if values}
     rate = {"sampling_rate": RATE} if "audio" in media else {}
     return dict(processor(text=[text], **media, **rate, return_tensors="pt"))
+
+
+def call_sampled(processor: Any, text: str, data: Data) -> dict[str, Any]:
+    """As `call_processor` where clips were sampled before: every frame is used, at FPS. Some draw on them."""
+    clips, options = data.get("video", ()), dict[str, Any]()
+    if clips:
+        told = [{"fps": FPS, "total_num_frames": len(clip), "frames_indices": list(range(len(clip)))} for clip in clips]
+        options = {"videos": [clip.copy() for clip in clips], "video_metadata": told, "do_sample_frames": False}
+    if "image" in data:
+        options["images"] = data["image"]
+    return dict(processor(text=[text], **options, return_tensors="pt"))
+
+
+def as_sampled(modality: str, media: Any) -> Any:
+    """Media as `multi_modal_data` holds it, clips as `call_sampled` has them."""
+    return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
 
 
 def run_oracle(model: Any, inputs: Mapping[str, Any], answer: Sequence[int], positions: torch.Tensor | None) -> torch.Tensor:

@@ -4,11 +4,10 @@ import functools
 import tempfile
 from pathlib import Path
 
-from family import CLIPS, PICTURES, Family
+from family import CLIPS, PICTURES, Family, as_sampled, call_sampled
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from PIL import ImageFont
 
-FPS = 4.0
 SPECIALS = {
     "eos": "</s>",
     "image": "<|IMAGE_PLACEHOLDER|>", "image_start": "<|IMAGE_START|>", "image_end": "<|IMAGE_END|>",
@@ -51,19 +50,6 @@ def build(seed, tie=False, draw=True):
     )
 
 
-def call(processor, text, data):
-    """Clips were sampled before: every frame is used, at FPS."""
-    clips = data.get("video")
-    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in clips or ()]
-    timed = {"videos": [c.copy() for c in clips], "video_metadata": metadata, "do_sample_frames": False} if clips else {}
-    images = {"images": data["image"]} if "image" in data else {}
-    return dict(processor(text=[text], **images, **timed, return_tensors="pt"))
-
-
-def ours(modality, media):
-    return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
-
-
 def refuses(modality, size):
     return max(size[-2:]) > 200 * min(size[-2:])
 
@@ -75,8 +61,8 @@ FAMILY = Family(
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
     grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
     refuses=refuses,
-    ours=ours,
-    call=call,
+    ours=as_sampled,
+    call=call_sampled,
     layouts={"as published": [("model.vision_model.", "vision_model.")]},
     variants={"tied": {"tie": True}, "times not drawn": {"draw": False}},
 )

@@ -3,10 +3,9 @@
 from functools import partial
 
 import torch
-from family import CLIPS, PICTURES, Family, run_oracle
+from family import CLIPS, PICTURES, Family, as_sampled, call_sampled, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
-FPS = 4.0
 SPECIALS = ("<|endoftext|>", *(f"<|{part}|>" for part in (
     "begin_of_image", "end_of_image", "begin_of_video", "end_of_video", "image", "video",
 )))  # fmt: skip
@@ -49,15 +48,6 @@ def build(kind, seed, tie=False, head_dim=16, **more):
     )
 
 
-def call(processor, text, data):
-    """Clips were sampled before: every frame is used, at FPS."""
-    clips = data.get("video")
-    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in clips or ()]
-    timed = {"videos": clips, "video_metadata": metadata, "do_sample_frames": False} if clips else {}
-    images = {"images": data["image"]} if "image" in data else {}
-    return dict(processor(text=[text], **images, **timed, return_tensors="pt"))
-
-
 def run(model, inputs, answer, positions):
     """The oracle takes rows of a clip for those of pictures where a prompt has both; the processor says which are which."""
     kinds = inputs["mm_token_type_ids"]
@@ -66,10 +56,6 @@ def run(model, inputs, answer, positions):
         return run_oracle(model, inputs, answer, positions)
     finally:
         del model.model.get_placeholder_mask
-
-
-def ours(modality, media):
-    return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
 
 
 def refuses(modality, size):
@@ -88,8 +74,8 @@ def row(name, kind, **more):
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
         refuses=refuses,
-        ours=ours,
-        call=call,
+        ours=as_sampled,
+        call=call_sampled,
         run=run,
         **more,
     )

@@ -2,10 +2,9 @@
 
 from functools import partial
 
-from family import CLIPS, PICTURES, Family
+from family import CLIPS, PICTURES, Family, as_sampled, call_sampled
 from oracle import fast_tokenizer, randomise, text_config
 
-FPS = 4.0
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 AREAS = {"image": (64 * 64, 160 * 160), "video": (64 * 64 * 4, 96 * 96 * 8)}
 
@@ -41,19 +40,6 @@ def build(kind, seed, tie=False, patch=16):
     )
 
 
-def call(processor, text, data):
-    """Clips were sampled before: every frame is used, at FPS."""
-    clips = data.get("video")
-    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in clips or ()]
-    timed = {"videos": clips, "video_metadata": metadata, "do_sample_frames": False} if clips else {}
-    images = {"images": data["image"]} if "image" in data else {}
-    return dict(processor(text=[text], **images, **timed, return_tensors="pt"))
-
-
-def ours(modality, media):
-    return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
-
-
 def refuses(modality, size):
     return modality == "image" and max(size) > 200 * min(size)
 
@@ -66,8 +52,8 @@ def row(name, kind, **more):
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
         refuses=refuses,
-        ours=ours,
-        call=call,
+        ours=as_sampled,
+        call=call_sampled,
         **more,
     )
 
