@@ -280,11 +280,11 @@ def _sparse(text: Mapping[str, Any], layer: int) -> bool:
     return bool(first <= layer <= last and (layer + 1) % every == 0)
 
 
-def count(config: Mapping[str, Any], key: str) -> int:
-    """A positive integer; ConfigError names the key otherwise."""
-    value = need(config, key)
+def count(config: Mapping[str, Any], key: str, file: str = "config.json") -> int:
+    """A positive integer; ConfigError names the key and the file otherwise."""
+    value = need(config, key, file)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key} in config.json is {value!r}; it must be a positive integer")
+        raise ConfigError(f"{key} in {file} is {repr(value)[:60]}; it must be a positive integer")
     return value
 
 
@@ -296,8 +296,8 @@ def _positive(config: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def need(config: Mapping[str, Any], key: str) -> Any:
-    """ConfigError names the missing key."""
+def need(config: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
+    """ConfigError names the missing key and the file."""
     if config.get(key) is None:
-        raise ConfigError(f"config.json lacks {key!r}; it is not complete")
+        raise ConfigError(f"{file} lacks {key!r}; it is not complete")
     return config[key]

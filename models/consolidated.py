@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ..mm.errors import ConfigError
+from .config import count
 
+FILE = "params.json"
 _TEXT = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
@@ -84,14 +86,15 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         ConfigError: a feature that has no place there, by its key, a missing key, or a model of text alone.
     """
     _check(params, _REFUSED, _NEEDED)
-    vision, heard = params.get("vision_encoder"), next(iter((params.get("multimodal") or {}).values()), None)
+    vision, several = _part(params, "vision_encoder"), _part(params, "multimodal")
+    heard = _part(several, next(iter(several))) if several else {}
     text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
-    if isinstance(vision, Mapping):
+    if vision:
         return _with_pictures(vision, common)
-    if isinstance(heard, Mapping):
+    if heard:
         return "sounds", common | _sounds(heard)
-    raise ConfigError("params.json has no vision_encoder and no sounds (multimodal); text-only models are not served")
+    raise ConfigError(f"{FILE} has no vision_encoder and no sounds (multimodal); text-only models are not served")
 
 
 def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -112,31 +115,39 @@ def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tupl
 
 def _sounds(heard: Mapping[str, Any]) -> dict[str, Any]:
     """Of an encoder whose rows are joined; `feature_extractor` is what the Hub has in a file of its own."""
-    audio = heard.get("encoder_args") or {}
+    audio = _part(heard, "encoder_args")
     _check(audio, _REFUSED_SOUND, _NEEDED[:-1])
     bands = _PUBLISHED_BANDS | {
-        _BANDS[old]: value for old, value in audio.get("audio_encoding_args", {}).items() if old in _BANDS
+        _BANDS[old]: value for old, value in _part(audio, "audio_encoding_args").items() if old in _BANDS
     }
     shape = {new: audio[old] for old, new in _SOUND.items() if old in audio}
-    joined = (heard.get("downsample_args") or {}).get("downsample_factor", 4)
-    if shape["intermediate_size"] != joined * shape["hidden_size"]:
-        raise ConfigError(
-            f"downsample_factor {joined} in params.json does not fit a hidden_dim of {shape['intermediate_size']}"
-        )
-    hop, rate, positions = bands["hop_length"], bands["sampling_rate"], shape.get("max_source_positions", 1500)
+    joined = count({"downsample_factor": 4} | _part(heard, "downsample_args"), "downsample_factor", FILE)
+    dim, inner = (count(audio, key, FILE) for key in ("dim", "hidden_dim"))
+    if inner != joined * dim:
+        raise ConfigError(f"downsample_factor {joined} in {FILE} does not fit a hidden_dim of {inner}")
+    hop, rate = (count(bands, key, FILE) for key in ("hop_length", "sampling_rate"))
+    positions = count({"max_source_positions": 1500} | audio, "max_source_positions", FILE)
     return {
         "audio_config": shape | {"num_mel_bins": bands["feature_size"]},
         "feature_extractor": bands | {"chunk_length": 2 * positions * hop // rate},
     }
 
 
+def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The object behind this key, an empty one where there is none; ConfigError for what is none."""
+    part = owner.get(key)
+    if not isinstance(part, dict | None):
+        raise ConfigError(f"{key} in {FILE} is a {type(part).__name__}; it must be an object")
+    return part or {}
+
+
 def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str]) -> None:
     said = [key for key in refused if part.get(key)]
     if said:
-        raise ConfigError(f"{said[0]} in params.json is not supported; use the checkpoint in the Hub's layout")
+        raise ConfigError(f"{said[0]} in {FILE} is not supported; use the checkpoint in the Hub's layout")
     missing = [key for key in needed if part.get(key) is None]
     if missing:
-        raise ConfigError(f"params.json lacks {missing[0]!r}; it is not complete")
+        raise ConfigError(f"{FILE} lacks {missing[0]!r}; it is not complete")
 
 
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -14,6 +14,7 @@ from oracle import small_tekken
 from PIL import Image
 from safetensors.torch import save_file
 from sensorium import LLM, SamplingParams
+from sensorium.engine.config import load_model_files
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.consolidated import hub_config
 
@@ -235,6 +236,46 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "params.json").write_text(json.dumps(params | {"n_layers": 2}))
     with pytest.raises(CheckpointError, match=r"layers\.2"):
         open_llm(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"multimodal": "x"}, "multimodal in params.json is a str"),
+        ({"multimodal": [1]}, "multimodal in params.json is a list"),
+        ({"multimodal": {"whisper_model_args": 1}}, "whisper_model_args in params.json is a int"),
+        ({"multimodal": {"whisper_model_args": {}}}, "no sounds"),
+        ({"vision_encoder": [1]}, "vision_encoder in params.json is a list"),
+        ({"encoder_args": [1]}, "encoder_args in params.json is a list"),
+        ({"downsample_args": "x"}, "downsample_args in params.json is a str"),
+        ({"downsample_args": {"downsample_factor": "4"}}, "downsample_factor in params.json is '4'"),
+        ({"audio_encoding_args": "x"}, "audio_encoding_args in params.json is a str"),
+        ({"audio_encoding_args": {"sampling_rate": 0}}, "sampling_rate in params.json is 0;"),
+        ({"audio_encoding_args": {"sampling_rate": "x"}}, "sampling_rate in params.json is 'x'"),
+        ({"audio_encoding_args": {"hop_length": None}}, "params.json lacks 'hop_length'"),
+        ({"max_source_positions": [1]}, "max_source_positions in params.json"),
+        ({"dim": "x"}, "dim in params.json is 'x'"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_named_with_its_file(tmp_path, change, said):
+    encoder = {"dim": 8, "hidden_dim": 32, "n_layers": 1, "n_heads": 2}
+    heard = {"encoder_args": encoder} | {key: change[key] for key in ("encoder_args", "downsample_args") if key in change}
+    if not change.keys() & {"multimodal", "vision_encoder", *heard}:
+        heard["encoder_args"] = encoder | change
+        change = {}
+    params = {"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16}
+    params |= {"multimodal": {"whisper_model_args": heard}} | change
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    with pytest.raises(ConfigError, match=said):
+        load_model_files(tmp_path)
+
+
+def test_sounds_need_not_say_how_they_are_encoded():
+    encoder = {"dim": 8, "hidden_dim": 32, "n_layers": 1, "n_heads": 2, "audio_encoding_args": None}
+    params = {"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16, "vision_encoder": None}
+    kind, config = hub_config(params | {"multimodal": {"whisper_model_args": {"encoder_args": encoder}}})
+    assert (kind, config["feature_extractor"]["sampling_rate"]) == ("sounds", 16_000)
 
 
 def test_kinds_are_told_apart():
