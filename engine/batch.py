@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -17,6 +17,7 @@ from ..models.interface import CacheSpec, ForwardBatch
 from .atoms import Atom, atoms
 from .request import CROSS
 from .sample_row import SampleRow
+from .staging import Place
 from .structured import GrammarFactory
 from .types import EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 
@@ -107,8 +108,6 @@ class Track:
 
 
 Row = tuple[Track, ScheduledRequest]
-Place = Callable[[np.ndarray], Tensor]
-"""An array to where the model is, see `staging`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -182,8 +182,13 @@ class EngineCore:
                 raise flight.step
             done = flight.step.collect()
         except BaseException as error:
-            self._lose(output)
-            if not isinstance(error, Exception):  # the caller's interrupt
+            if isinstance(error, Exception):
+                self._lose(output)
+            else:  # the caller's interrupt: sequences go on, and the step after has none of the tokens they lack now
+                after, self._flight = self._flight, None
+                if after is not None and isinstance(after.step, BaseException):
+                    self._lose(after.output)
+                self._lose(output)
                 raise
             _log.exception("a step failed")
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))

@@ -105,10 +105,9 @@ class Request:
     def append(self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
         """Continue with these tokens; a new answer starts after them."""
         check_features(features, len(self.token_ids), len(self.token_ids) + len(token_ids))
-        self.epoch += 1
         self.token_ids += token_ids
         self.features += features
-        self.turn_start, self.repairs = len(self.token_ids), 0
+        self.turn_start = len(self.token_ids)
         self.num_computed = min(self.num_computed, len(self.token_ids) - 1)
 
     def adapt(self, adapter: str) -> bool:

@@ -79,6 +79,7 @@ class ModelRunner:
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
         self.graphs, self.staging, self.overlaps = DecodeGraphs(device), Staging(device), overlaps
+        self.draws_there = device.type != "cpu"  # all rows at once; on a CPU one by one, and looked at
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
         """InputError when it cannot be compiled."""
@@ -108,7 +109,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput, after: Launched | None = None) -> Launched:
         """Start one step; `after`: the step before, if each row is computed from the token that its sequence got there."""
-        with using(self.kernels):
+        with using(self.kernels), self.staging:
             return self._launch(output, after)
 
     def _launch(self, output: SchedulerOutput, after: Launched | None) -> Launched:
@@ -131,7 +132,7 @@ class ModelRunner:
                 results[task.request_id] = TokenOutput(task.request_id, (), error=error)
         if rows:
             hidden, starts = self._forward(rows, after)
-            if self.overlaps and not results and all(_is_free(*row, self.device) for row in rows):
+            if self.overlaps and not results and all(_is_free(*row, self.draws_there) for row in rows):
                 return self._choose_there(output, rows, hidden, starts, encoded, seconds)
             results.update((result.request_id, result) for result in self._results(rows, hidden, starts))
         done = StepOutput(tuple(results[task.request_id] for task in output.scheduled), encoded, seconds)
@@ -147,9 +148,9 @@ class ModelRunner:
         seconds: float,
     ) -> Launched:
         """A token of every sequence on the device, and what the host will make of it."""
-        logits = self.model.compute_logits(_pick(hidden, [stop - 1 for stop in starts[1:]]))
+        logits = self.model.compute_logits(self._pick(hidden, [stop - 1 for stop in starts[1:]]))
         ahead = rows[0][1].num_computed + rows[0][1].num_tokens - len(rows[0][0].token_ids)
-        sampling = sample_together(logits, [track.row for track, _ in rows], ahead)
+        sampling = sample_together(logits, [track.row for track, _ in rows], self.staging, ahead)
         finite = fetch(_finite(hidden))
 
         def collect() -> StepOutput:
@@ -207,14 +208,12 @@ class ModelRunner:
 
     def _forward(self, rows: list[Row], after: Launched | None) -> tuple[Tensor, Sequence[int]]:
         """Hidden rows, and where those of each sequence begin."""
-        self.staging.begin()
         model = self.model
         batch = build_batch(rows, self.store.rows, self.caches, self.staging, model.routes_by_modality, model.adapters)
         if after is not None:
             assert after.tokens is not None, "that step's tokens were never on the device"
             where = self.staging(np.array([after.index[task.request_id] for _, task in rows]))
             batch = replace(batch, input_ids=after.tokens.index_select(0, where))
-        self.staging.end()
         return self.graphs(model.forward, batch), batch.attn[0].query_start
 
     def _results(self, rows: list[Row], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
@@ -252,8 +251,12 @@ class ModelRunner:
         }
 
     def _choose(self, hidden: Tensor, lasts: Sequence[tuple[Track, int]]) -> list[Sampled | Exception]:
-        last = _pick(hidden, [end for _, end in lasts])
-        return sample(self.model.compute_logits(last), [track.row for track, _ in lasts])
+        last = self._pick(hidden, [end for _, end in lasts])
+        return sample(self.model.compute_logits(last), [track.row for track, _ in lasts], self.staging)
+
+    def _pick(self, hidden: Tensor, ends: Sequence[int]) -> Tensor:
+        """These rows; they are in order, each once."""
+        return hidden if len(ends) == hidden.shape[0] else hidden[self.staging(np.array(ends))]
 
     def _prompt_logprobs(
         self, track: Track, task: ScheduledRequest, hidden: Tensor, start: int
@@ -293,16 +296,11 @@ def _book(track: Track, found: Sampled | Exception) -> TokenOutput:
     return TokenOutput(name, (found.token,), None if found.logprobs is None else (found.logprobs,))
 
 
-def _is_free(track: Track, task: ScheduledRequest, device: torch.device) -> bool:
-    """Its token follows from its logits alone, and nothing else is wanted of the step. On a CPU rows are drawn otherwise."""
+def _is_free(track: Track, task: ScheduledRequest, drawn: bool) -> bool:
+    """Its token follows from its logits alone, nothing else is wanted of the step. `drawn`: it may be another than the likeliest."""
     asked = track.message.pooling is not None or track.message.params.prompt_logprobs is not None
-    free = track.row.plain if device.type == "cpu" else not track.row.constrained
+    free = not track.row.constrained if drawn else track.row.plain
     return task.sample and free and not asked
-
-
-def _pick(hidden: Tensor, ends: Sequence[int]) -> Tensor:
-    """These rows; they are in order, each once."""
-    return hidden if len(ends) == hidden.shape[0] else hidden[torch.tensor(ends, device=hidden.device)]
 
 
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:

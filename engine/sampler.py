@@ -21,7 +21,7 @@ from ..mm.errors import InputError
 from .draw import draw, likeliest
 from .logits_processors import apply_processors
 from .sample_row import SampleRow
-from .staging import fetch
+from .staging import Place, fetch
 from .types import Logprob
 
 NOT_FINITE = "the model's logits are not finite (NaN or infinity) for this prompt; change it, or serve with a wider dtype"
@@ -40,13 +40,14 @@ class Sampled:
     logprobs: dict[int, Logprob] | None = None
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | Exception]:
+def sample(logits: Tensor, rows: Sequence[SampleRow], place: Place = torch.from_numpy) -> list[Sampled | Exception]:
     """One token per row of float32 `[rows, vocab]`, or the error of that row alone.
 
     A row's token depends on its own logits, parameters, seed and tokens only. `logits` may be overwritten.
+    `place`: an array to where the logits are.
     """
     if logits.device.type != "cpu":
-        return sample_together(logits, rows).read()
+        return sample_together(logits, rows, place).read()
     best = logits.amax(-1).isfinite()  # NaN is the largest of all
     errors: dict[int, Exception] = {} if best.all() else _errors(~best, NOT_FINITE)
     if all(row.plain for row in rows):
@@ -92,7 +93,7 @@ class Sampling:
         return [failed.get(i) or Sampled(token, entries.get(i)) for i, token in enumerate(tokens)]
 
 
-def sample_together(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Sampling:
+def sample_together(logits: Tensor, rows: Sequence[SampleRow], place: Place = torch.from_numpy, ahead: int = 0) -> Sampling:
     """As `sample`, on any device and without a look at the numbers there.
 
     `ahead`: tokens that the device knows of each sequence and the rows do not; then none of them may be `constrained`.
@@ -106,11 +107,11 @@ def sample_together(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -
     rest = [i for i in changing if i not in errors]
     apply_constraints(logits, rows, rest)
     apply_penalties(logits, rows, [i for i in rest if rows[i].params.penalised])
-    rules = torch.tensor([_rules(row, ahead) for row in rows], dtype=torch.float64).to(logits.device)
+    rules = place(np.array([_rules(row, ahead) for row in rows]))
     tokens, wrong = draw_tokens(logits, rules, words)
     read = [tokens.double(), torch.where(finite, wrong, _RAW).double()]
     if logged:
-        read.append(_logprob_numbers(raw, tokens, logged).flatten())
+        read.append(_logprob_numbers(raw, tokens, logged, place).flatten())
     return Sampling(tokens, fetch(torch.cat(read)), errors, logged)
 
 
@@ -152,9 +153,9 @@ def _entries(
     return entries
 
 
-def _logprob_numbers(raw: Tensor, tokens: Tensor, logged: Mapping[int, int]) -> Tensor:
+def _logprob_numbers(raw: Tensor, tokens: Tensor, logged: Mapping[int, int], place: Place = torch.from_numpy) -> Tensor:
     """float64 `[logged, 2 + 2 * most]`: log probability and rank of the token, the likeliest tokens, theirs."""
-    who = torch.tensor(list(logged), device=raw.device)
+    who = place(np.array(list(logged)))
     part = raw if len(who) == len(raw) else raw.index_select(0, who)
     own, ranks, totals = log_probs(part, tokens.index_select(0, who))
     best = part.topk(min(max(logged.values()), part.shape[1]), -1)
@@ -279,7 +280,12 @@ def gather_logprobs(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]
     """For each row of `[rows, vocab]`: its token's log probability and rank, then those of the `count` likeliest."""
     if logits.device.type != "cpu":
         logged = dict(enumerate(counts))
-        numbers = _logprob_numbers(logits, torch.tensor(tokens, device=logits.device), logged)
+        numbers = _logprob_numbers(
+            logits,
+            torch.tensor(tokens, device=logits.device),
+            logged,
+            lambda array: torch.from_numpy(array).to(logits.device),
+        )
         return list(_entries(tokens, logged, numbers.tolist()).values())
     table = logits.float().log_softmax(-1)
     own = table.gather(-1, torch.tensor(tokens, device=table.device).unsqueeze(-1))  # [rows, 1]

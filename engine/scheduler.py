@@ -115,10 +115,12 @@ class Scheduler:
             del request.features[known:], request.token_ids[length:]
             request.turn_start = turn
             raise
+        request.repairs = 0
+        request.epoch += 1
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
         self._updates.append(update)
         if adapter is not None and request.adapt(adapter):
-            self._evict(request)
+            self._take_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another needs them
             self._wake(request)
 
@@ -311,12 +313,16 @@ class Scheduler:
         return next(spare, None)
 
     def _evict(self, request: Request) -> None:
-        """Take a sequence's blocks. What the prefix cache still has of them when it runs next is not computed again."""
+        """Others need its blocks."""
+        request.preemptions += 1
+        self._preemptions += 1
+        self._take_blocks(request)
+
+    def _take_blocks(self, request: Request) -> None:
+        """What the prefix cache still has of them when the sequence runs next is not computed again."""
         self.tables.drop(request)
         self.items.unread(request)
         request.epoch += 1
-        request.preemptions += 1
-        self._preemptions += 1
         if request.state is State.RUNNING:
             self.running.remove(request)
             self._wake(request)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Place = Callable[[np.ndarray], Tensor]
+"""An array to where the model is."""
 _ALIGN = 64  # bytes between the beginnings of two arrays
 
 
@@ -55,15 +57,16 @@ class Staging:
             self._sets = [_Set(made(), self._pin(1 << 16)) for _ in range(2)]  # type: ignore[arg-type]
         self._turn = 0
 
-    def begin(self) -> None:
+    def __enter__(self) -> Staging:
         """A step starts: from now on the other set, once its copies are done."""
         if self._sets:
             self._turn ^= 1
             now = self._sets[self._turn]
             now.event.synchronize()
             now.used, now.retired = 0, []
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Everything of this step was handed over."""
         if self._sets:
             self._sets[self._turn].event.record()

@@ -1,13 +1,14 @@
 """Steps that start before the tokens of the one before are known: what they give, when there are some, what they forget."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.staging import Staging
-from sensorium.mm.errors import ConfigError
+from sensorium.mm.errors import ConfigError, InputError
 
 
 def started(core):
@@ -103,6 +104,41 @@ def test_a_start_that_fails_ends_its_sequences_only(toy):
     toy.assert_empty(core)
 
 
+def test_a_refused_append_takes_no_token_from_an_answer(toy):
+    core = toy.make_core(overlaps=True, max_len=60)
+    requests = [toy.of("r", [5, 6, 7], hold_open=True), toy.of("other", [9, 9, 4])]
+    for request in requests:
+        core.add(request)
+    got = [output for output in core.step() if output.request_id == "r"]
+    with pytest.raises(InputError, match="max_model_len is 60"):
+        core.append("r", [5] * 60)
+    got += toy.drain(core)["r"]
+    assert toy.tokens_of(got) == toy.alone(requests[0])[0]
+
+
+def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
+    request = toy.make_request("r", random.Random(2), max_tokens=12, ignore_eos=True)
+    core = toy.make_core(overlaps=True)
+    core.add(request)
+    got, launch = list(core.step()), core.runner.launch
+
+    def interrupted(*arguments):
+        launched = launch(*arguments)
+
+        def collect():
+            raise KeyboardInterrupt
+
+        return replace(launched, collect=collect)
+
+    core.runner.launch = interrupted
+    got += core.step()
+    core.runner.launch = launch
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    got += toy.drain(core)["r"]
+    assert toy.tokens_of(got) == toy.alone(request)[0]
+
+
 def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
     core = toy.make_core(overlaps=True, seqs=2)
     for name, options in {"plain": {}, "counts": {"repetition_penalty": 1.2}}.items():
@@ -172,15 +208,14 @@ def test_memory_is_not_written_while_it_is_read():
     rng = np.random.default_rng(0)
     sent = []
     for step in range(12):
-        staging.begin()
-        for _ in range(3):
-            size = (int(rng.integers(0, 40_000 if step == 5 else 300)), 2)
-            array = rng.integers(0, 1 << 30, size).astype(rng.choice([np.int64, np.int32]))
-            sent.append((array.copy(), staging(array)))
-            array[:] = -1  # it is the caller's again
-        staging.end()
+        with staging:
+            for _ in range(3):
+                size = (int(rng.integers(0, 40_000 if step == 5 else 300)), 2)
+                array = rng.integers(0, 1 << 30, size).astype(rng.choice([np.int64, np.int32]))
+                sent.append((array.copy(), staging(array)))
+                array[:] = -1  # it is the caller's again
     for _ in range(2):
-        staging.begin()
-        staging.end()
+        with staging:
+            pass
     for array, there in sent:
         assert np.array_equal(there.numpy(), array)

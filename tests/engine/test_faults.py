@@ -194,10 +194,10 @@ def test_a_head_that_makes_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     real = runner.sample
 
-    def sample(logits: torch.Tensor, rows: Any) -> Any:
+    def sample(logits: torch.Tensor, rows: Any, place: Any) -> Any:
         if any(row.params.presence_penalty == 1.5 for row in rows):
             raise RuntimeError(BROKEN)
-        return real(logits, rows)
+        return real(logits, rows, place)
 
     monkeypatch.setattr(runner, "sample", sample)
     error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from sensorium.engine.kv import HOLE
 from sensorium.engine.types import EngineStats
+from sensorium.mm.errors import InputError
 
 COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions", "steps_ahead")
 
@@ -31,8 +32,9 @@ class History(RuleBasedStateMachine):
         kept=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
         overlaps=st.booleans(),
+        draws_there=st.booleans(),
     )
-    def start(self, seed, budget, seqs, prefill, reads, window, **options):
+    def start(self, seed, budget, seqs, prefill, reads, window, draws_there, **options):
         self.rng, self.prefill = random.Random(seed), prefill
         budget += {"causal": 0, "item_atomic": 10 + seqs, "prompt_atomic": 42 + seqs}[prefill]
         options["encoder_rows"] += {"prompt_atomic": 14}.get(prefill, 6 * reads)  # what has to be there at once
@@ -40,6 +42,7 @@ class History(RuleBasedStateMachine):
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prefill=prefill, model=self.model(), block_size=4, max_len=48, **options
         )
+        self.core.runner.draws_there = draws_there
         self.reads = reads
         self.count = 0
         self.asked = {}  # name -> the sequence as a fresh prompt
@@ -114,6 +117,14 @@ class History(RuleBasedStateMachine):
         self.core.abort(name)
         self.done.discard(name)
         del self.asked[name]
+
+    @precondition(lambda self: set(self.asked) - self.done)
+    @rule(data=st.data())
+    def refused(self, data):
+        """More than fits, while an answer is on its way, changes nothing."""
+        name = data.draw(st.sampled_from(sorted(set(self.asked) - self.done)))
+        with pytest.raises(InputError, match="max_model_len is 48"):
+            self.core.append(name, [5] * 60)
 
     @precondition(lambda self: self.done)
     @rule(data=st.data(), close=st.booleans(), back=st.integers(0, 12))
