@@ -91,8 +91,8 @@ class DecodeGraphs:
         if not all(len(attn.seq_lens) == rows for attn in groups):
             return None
         size = self._size(rows)
-        parts = [(_width(attn), *_fixed(attn, _PARTS, size)) for attn in groups]
-        return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, size), *parts
+        parts = [(_width(attn), *_fixed(attn, _PARTS, rows, size)) for attn in groups]
+        return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, rows, size), *parts
 
     def _size(self, rows: int) -> int:
         """Rows that are computed for so many."""
@@ -101,7 +101,7 @@ class DecodeGraphs:
     def _record(self, forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _Decode | None]:
         rows, size = len(batch.input_ids), self._size(len(batch.input_ids))
         groups = {id(attn): _lasting(attn, size, watched=self._kind.sizes is None) for attn in batch.attn}
-        inputs = replace(batch, attn=[groups[id(attn)] for attn in batch.attn], **_copies(batch, _INPUTS, size))
+        inputs = replace(batch, attn=[groups[id(attn)] for attn in batch.attn], **_copies(batch, _INPUTS, rows, size))
         made = tuple(groups.values())
         for to, attn in zip(made, _groups(batch), strict=True):
             _fill_group(to, attn)
@@ -143,10 +143,15 @@ _INPUTS = tuple(f.name for f in fields(ForwardBatch) if f.name not in ("attn", "
 _PARTS = tuple(f.name for f in fields(AttentionMetadata) if f.name not in ("query_start", "seq_lens", "block_tables"))
 
 
-def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str], size: int) -> list[object]:
-    """Shapes at that number of rows, which are the last axis of every tensor, and what is no tensor."""
+def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str], rows: int, size: int) -> list[object]:
+    """Shapes once filled up, and what is no tensor."""
     values = [getattr(part, name) for name in names]
-    return [(*value.shape[:-1], size) if isinstance(value, Tensor) else value for value in values]
+    return [_filled(value.shape, rows, size) if isinstance(value, Tensor) else value for value in values]
+
+
+def _filled(shape: Sequence[int], rows: int, size: int) -> tuple[int, ...]:
+    """The last axis of a tensor is the step's rows, except where they write no keys (cross-attention)."""
+    return (*shape[:-1], size) if shape[-1] == rows else tuple(shape)
 
 
 def _groups(batch: ForwardBatch) -> Sequence[AttentionMetadata]:
@@ -160,7 +165,7 @@ def _width(attn: AttentionMetadata) -> int:
 
 def _lasting(attn: AttentionMetadata, size: int, watched: bool) -> _Lasting:
     """`watched`: whoever looks at lengths in Python is noticed; else they are the longest that the tables have room for."""
-    width = _width(attn)
+    width, rows = _width(attn), len(attn.seq_lens)
     lengths = Watched(attn.seq_lens) if watched else (width * attn.block_size,) * size
     kept = torch.int64 if attn.block_tables.device.type == "cpu" and watched else torch.int32
     return _Lasting(
@@ -168,19 +173,20 @@ def _lasting(attn: AttentionMetadata, size: int, watched: bool) -> _Lasting:
         seq_lens=cast(tuple[int, ...], lengths),
         block_tables=attn.block_tables.new_zeros(size, width),
         lengths=torch.zeros(size, dtype=kept, device=attn.block_tables.device),
-        **_copies(attn, _PARTS, size),
+        **_copies(attn, _PARTS, rows, size),
     )
 
 
-def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str], size: int) -> dict[str, Any]:
-    """Of its tensors; the rest is the same in every step of the key."""
+def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str], rows: int, size: int) -> dict[str, Any]:
+    """Of its tensors, filled up; the rest is the same in every step of the key."""
     values = {name: getattr(part, name) for name in names}
-    return {name: _padded(value, name, size) if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {name: _padded(value, name, rows, size) if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def _padded(value: Tensor, name: str, size: int) -> Tensor:
+def _padded(value: Tensor, name: str, rows: int, size: int) -> Tensor:
     """A copy with rows that nobody wants behind the others: the first token at the first place, written nowhere."""
-    return F.pad(value, (0, size - value.shape[-1]), value=_NOWHERE.get(name, 0)).clone()
+    more = _filled(value.shape, rows, size)[-1] - value.shape[-1]
+    return F.pad(value, (0, more), value=_NOWHERE.get(name, 0)).clone()
 
 
 _NOWHERE = {"slot_mapping": -1}

@@ -297,7 +297,7 @@ def _book(track: Track, found: Sampled | Exception) -> TokenOutput:
 
 
 def _is_free(track: Track, task: ScheduledRequest, drawn: bool) -> bool:
-    """Its token follows from its logits alone, nothing else is wanted of the step. `drawn`: it may be another than the likeliest."""
+    """Its token follows from its logits alone, and no more is wanted of the step. `drawn`: it need not be the likeliest."""
     asked = track.message.pooling is not None or track.message.params.prompt_logprobs is not None
     free = not track.row.constrained if drawn else track.row.plain
     return task.sample and free and not asked

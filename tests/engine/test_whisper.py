@@ -123,6 +123,20 @@ def test_bits_do_not_depend_on_company(whisper: Path, dtype: str) -> None:
         assert output.outputs[0].cumulative_logprob == alone.outputs[0].cumulative_logprob
 
 
+@pytest.mark.parametrize("attention", ["torch", "reference"])
+def test_every_backend_of_attention_hears_the_same(whisper: Path, llm: LLM, attention: str) -> None:
+    """Decode steps, which write no keys of the encoder's side, among them."""
+    prompts = [asked(seed) for seed in range(3)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    other = LLM(whisper, max_num_seqs=4, kernels=f"attention={attention}").generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.error for output in other] == [None] * 3
+    assert [output.outputs[0].token_ids for output in other] == expected
+
+
+def test_in_half_precision(whisper: Path) -> None:
+    assert error(LLM(whisper, dtype="float16"), asked()) is None
+
+
 def test_in_8_bits(whisper: Path) -> None:
     if supported(torch.device("cpu")):
         assert error(LLM(whisper, quantization="int8"), asked()) is None
