@@ -138,6 +138,7 @@ class EngineCore:
             self.runner.wake(self._source.again)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold what was made until then
+            self.runner.sleep(self.runner.model)
             if not is_out_of_memory(error):
                 raise
             raise InputError("there is too little memory to wake up; make room on the device, then wake() again") from None

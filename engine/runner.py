@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,14 +96,14 @@ class ModelRunner:
         self.store.clear()
         self.graphs, self.staging = DecodeGraphs(self.device), Staging(self.device)
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        _give_back(self.device)
 
     def wake(self, make: Callable[[], Model]) -> None:
         """Take it again, with a model that is full. An exception of `make` leaves all asleep."""
         tensors = self._allocate(self.caches.block_size)
         self.model = make()
         self.caches = replace(self.caches, tensors=tensors)
+        _give_back(self.device)
 
     def _allocate(self, block_size: int) -> Sequence[Tensor]:
         return allocate_caches(self._specs, self._num_blocks, block_size, self.device)
@@ -282,6 +284,16 @@ class ModelRunner:
             return None
         track.prompt_logprobs = None
         return tuple(done)
+
+
+def _give_back(device: torch.device) -> None:
+    """What allocators keep of memory that nobody uses."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, which keeps what lies between what is used
+        if trim is not None:
+            trim(0)
 
 
 def _book(track: Track, found: Sampled | Exception) -> TokenOutput:
