@@ -7,6 +7,7 @@ say.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ _OF_NO_WEIGHT = {  # of training, of names, or of a setting that is refused itse
     "revision",
     "task_type",
 }
+_HIGHEST_RANK = 1 << 16  # above any layer's, and below what no memory holds
 _ONLY: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -54,10 +56,12 @@ def adapter_spec(name: str, given: Mapping[str, Any]) -> AdapterSpec:
         if value and key not in _READ | _OF_NO_WEIGHT:
             raise _refused(key, value)
     config = {"r": 8, "lora_alpha": 8, **given}
-    rank, alpha, targets = count(config, "r"), config["lora_alpha"], given.get("target_modules")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    rank, alpha, targets = count(config, "r", "adapter_config.json"), config["lora_alpha"], given.get("target_modules")
+    if rank > _HIGHEST_RANK:
+        raise _refused("r", rank)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise _refused("lora_alpha", alpha)
-    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) and target for target in targets):
         raise _refused("target_modules", targets)
     return AdapterSpec(name, rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), tuple(targets))
 
