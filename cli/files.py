@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,13 @@ def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
 
 @contextmanager
 def ending_at_once(last: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C does `last` and ends the process with 130, whatever its other threads compute: a step can take minutes."""
+    """Ctrl-C does `last` and ends the process with 130, whatever its other threads compute: a step can take minutes.
+
+    Only the main thread can be interrupted; in any other nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_answer_is_generate_s(checkpoint: Path, picture: Path, capsys: pytest.Ca
 def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "Hello") == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_in_any_thread(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(chat, checkpoint, "Hello").result() == 0
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"not a picture"])
