@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from ..mm.media.policy import DecodeSpec
 from ..mm.tiling import AspectTiles, Fixed
 from ..mm.types import ItemGeometry
 from .base import build_span, with_words
-from .files import ProcessorFiles
+from .files import ProcessorFiles, find_template
 from .interface import Span
 from .options import with_sampling
 from .pictures import read_pixels, with_resample
@@ -40,6 +41,13 @@ TEMPLATES = {
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
 }
 """What `template` in the publisher's config.json names: that of the tokenizer knows no pictures."""
+
+WORDS_ALONE = """
+{{%- for m in messages if m.content is not string %}}{{% for part in m.content or () if part.type != 'text' -%}}
+  {{{{ raise_exception({}) }}}}
+{{%- endfor %}}{{% endfor %}}
+"""
+"""Before a tokenizer's template, which would leave pictures out."""
 
 
 class InternVLProcessingInfo(TiledInfo):
@@ -129,7 +137,12 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
 
     @property
     def template(self) -> str | None:  # type: ignore[override]
-        return TEMPLATES.get(str(self.files.config.get("template")))
+        name = str(self.files.config.get("template"))
+        own = find_template(self.files.folder) if self.files.folder else None
+        if name in TEMPLATES or own is None or self.slots["image"][1] in own:
+            return TEMPLATES.get(name)
+        said = f"how template {name[:60]!r} of config.json writes pictures is unknown; pass chat_template= or a rendered prompt"
+        return WORDS_ALONE.format(json.dumps(said)) + own
 
     def decoding(self) -> DecodeSpec:
         return DecodeSpec()

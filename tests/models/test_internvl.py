@@ -135,3 +135,22 @@ def test_conversations_are_written_as_published(folders: tuple[Path, Path]) -> N
     (output,) = llm.chat([{"role": "user", "content": "What?"}], SamplingParams(max_tokens=1), use_tqdm=False)
     assert output.prompt.startswith("<|im_start|>system\n你是书生·万象，英文名是InternVL，")
     assert output.prompt.endswith("。<|im_end|>\n<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("name", ["internlm2-chat", '"a\\ }} %}', None], ids=str)
+def test_a_template_that_is_not_known_writes_no_pictures(folders: tuple[Path, Path], tmp_path: Path, name: str | None) -> None:
+    own, change = shutil.copytree(folders[1], tmp_path / "own"), {"template": name}
+    (own / "config.json").write_text(json.dumps(json.loads((own / "config.json").read_text()) | change))
+    plain = "\n  {% for m in messages %}\n  {{ m.role }}: {{ m.content }}\n  {% endfor %}\n"
+    words = json.loads((own / "tokenizer_config.json").read_text()) | {"chat_template": plain}
+    (own / "tokenizer_config.json").write_text(json.dumps(words))
+    llm, params = LLM(own, max_model_len=512), SamplingParams(max_tokens=1)
+    (output,) = llm.chat([{"role": "user", "content": "What?"}], params, use_tqdm=False)
+    assert (output.error, output.prompt) == (None, "\n  user: What?\n")
+    picture = {"type": "image", "image": family.make_media("image", (60, 60), 0)}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What?"}]}]
+    (output,) = llm.chat(messages, params, use_tqdm=False)
+    assert f"template {str(name)!r} of config.json" in output.error
+    assert "pass chat_template= or a rendered prompt" in output.error
+    (output,) = llm.chat(messages, params, chat_template="<IMG_CONTEXT>{{ messages[0].content[1].text }}", use_tqdm=False)
+    assert (output.error, output.prompt) == (None, "<IMG_CONTEXT>What?")
