@@ -25,8 +25,8 @@ _EPS = 1e-6
 
 def ceilings(bench: Bench) -> Iterator[Made]:
     """What the card gives: shares of all other parts are of these."""
-    yield Figure("copy of 4 GiB, read and written", bench.copy / 1e9, "GB/s")
-    yield Figure(f"product of 8192 x 8192, {str(bench.dtype).removeprefix('torch.')}", bench.matmul / 1e12, "TFLOP/s")
+    yield Figure("large copy, bytes read and written", bench.copy / 1e9, "GB/s")
+    yield Figure(f"large product, {str(bench.dtype).removeprefix('torch.')}", bench.matmul / 1e12, "TFLOP/s")
     chosen = active(bench.device, bench.dtype)
     others = ", ".join(f"{op}={name}" for op, name in chosen.items() if name != "triton")
     count = sum(name == "triton" for name in chosen.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from .machine import Bench
-from .record import Figure
+from .record import PEER, Figure
 
 Made = Figure | Callable[[], Figure | Iterator[Figure]]
 """A figure, or what makes one or some: that may fail, and the part goes on behind it."""
@@ -61,8 +61,8 @@ SECTIONS: dict[str, tuple[Part, ...]] = {
         Part("same tokens as the CPU", "equal:tokens", 30, 90),
         Part("Qwen2.5-VL-7B", "e2e:qwen2_5_vl", 60, 110),
         Part("Qwen3-VL-8B", "e2e:qwen3_vl", 60, 110),
-        Part("transformers: Qwen2.5-VL-7B", "peer:qwen2_5_vl", 40, 80),
-        Part("transformers: Qwen3-VL-8B", "peer:qwen3_vl", 40, 80),
+        Part(f"{PEER}Qwen2.5-VL-7B", "peer:qwen2_5_vl", 40, 80),
+        Part(f"{PEER}Qwen3-VL-8B", "peer:qwen3_vl", 40, 80),
     ),
     "train": (Part("tiny-vl", "train:tiny_vl", 75, 150),),
 }

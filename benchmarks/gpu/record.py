@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+PEER = "transformers: "
+"""What the name of a part begins with that measures the same of transformers."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -87,7 +90,31 @@ def _table(lines: list[dict[str, Any]]) -> list[str]:
     for section, parts in _latest(lines).items():
         head += ["", f"## {section}", "", "| part | what | measured | wanted | | note |", "|---|---|---|---|---|---|"]
         head += [row for name, found in parts.items() for row in _rows(name, found)]
+        against = list(_against(parts))
+        if against:
+            head += [
+                "",
+                "Against transformers in the same run:",
+                "",
+                "| model | what | ours is faster |",
+                "|---|---|---|",
+                *against,
+            ]
     return head
+
+
+def _against(parts: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Shares of one ceiling, ours over theirs; of several ways to the same figure the first."""
+    for name, lines in parts.items():
+        own = parts.get(name.removeprefix(PEER), []) if name.startswith(PEER) else []
+        for theirs in (line for line in lines if line["kind"] == "figure" and line["unit"].startswith("of ")):
+            mine = [line["value"] for line in own if line["kind"] == "figure" and _begins(line["name"], theirs["name"])]
+            if mine and theirs["value"] > 0:
+                yield f"| {name.removeprefix(PEER)} | {theirs['name']} | {mine[0] / theirs['value']:.2f}x |"
+
+
+def _begins(name: str, start: str) -> bool:
+    return name == start or name.startswith(f"{start},")
 
 
 def _latest(lines: list[dict[str, Any]]) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -146,6 +146,20 @@ def test_the_last_run_of_a_part_counts(tmp_path: Path) -> None:
     assert json.loads(journal.lines.read_text().splitlines()[-1])["value"] == 2.0
 
 
+def test_a_peer_stands_beside_ours(tmp_path: Path) -> None:
+    """Of several ways of ours the first counts, which is the one with all switches on."""
+    journal = Journal(tmp_path / "gpu-x")
+    for part, name, value in (
+        ("M", "decode, batch 1, graphs on", 0.8),
+        ("M", "decode, batch 1, graphs off", 0.1),
+        ("M", "decode, batch 16", 0.5),
+        ("transformers: M", "decode, batch 1", 0.2),
+        ("transformers: M", "tower", 0.2),
+    ):
+        journal.figure("e2e", part, Figure(name, value, "of bandwidth floor"))
+    assert [line for line in journal.render().splitlines() if line.endswith("x |")] == ["| M | decode, batch 1 | 4.00x |"]
+
+
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
