@@ -93,12 +93,9 @@ class Mixture(Weighted):
         return [expert.gate_up for expert in experts], [expert.down for expert in experts]
 
     def filled(self) -> None:
-        """Experts that have adapters are layers by themselves."""
-        layers, experts = self._layers(), self.side_by_side
-        if any(layer.added for part in layers for layer in part):
-            self.side_by_side = None
-        elif experts is not None:
-            gate_up, down = map(_in_8_bits, layers, (experts.gate_up, experts.down))
+        experts = self.side_by_side
+        if experts is not None:
+            gate_up, down = map(_in_8_bits, self._layers(), (experts.gate_up, experts.down))
             self.side_by_side = Experts(experts.act, gate_up, down)
 
     def forms(self, path: str) -> Iterator[tuple[str, Form]]:

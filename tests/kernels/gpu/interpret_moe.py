@@ -155,16 +155,3 @@ def test_a_mixture_as_a_layer(kinds: tuple[str, ...], quantization: str | None, 
     monkeypatch.setattr(Tensor, "tolist", None)
     with using("moe=triton"):
         torch.testing.assert_close(layer(x, numbers), apart, rtol=1e-4, atol=1e-4)
-
-
-def test_experts_with_adapters_are_layers_by_themselves() -> None:
-    """They take what the device chose."""
-    spec, x = MoeSpec(6, 2, (24,)), torch.randn(7, 32)
-    layer = filled(Mixture, spec, "moe=triton", None)
-    with using("moe=triton"):
-        together = layer(x)
-        layer.experts[0].down.added.append(None)
-        layer.filled()
-        layer.experts[0].down.added.clear()
-        assert layer.side_by_side is None
-        torch.testing.assert_close(layer(x), together, rtol=1e-4, atol=1e-4)
