@@ -48,7 +48,7 @@ class EngineConfig:
     Args:
         model: folder of a checkpoint as the Hub ships it.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU if there is one), "cpu", "cuda" (the first) or "cuda:N".
         max_model_len: tokens of prompt and answer together; None: all positions of the model that the cache has room for.
         max_num_seqs: sequences computed together at most.
         max_num_batched_tokens: rows of one step at most; longer prompts are computed in pieces.
@@ -151,13 +151,13 @@ class EngineConfig:
 
     @property
     def torch_device(self) -> torch.device:
-        """ConfigError for a device that is not there."""
+        """With its number, since a thread's own GPU is another one; ConfigError for a device that is not there."""
         name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         if name != "cpu" and not name.startswith("cuda"):
             raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         if name != "cpu" and not torch.cuda.is_available():
             raise ConfigError(f"device={self.device!r}: torch sees no GPU; use device='cpu' or install a CUDA build of torch")
-        return torch.device(name)
+        return torch.device("cuda:0" if name == "cuda" else name)
 
 
 def _check_kernels(wanted: str) -> None:

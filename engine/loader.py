@@ -30,6 +30,7 @@ from .runner import ModelRunner
 from .scheduler import Scheduler
 from .source import Source, made
 from .structured import GrammarFactory
+from .threads import computing_on
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
             kernel that cannot run here.
         CheckpointError: missing, surplus or misshapen weights.
     """
-    with using(config.kernels):
+    with using(config.kernels), computing_on(config.torch_device):
         return _load(config, files, info, tokenizer)
 
 

@@ -1,9 +1,10 @@
-"""How many threads torch's operations take, by thread of ours. Knows nothing that runs in them."""
+"""How many threads torch's operations take and which GPU is theirs, by thread of ours. Knows nothing that runs in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,11 @@ def use_threads(count: int) -> None:
     """
     torch.get_num_threads()
     torch.set_num_threads(count)
+
+
+def computing_on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels, events and pinned memory of this thread are that GPU's meanwhile; a thread begins with the first one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def in_passing(work: Callable[[], Result]) -> Result:

@@ -74,6 +74,13 @@ def test_devices():
             EngineConfig("m", device="cuda").torch_device  # noqa: B018
 
 
+def test_a_gpu_has_a_number(monkeypatch):
+    """`torch.cuda.set_device` refuses one without, and in another thread it would mean another."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, number in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
+        assert EngineConfig("m", device=name).torch_device == torch.device("cuda", number)
+
+
 def write(folder, **files):
     for name, content in files.items():
         (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
