@@ -138,7 +138,7 @@ def decode(bench: Bench, model: DecoderModel, config: Mapping[str, Any], batch: 
     bench.sync()
     first = time.perf_counter() - start
     seconds = _steps(bench, core, count)
-    ways = f"{recorded(core)} graphs, {core.stats.steps_ahead} of {core.stats.steps} steps ahead"
+    ways = f"graphs: {recorded(core)}, {core.stats.steps_ahead} of {core.stats.steps} steps ahead"
     for request in list(core.scheduler.requests):
         core.abort(request)
     floor = shapes.decoder(config).step(batch, keys + warm + count // 2, bench.dtype.itemsize) / bench.copy

@@ -59,10 +59,10 @@ SECTIONS: dict[str, tuple[Part, ...]] = {
     ),
     "e2e": (
         Part("same tokens as the CPU", "equal:tokens", 30, 90),
-        Part("Qwen2.5-VL-7B", "e2e:qwen2_5_vl", 60, 110),
-        Part("Qwen3-VL-8B", "e2e:qwen3_vl", 60, 110),
-        Part(f"{PEER}Qwen2.5-VL-7B", "peer:qwen2_5_vl", 40, 80),
-        Part(f"{PEER}Qwen3-VL-8B", "peer:qwen3_vl", 40, 80),
+        Part("Qwen2.5-VL-7B", "e2e:qwen2_5_vl", 50, 110),
+        Part("Qwen3-VL-8B", "e2e:qwen3_vl", 50, 110),
+        Part(f"{PEER}Qwen2.5-VL-7B", "peer:qwen2_5_vl", 30, 80),
+        Part(f"{PEER}Qwen3-VL-8B", "peer:qwen3_vl", 30, 80),
     ),
     "train": (Part("tiny-vl", "train:tiny_vl", 75, 150),),
 }
