@@ -189,42 +189,64 @@ class Again:
         self.replay = forward
 
 
-def test_steps_are_filled_up_to_sizes_that_are_recorded() -> None:
+def drawn(rows: int, more: str, rng: torch.Generator, caches: list[torch.Tensor]) -> ForwardBatch:
+    """A decode step of random numbers, with what else a step may have: a field by its name, or a group beside the first."""
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=rng)
+
+    def group(blocks: int, slots: int, **other: Any) -> AttentionMetadata:
+        lengths, tables = draw(1, 4 * blocks + 1, rows), draw(1, 99, rows, blocks).int()
+        if other.get("seen"):
+            other["seen"] = torch.stack((lengths // 2, lengths))
+        return AttentionMetadata(tuple(range(rows + 1)), tuple(lengths.tolist()), tables, draw(1, 99, slots), 4, **other)
+
+    first = group(3, rows, seen=more == "seen" or None)
+    beside = {"window": lambda: group(3, rows, window=3), "cross": lambda: group(2, 0, causal=False)}
+    groups = [first, beside[more](), first] if more in beside else [first, first]
+    numbers = {more: draw(1, 9, rows)} if more in ("adapters", "modality_ids") else {}
+    return ForwardBatch(draw(1, 99, rows), draw(1, 99, 3, rows), groups, caches, **numbers)
+
+
+def keys_seen(attn: AttentionMetadata, nobody: torch.Tensor) -> list[torch.Tensor]:
+    """Of each row what stands in the tables where it sees keys, from which key to which, and where it is written."""
+    starts, lengths = attn.device_bounds
+    assert starts.tolist() == list(range(len(nobody) + 1))
+    assert torch.equal(lengths == 0, nobody)
+    first = torch.zeros_like(lengths) if attn.window is None else (lengths - attn.window).clamp(min=0)
+    first, stop = (first, lengths) if attn.seen is None else attn.seen
+    key = torch.arange(attn.block_tables.shape[1] * 4)
+    blocks = attn.block_tables.repeat_interleave(4, 1) * (key < stop[:, None]) * (key >= first[:, None])
+    assert not stop[nobody].any()
+    if not attn.causal:
+        assert not len(attn.slot_mapping), "keys of the other side are not written again"
+        return [blocks.sum(1), first, stop]
+    assert torch.equal(attn.slot_mapping < 0, nobody)
+    return [blocks.sum(1), first, stop, attn.slot_mapping]
+
+
+@pytest.mark.parametrize("more", ["nothing", "adapters", "modality_ids", "seen", "window", "cross"])
+def test_steps_are_filled_up_to_sizes_that_are_recorded(more: str) -> None:
     """Rows that nobody wants are the first token at the first place, of no length, written nowhere; nobody sees them."""
     recorded = []
 
     def record(forward: Any, groups: Any) -> Any:
-        recorded.append([len(attn.seq_lens) for attn in groups])
+        recorded.append({len(attn.seq_lens) for attn in groups})
         assert all(attn.seq_lens == (attn.block_tables.shape[1] * 4,) * len(attn.seq_lens) for attn in groups), "the longest"
         return forward(), Again(forward)
 
     def forward(batch: ForwardBatch) -> Any:
-        (attn,) = {id(part): part for part in batch.attn}.values()
-        starts, lengths = attn.device_bounds
-        rows = len(batch.input_ids)
-        assert starts.tolist() == list(range(rows + 1))
-        key = torch.arange(attn.block_tables.shape[1] * 4)
-        blocks = attn.block_tables.repeat_interleave(4, 1) * (key < lengths[:, None])
-        nobody = lengths == 0
-        assert torch.equal(nobody, attn.slot_mapping < 0)
-        assert not batch.input_ids[nobody].any()
-        assert not batch.positions[:, nobody].any()
-        return torch.stack((batch.input_ids, batch.positions.sum(0), blocks.sum(1), attn.slot_mapping, lengths), 1).double()
+        groups = {id(part): part for part in batch.attn}.values()
+        nobody = torch.arange(len(batch.input_ids)) >= rows
+        given = [part for part in (batch.input_ids, *batch.positions, batch.adapters, batch.modality_ids) if part is not None]
+        assert not any(part[nobody].any() for part in given)
+        return torch.stack([*given, *(part for attn in groups for part in keys_seen(attn, nobody))], 1).double()
 
     graphs = DecodeGraphs(torch.device("cpu"), _Kind((1, 2, 4, 8), 8, 3, record))
     rng = torch.Generator().manual_seed(0)
     caches: list[Any] = []
     for rows in (3, 3, 4, 3, 3, 8, 7, 5, 8, 1, 1, 1, 2, 2, 4, 9, 9):
-        lengths = torch.randint(1, 13, (rows,), generator=rng).tolist()
-        attn = AttentionMetadata(
-            query_start=tuple(range(rows + 1)),
-            seq_lens=tuple(lengths),
-            block_tables=torch.randint(1, 99, (rows, 3), generator=rng, dtype=torch.int32),
-            slot_mapping=torch.randint(1, 99, (rows,), generator=rng),
-            block_size=4,
-        )
-        ids, positions = torch.randint(1, 99, (rows,), generator=rng), torch.randint(1, 99, (3, rows), generator=rng)
-        batch = ForwardBatch(ids, positions, [attn, attn], caches)
+        batch = drawn(rows, more, rng, caches)
         assert torch.equal(graphs(forward, batch), forward(batch))
     assert {size for (size,) in recorded} == {1, 2, 4, 8}
     assert len(graphs._graphs) == 3
