@@ -83,9 +83,12 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
     most = [group.most_blocks(config.max_num_seqs, sizes.keys, sizes.rows, size) for group in groups]
     one, all_ = (sum(n * g.block_bytes(size) for n, g in zip(counts, groups, strict=True)) for counts in (least, most))
     if one > budget:
+        sequence, shorter = f"a sequence of max_model_len={sizes.length} tokens", "lower max_model_len or "
+        if sizes.keys > sizes.length:  # which is the media's, however short the text may be
+            sequence, shorter = f"a sequence whose encoder side has {sizes.keys} rows", ""
         raise ConfigError(
-            f"a sequence of max_model_len={sizes.keys} tokens needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
-            f"lower max_model_len or raise kv_cache_memory_bytes to {one}"
+            f"{sequence} needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
+            f"{shorter}raise kv_cache_memory_bytes to {one}"
         )
     if all_ <= budget:
         return tuple(most)

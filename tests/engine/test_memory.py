@@ -107,6 +107,9 @@ def test_cache_blocks() -> None:
     message = r"needs 5,120 bytes .* 4,700 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
     with pytest.raises(ConfigError, match=message):
         cache_blocks(small, specs, Sizes(160, 160, 64), CPU)
+    across = "a sequence whose encoder side has 160 rows needs 5,120 bytes .* allowed: raise kv_cache_memory_bytes to 5120$"
+    with pytest.raises(ConfigError, match=across):
+        cache_blocks(small, specs, Sizes(40, 160, 64), CPU)
 
 
 def test_windows_take_what_they_see_and_no_more() -> None:
