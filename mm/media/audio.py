@@ -161,9 +161,10 @@ def _array(samples: object) -> Array:
             raise InputError(f"samples are a dense tensor, not {samples.layout} on {samples.device}")
         plain = samples.detach().cpu().resolve_neg()
         return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
-    if not isinstance(samples, np.ndarray | list | tuple):
+    alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
+    if alone or not isinstance(samples, np.ndarray | list | tuple):
         form = "give bytes, samples, or (samples, rate)"
-        raise InputError(f"a {type(samples).__name__} is not a known form of sound; {form}")
+        raise InputError(f"a {'single number' if alone else type(samples).__name__} is not a known form of sound; {form}")
     try:
         array = np.asarray(samples)
     except (ValueError, TypeError, RuntimeError):
