@@ -255,7 +255,8 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
                 "take a checkpoint whose architecture is in docs/models.md or in transformers"
             )
     if not config:
-        raise ConfigError(f"{path} has no config.json; it is not a checkpoint as the Hub ships it")
+        what = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
+        raise ConfigError(f"{path} has {what}; it is not a checkpoint as the Hub ships it")
     check_parts(config)
     if config.get("quantization_config"):
         raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")

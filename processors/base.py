@@ -106,8 +106,7 @@ class FamilyInfo:
         said = self.files.config.get(section) or {}
         for key, have in ours.items():
             if said.get(key, have) != have:
-                reason = f"{key} is {said[key]} in {section} of config.json"
-                raise ConfigError(f"{reason}, but the preprocessor's JSON makes {have}, or is missing and means it")
+                raise self.files.contradict(f"{key} is {said[key]} in {section} of config.json", have)
 
     def _brings(self, adapter: str) -> bool:
         return self.files.folder is not None and (self.files.folder / adapter / ADAPTER).is_file()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import CheckpointError
+from ..mm.errors import CheckpointError, ConfigError
 from .tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
@@ -21,9 +21,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not valid JSON ({error})") from None
+        raise CheckpointError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path.name} is not a JSON object")
+        raise CheckpointError(f"{path} is not a JSON object")
     return content
 
 
@@ -46,6 +46,12 @@ class ProcessorFiles:
     decode: Callable[[Sequence[int]], str] | None = None
     special: Callable[[str], int | None] | None = None
     folder: Path | None = None
+
+    def contradict(self, said: str, have: object) -> ConfigError:
+        """For what is `said` elsewhere of an input, where the preprocessor's JSON means `have`."""
+        if self.image or self.audio:
+            return ConfigError(f"{said}, but the preprocessor's JSON makes {have}, or leaves it out and means that")
+        return ConfigError(f"{said}, but preprocessor_config.json is missing, which means {have}; download it as well")
 
 
 def read_preprocessors(path: str | Path) -> ProcessorFiles:

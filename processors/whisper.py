@@ -26,8 +26,7 @@ class WhisperProcessingInfo(SpeechInfo):
         spec = super().read(modality)
         for key, have in (("num_mel_bins", spec.mels), ("max_source_positions", spec.longest // spec.hop // 2)):
             if self.files.config.get(key, have) != have:
-                said = f"{key} is {self.files.config[key]} in config.json"
-                raise ConfigError(f"{said}, but the feature extractor's JSON makes {have}, or is missing and means it")
+                raise self.files.contradict(f"{key} is {self.files.config[key]} in config.json", have)
         return spec
 
     def num_rows(self, frames: int) -> int:

@@ -165,6 +165,8 @@ def test_what_is_no_checkpoint(tmp_path):
         load_model_files(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no config.json"):
         load_model_files(tmp_path)
+    with pytest.raises(ConfigError, match=r"an empty config.json"):
+        load_model_files(write(tmp_path, config={}))
     with pytest.raises(CheckpointError, match="not valid JSON"):
         load_model_files(write(tmp_path, config="{"))
     with pytest.raises(ConfigError, match="names no architecture"):

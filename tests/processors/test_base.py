@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -59,8 +59,14 @@ def test_later_options_lie_over_earlier_ones():
 def test_what_config_and_preprocessor_both_say_must_agree():
     info = made(vision_config={"patch_size": 14})
     info.agree("vision_config", patch_size=14, merge_size=2)
-    with pytest.raises(ConfigError, match=r"patch_size is 14 in vision_config of config.json, .* JSON makes 16"):
-        info.agree("vision_config", patch_size=16)
+    said = "patch_size is 14 in vision_config of config.json, but "
+    for files, means in (
+        (info.files, "preprocessor_config.json is missing"),
+        (ProcessorFiles(image={"a": 1}), "the .* JSON makes"),
+    ):
+        info.files = replace(info.files, image=files.image)
+        with pytest.raises(ConfigError, match=f"{said}{means}.* 16"):
+            info.agree("vision_config", patch_size=16)
 
 
 def test_ready_made_rows():
