@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         for dtype, table in kernels(args.device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            _print("checkpoint", list(describe_checkpoint(args.model).items()))
+            _print("checkpoint", list(describe_checkpoint(args.model, str(options.get("dtype", "auto"))).items()))
             _print("memory", describe_memory(args.model, options))
     return int(bool(missing))
 

@@ -34,18 +34,21 @@ def kernels(name: str, told: str = "") -> dict[str, dict[str, str]]:
         return {label: dispatch.active(config.torch_device, dtype) for label, dtype in DTYPES.items()}
 
 
-def describe_checkpoint(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does."""
+def describe_checkpoint(folder: str | os.PathLike[str], asked: str = "auto") -> dict[str, str]:
+    """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does.
+
+    `asked`: the dtype, as LLM takes it.
+    """
     files = load_model_files(folder)
-    row = choose(files)
+    row, dtype = choose(files), files.dtype(asked)
     info = load_processing(row, files, {})
-    build_model(row, files, info, files.dtype("auto"), torch.device("meta"))
+    build_model(row, files, info, dtype, torch.device("meta"))
     return {
         "architecture": files.architecture,
         "path": describe(row, files),
         "model": row.model,
         "processing": row.processing,
-        "dtype": str(files.dtype("auto")).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "takes": ", ".join(("text", *info.modalities)),
     }
 

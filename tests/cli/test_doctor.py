@@ -34,8 +34,9 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, family in ((checkpoint, "Qwen2_5_VL"), (checkpoint2, "Qwen2VL")):
-        assert main(["doctor", "--model", str(folder)]) == 0
+        assert main(["doctor", "--model", str(folder), "--option", "dtype=bfloat16"]) == 0
         found = sections(capsys.readouterr().out)["checkpoint"]
+        assert found["dtype"] == "bfloat16"
         assert found["architecture"] == f"{family}ForConditionalGeneration"
         assert found["takes"].split(", ") == ["text", "image", "video"]
 
@@ -44,7 +45,9 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
     for longest, mib in ((512, "24.0"), (1024, "48.0")):
         options = ["--option", f"max-model-len={longest}", "--option", "dtype=float32"]
         assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", *options]) == 0
-        found = sections(capsys.readouterr().out)["memory"]
+        shown = sections(capsys.readouterr().out)
+        found = shown["memory"]
+        assert shown["checkpoint"]["dtype"] == "float32"
         assert {"weights", "encoder cache", "activations", "total", "largest image", "largest video"} <= found.keys()
         assert found["key/value cache"] == f"{mib} MiB"
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_length=5"]) == 2
