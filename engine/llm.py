@@ -130,7 +130,7 @@ class LLM:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
                 (shares no cache with other salts), "fit": "context" (media shrink to the room there is).
             sampling_params: one for all, one per prompt, or None for the checkpoint's defaults.
-            use_tqdm: show a progress bar.
+            use_tqdm: show a progress bar where stderr is a terminal.
             priority: of all prompts, or one per prompt; smaller is served first.
 
         A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are
@@ -370,4 +370,4 @@ def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages
 def _progress(total: int, show: bool) -> Any:
     from tqdm import tqdm
 
-    return tqdm(total=total, desc="Answered prompts", unit="prompt", disable=not show)
+    return tqdm(total=total, desc="Answered prompts", unit="prompt", disable=None if show else True)
