@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .files import add_model, ending_at_once, media
+from .files import add_model, ending_at_once
 
 EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 
@@ -15,11 +15,9 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     add_model(parser)
-    parser.add_argument(
-        "--image", metavar="FILE", type=media, action="append", default=[], help="a picture, file or URL; may be repeated"
-    )
-    parser.add_argument("--video", metavar="FILE", type=media, action="append", default=[], help="a clip; may be repeated")
-    parser.add_argument("--audio", metavar="FILE", type=media, action="append", default=[], help="a sound; may be repeated")
+    parser.add_argument("--image", metavar="FILE", action="append", default=[], help="a picture, file or URL; may be repeated")
+    parser.add_argument("--video", metavar="FILE", action="append", default=[], help="a clip; may be repeated")
+    parser.add_argument("--audio", metavar="FILE", action="append", default=[], help="a sound; may be repeated")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default: the checkpoint's own)")
     parser.add_argument("--max-model-len", metavar="N", type=int, help="tokens of question and answer together")
@@ -45,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One user message: pictures, clips, sounds, then the question."""
-    given = [(kind, path) for kind in ("image", "video", "audio") for path in getattr(args, kind)]
-    parts = [{"type": kind, kind: path} for kind, path in given]
+    from ..pipelines.parts import media_part
+
+    parts = [media_part(kind, file) for kind in ("image", "video", "audio") for file in getattr(args, kind)]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": args.question}]}]
 
 

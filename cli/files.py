@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Told = tuple[dict[str, Any], str]
+_SHOWN = 40  # characters of a data: URL
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -31,13 +31,8 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> No
 
 
 def add_files(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("files", metavar="FILE", type=media, nargs="+", help=f"{what}, file or URL; several are one batch")
+    parser.add_argument("files", metavar="FILE", nargs="+", help=f"{what}, file or URL; several are one batch")
     parser.add_argument("--json", action="store_true", help="print a JSON object per file, one a line")
-
-
-def media(text: str) -> str | Path:
-    """A path, which is the caller's own, or a URL, which obeys the media policy."""
-    return text if "://" in text[:16] else Path(text)
 
 
 def print_finished(args: argparse.Namespace, finished: Iterable[tuple[int, T]], told: Callable[[T], Told]) -> int:
@@ -61,14 +56,19 @@ def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
     """Those of some files by their place, failures on stderr as well. See `print_finished`."""
     several = len(args.files) > 1
     for place, (known, text) in results.items():
-        file = args.files[place]
+        file = shown(args.files[place])
         if args.json:
-            print(json.dumps({"file": str(file), **known}, ensure_ascii=False))
+            print(json.dumps({"file": file, **known}, ensure_ascii=False))
         elif known["error"] is None:
             print(f"{file}:\n{text}\n" if several and "\n" in text else f"{file}: {text}" if several else text)
         if known["error"] is not None:
             print(f"sensorium: error: {file}: {known['error']}", file=sys.stderr)
     return 2 if any(known["error"] is not None for known, _ in results.values()) else 0
+
+
+def shown(file: str) -> str:
+    """A path or URL as it was given, but for the data in a data: URL."""
+    return file if file[:5].lower() != "data:" or len(file) <= _SHOWN else f"{file[:_SHOWN]}..."
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from .embeddings import EmbeddingSpec, read_rows
 from .errors import InputError, MediaError
 from .media.chunks import read_entry
+from .media.source import path_of
 from .types import EmbeddingItem, Media
 
 
@@ -137,9 +139,17 @@ def _check_limit(modality: str, sources: Collection[MediaSource], limit: int | N
 
 
 def callers_own(media: object) -> object:
-    """A path as a Path: one that the caller's code hands over may lie anywhere, unlike one that is written in a message."""
-    named = isinstance(media, str) and "://" not in media[:16] and not media.startswith("data:")
-    return Path(str(media)) if named else media
+    """What a str names that the caller's code or command line hands over; anything else as it is.
+
+    A path, or that of a file: URL, becomes a Path: it may lie anywhere, unlike one that is written in a message. Other URLs
+    stay, and so does a file: URL that names no path; whoever reads it says why.
+    """
+    if not isinstance(media, str) or media[:5].lower() == "data:":
+        return media
+    if media[:7].lower() == "file://":
+        with suppress(InputError):
+            return Path(path_of(media))
+    return media if "://" in media[:16] else Path(media)
 
 
 def is_several(modality: str, value: object) -> bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.parse import callers_own, is_several
+from ..mm.parse import is_several
 from .asking import Asking
+from .parts import media_part
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -37,7 +38,7 @@ def pages(
     """Read one picture or a list of them, in one batch, in the order given. A picture that cannot be read has an error.
 
     Args:
-        pictures: each a path, URL, encoded bytes, PIL image or pixels.
+        pictures: each a path, URL, encoded bytes, PIL image, pixels, or a `Media` of one of these.
         question: what the model is asked of each; models trained for reading have one that suits them best.
         max_tokens: of each answer, where `sampling_params` (None: greedy) are not given.
         chat_template: Jinja source instead of the checkpoint's own.
@@ -51,6 +52,6 @@ def pages(
 
 
 def _page(llm: LLM, picture: object, question: str, params: SamplingParams, template: str | None) -> Asking[Page]:
-    content = [{"type": "image", "image": callers_own(picture)}, {"type": "text", "text": question}]
+    content = [media_part("image", picture), {"type": "text", "text": question}]
     output = yield llm.job([{"role": "user", "content": content}], params, chat_template=template)
     return Page("" if output.error else output.outputs[0].text.strip(), output.error, output)

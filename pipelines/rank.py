@@ -18,8 +18,9 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.ticket import Job
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, InputError
-from ..mm.parse import callers_own, is_several
+from ..mm.parse import is_several
 from .asking import Asking
+from .parts import media_part
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -63,8 +64,9 @@ def embeddings(
     """One vector for one input or for each of a list, in one batch, in the order given. An input that fails has an error.
 
     Args:
-        inputs: each a text, a picture (path, PIL image or pixels), a mapping such as `{"text": ..., "image": ..., "video":
-            ...}` of one or several each, or a prompt as `generate` takes it, which is used as it stands.
+        inputs: each a text (any str, also one that looks like a path), a picture (Path, PIL image, pixels or `Media`), a
+            mapping such as `{"text": ..., "image": ..., "video": ...}` of one or several each, in which a str is a path or
+            URL, or a prompt as `generate` takes it, which is used as it stands.
         instruction: what the vectors are for, as the model is told.
         dimensions: the first so many numbers only, scaled to length 1 again (models trained for it, arXiv 2205.13147).
         chat_template: Jinja source instead of the checkpoint's own.
@@ -152,9 +154,7 @@ def _parts(given: object) -> list[dict[str, Any]]:
         if key not in ("text", *_MEDIA):
             raise InputError(f"an input has no {str(key)[:40]!r}; known are text, {', '.join(_MEDIA)}")
     media = [(name, one) for name in _MEDIA if given.get(name) is not None for one in _each(name, given[name])]
-    return [{"type": name, name: callers_own(one)} for name, one in media] + [
-        _text(one) for one in _each("text", given.get("text"))
-    ]
+    return [media_part(name, one) for name, one in media] + [_text(one) for one in _each("text", given.get("text"))]
 
 
 def _each(modality: str, value: object) -> Sequence[Any]:

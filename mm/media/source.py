@@ -43,9 +43,9 @@ def read(value: object, modality: str, policy: MediaPolicy) -> object:
         if scheme not in ("", "file") and (written or isinstance(value, MediaUrl)):
             raise InputError(f"{scheme}: URLs are not known; give http, https, data or file URLs, bytes or a path")
         if isinstance(value, MediaUrl):
-            return _under_root(_path_of(text), modality, policy)
+            return _under_root(path_of(text), modality, policy)
         if scheme == "file" and written:
-            return _read_file(_path_of(text), policy)
+            return _read_file(path_of(text), policy)
     if isinstance(text, str | os.PathLike):
         return _read_file(os.fspath(text), policy)
     return value
@@ -67,7 +67,7 @@ def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
         raise InputError("the data: URL does not hold valid base64") from None
 
 
-def _path_of(text: str) -> str:
+def path_of(text: str) -> str:
     """The path of a file: URL, or the text itself."""
     if text[:5].lower() != "file:":
         return text

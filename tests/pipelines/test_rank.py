@@ -11,7 +11,7 @@ import pytest
 import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
-from sensorium import LLM, AsyncLLM
+from sensorium import LLM, AsyncLLM, Media
 from sensorium.mm.errors import InputError
 from sensorium.pipelines.rank import JUDGE, REPRESENT, RETRIEVE
 
@@ -87,8 +87,13 @@ def test_a_query_is_computed_once(llm):
 def test_forms_of_inputs(llm, tmp_path):
     picture().save(tmp_path / "a.png")
     forms = [picture(), {"image": str(tmp_path / "a.png")}, tmp_path / "a.png", {"image": [np.asarray(picture())]}]
-    vectors = [one.vector for one in llm.embed(forms, use_tqdm=False)]
+    found = llm.embed(forms, use_tqdm=False)
+    vectors, whole = [one.vector for one in found], found[0].output.items[0].num_tokens
     assert all(torch.equal(vectors[0], other) for other in vectors[1:])
+    small = Media(tmp_path / "a.png", max_pixels=1600)
+    for one in (*llm.embed([small, {"image": [small]}]), *llm.score(small, "a house"), *llm.score("a house", small)):
+        assert one.error is None
+        assert one.output.items[0].num_tokens < whole
     ready = llm.embed({"prompt": chat(REPRESENT, "a house")}, use_tqdm=False)[0]
     assert torch.equal(ready.vector, llm.embed("a house", use_tqdm=False)[0].vector)
 
