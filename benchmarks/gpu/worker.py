@@ -35,6 +35,7 @@ def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, s
             _left_out(journal, section, name)
         elif not _run(journal, section, part, bench, until):
             return
+        journal.render()
         gc.collect()
         if bench.cuda:
             torch.cuda.empty_cache()
