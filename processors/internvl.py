@@ -139,7 +139,7 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
     def template(self) -> str | None:  # type: ignore[override]
         name = str(self.files.config.get("template"))
         own = find_template(self.files.folder) if self.files.folder else None
-        if name in TEMPLATES or own is None or self.slots["image"][1] in own:
+        if name in TEMPLATES or own is None or str(self.slots["image"][1]) in own:
             return TEMPLATES.get(name)
         said = f"how template {name[:60]!r} of config.json writes pictures is unknown; pass chat_template= or a rendered prompt"
         return WORDS_ALONE.format(json.dumps(said)) + own
