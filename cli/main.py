@@ -6,9 +6,11 @@ Exit codes: 0 done, 1 a failure of ours or of the machine, 2 something the calle
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -57,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = build_parser(next((word for word in words if word in COMMANDS), None)).parse_args(words)
     try:
-        code = int(_module(args.command).run(args))
+        with _logged(args.debug):
+            code = int(_module(args.command).run(args))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -74,6 +77,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"sensorium: error: {text if known else f'{type(error).__name__}: {text} (--debug shows where)'}", file=sys.stderr
         )
         return 2 if known else 1
+
+
+@contextmanager
+def _logged(debug: bool) -> Iterator[None]:
+    """What the library logs, on stderr.
+
+    Without `debug` in one line each, and nothing that comes with a traceback: a result says the same in one line.
+    """
+    handler, logger = logging.StreamHandler(), logging.getLogger(__name__.partition(".")[0])
+    handler.setFormatter(logging.Formatter("sensorium: %(message)s"))
+    if not debug:
+        handler.addFilter(lambda record: not record.exc_info)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _module(command: str) -> Any:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, SensoriumError, hint
 from ..mm.types import MultiModalFeature, name_item
 from .quarantine import Quarantine, is_out_of_memory
 from .request import Request, State
@@ -192,7 +192,7 @@ class EngineCore:
                 self._lose(output)
                 raise
             _log.exception("a step failed")
-            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=describe(error)) for task in output.scheduled))
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=_broken(error)) for task in output.scheduled))
         self._book_items(output, done)
         wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
@@ -268,6 +268,15 @@ class EngineCore:
         for token in token_ids:
             if not 0 <= token < vocab:
                 raise InputError(f"{what} holds {token}; the vocabulary has the ids 0 to {vocab - 1}")
+
+
+def _broken(error: Exception) -> str:
+    """One line for those whose step failed."""
+    if isinstance(error, SensoriumError):
+        return describe(error)
+    if is_out_of_memory(error):
+        return f"a step failed: {describe(error)}; ask for fewer or smaller requests at once"
+    return f"internal error of a step: {describe(error)}; report it with its traceback (in the log, or with --debug)"
 
 
 def _ended(request: Request, result: TokenOutput) -> TokenOutput:

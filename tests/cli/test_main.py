@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_failures_of_a_command(
         cli.main(["doctor", "--debug"])
     with pytest.raises(type(error)):
         cli.main(["--debug", "doctor"])
+
+
+def test_what_is_logged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A traceback is for --debug."""
+
+    def run(args: object) -> int:
+        log = logging.getLogger("sensorium.engine.core")
+        log.warning("beware")
+        log.error("a step failed", exc_info=IndexError("gone"))
+        return 0
+
+    monkeypatch.setattr("sensorium.cli.doctor.run", run)
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().err == "sensorium: beware\n"
+    assert cli.main(["doctor", "--debug"]) == 0
+    assert capsys.readouterr().err == "sensorium: beware\nsensorium: a step failed\nIndexError: gone\n"
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,11 +123,16 @@ def test_a_bad_item_ends_only_its_own_request(toy):
 def test_a_failing_step_ends_its_sequences_and_the_engine_goes_on(toy):
     rng = random.Random(0)
     core = toy.make_core()
-    core.add(toy.make_request("lost", rng))
     forward = core.runner.model.forward
-    core.runner.model.forward = lambda batch: (_ for _ in ()).throw(RuntimeError("out of memory"))
-    (output,) = core.step()
-    assert (output.finish_reason, output.error) == ("error", "RuntimeError: out of memory")
+    for error, told in (
+        (RuntimeError("out of memory"), "a step failed: RuntimeError: out of memory; ask for fewer"),
+        (IndexError("two\nlines"), "internal error of a step: IndexError: two lines; report it"),
+    ):
+        core.add(toy.make_request("lost", rng))
+        core.runner.model.forward = lambda batch, error=error: (_ for _ in ()).throw(error)
+        (output,) = core.step()
+        assert output.finish_reason == "error"
+        assert output.error.startswith(told)
     core.runner.model.forward = forward
     request = toy.make_request("next", rng)
     core.add(request)
