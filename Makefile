@@ -34,10 +34,10 @@ demo: .venv/.runtime  ## read the shipped pictures and the clip with the shipped
 	@$(BIN)/sensorium demo $(ARGS)
 
 test: .venv/.test  ## the test suite, minutes
-	$(BIN)/python -m pytest -m "not full" $(ARGS)
+	$(BIN)/python $(if $(ARGS),-m pytest,tests/report.py) -m "not full" $(ARGS)
 
 test-all: .venv/.test  ## every test, and tests/RESULTS.md
-	$(BIN)/python tests/report.py $(ARGS)
+	$(BIN)/python tests/report.py
 
 lint: .venv/.test  ## style, the law of imports, types
 	$(BIN)/ruff check .
