@@ -254,8 +254,9 @@ class LLM:
         return self._driver.core.asleep
 
     def close(self) -> None:
-        """End every request with an error, and the engine's threads; also done when nobody holds the model any more."""
+        """End every request with an error, threads and codec workers; also done when nobody holds the model any more."""
         self._driver.close()
+        self._inputs.media.close()
 
     def __enter__(self) -> LLM:
         return self

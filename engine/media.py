@@ -97,7 +97,12 @@ class MediaProcessor:
         self._cache: ByteCache[Processed] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
         self._names = Names()
         self._fetchers = ThreadPoolExecutor(16, "sensorium-fetch")
+        self._release = gate.kept_for(settings.policy, self)
         self._tune = lru_cache(maxsize=256)(lambda options: info.tuned(dict(options.values)))
+
+    def close(self) -> None:
+        """Its codec workers end, with those of the last that has any."""
+        self._release()
 
     @property
     def stats(self) -> CacheStats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ..errors import InputError, MediaError
 from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
-from . import audio, chunks, image, video
+from . import audio, chunks, image, isolate, video
 from .audio_files import has_track
 from .isolate import caller
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
@@ -22,6 +22,11 @@ def is_remote(source: MediaSource) -> bool:
     """Whether its bytes come over the network."""
     data = source.data.url if isinstance(source.data, MediaUrl) else source.data
     return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
+
+
+def kept_for(policy: MediaPolicy, owner: object) -> Callable[[], object]:
+    """What its codecs run in is kept for `owner` until what this returns is called, or the owner is gone."""
+    return isolate.kept_for(policy, owner)
 
 
 def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:

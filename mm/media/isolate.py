@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import typing
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -101,12 +102,40 @@ def isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
 
 
 def close() -> None:
-    """Stop the idle workers; a later call starts new ones. One that is at work belongs to its caller until it is done."""
+    """Stop the idle workers, and those at work once they are done; a later call starts new ones."""
+    global _closes
     with _lock:
+        _closes += 1
         workers = _idle[:]
         _idle.clear()
     for worker in workers:
         worker.stop()
+
+
+def kept_for(policy: MediaPolicy, owner: object) -> Callable[[], object]:
+    """Keep idle workers while `owner` lives, or until what this returns is called: with the last owner they are stopped.
+
+    Nothing is kept for an owner whose policy asks for no workers.
+    """
+    global _owners
+    if policy.decode_isolation != "process":
+        return lambda: None
+    with _lock:
+        _owners += 1
+    release = weakref.finalize(owner, _release, os.getpid())
+    release.atexit = False
+    return release
+
+
+def _release(process: int) -> None:
+    global _owners
+    if process != os.getpid():  # a forked child counts owners of its own
+        return
+    with _lock:
+        _owners -= 1
+        last = not _owners
+    if last:
+        close()
 
 
 class Worker:
@@ -151,10 +180,12 @@ class Worker:
 
 
 _idle: list[Worker] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # an owner may be collected, and released, anywhere
+_owners = _closes = 0
 
 
 def _ask(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
+    began = _closes
     worker = _take()
     try:
         reply, tensors = worker.ask(request, data)
@@ -170,11 +201,12 @@ def _ask(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
     except BaseException:  # an interrupt between request and reply: the next caller would get our reply
         worker.stop()
         raise
-    if reply.stale:
-        worker.stop()
-    else:
-        with _lock:
+    with _lock:
+        kept = not reply.stale and _closes == began
+        if kept:
             _idle.append(worker)
+    if not kept:
+        worker.stop()
     return reply, tensors
 
 
@@ -239,8 +271,8 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> Tensor:
 
 def _forget() -> None:
     """A forked child shares no worker with its parent."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _owners
+    _lock, _owners = threading.RLock(), 0
     _idle.clear()
 
 

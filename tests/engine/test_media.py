@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from clips import clip
 from PIL import Image
+from sensorium import LLM
 from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.media import gate
+from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl
 from sensorium.mm.types import Media
 from sensorium.processors.files import ProcessorFiles
@@ -180,3 +182,12 @@ def test_options_that_the_caller_changes_later_are_remembered_as_they_were():
     again = {"images_kwargs": {"max_pixels": 28 * 28 * 4}}
     (after,) = processor.open({"image": Media(png(250), min_pixels=1)}, {}, again, None)
     assert after.plan.num_tokens == before.plan.num_tokens
+
+
+def test_codec_workers_end_with_the_last_that_uses_them():
+    model, picture = (Path(__file__).parents[2] / "assets" / name for name in ("tiny-vl", "media/line1.png"))
+    for _ in range(2):
+        with LLM(model, max_model_len=256, media={"decode_isolation": "process"}) as llm:
+            assert llm.ocr(picture, max_tokens=1)[0].error is None
+            assert isolate._idle
+        assert not isolate._idle

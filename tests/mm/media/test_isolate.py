@@ -17,7 +17,7 @@ from mutants import FILES, RATE, mutated
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import SamplingPolicy
 from sensorium.mm.media import gate
-from sensorium.mm.media.isolate import caller, close, isolated
+from sensorium.mm.media.isolate import caller, close, isolated, kept_for
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem
@@ -88,6 +88,13 @@ def complains(value: object, policy: MediaPolicy) -> int:
 def sleeps(value: object, policy: MediaPolicy) -> int:
     open(value.decode(), "w").write(str(os.getpid())) if value else None
     time.sleep(120)
+    return 0
+
+
+def waits(value: object, policy: MediaPolicy) -> int:
+    open(value.decode(), "w").write(str(os.getpid()))
+    while os.path.exists(value.decode()):
+        time.sleep(0.01)
     return 0
 
 
@@ -305,6 +312,35 @@ def test_nothing_is_left_after_close_and_it_starts_again(codecs: ModuleType) -> 
     close()
     assert workers() == []
     assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+
+
+class Owner:
+    pass
+
+
+def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType) -> None:
+    close()
+    one, two, plain = Owner(), Owner(), Owner()
+    release, _, nothing = kept_for(POLICY, one), kept_for(POLICY, two), kept_for(MediaPolicy(), plain)
+    pid = isolated(codecs.pid, b"", POLICY)
+    for _ in range(2):  # a second time changes nothing
+        release()
+    nothing()
+    assert workers() == [pid]
+    del two
+    assert workers() == []
+
+
+def test_a_worker_at_work_while_all_are_stopped_ends_with_its_item(codecs: ModuleType, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with ThreadPoolExecutor(1) as pool:
+        item = pool.submit(isolated, codecs.waits, str(told).encode(), POLICY)
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.01)
+        close()
+        told.unlink()
+        assert item.result() == 0
+    assert workers() == []
 
 
 @pytest.mark.parametrize("end", ["pass", "import os; os.kill(os.getpid(), 9)"])
