@@ -75,8 +75,8 @@ class EngineConfig:
         quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
         quantization: None; "int8": weights and activations of linear layers as 8-bit integers; "fp8": as 8-bit floats on
             GPUs that multiply them, elsewhere the weights alone.
-        kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton"; the rest is chosen by device,
-            dtype and shape (`sensorium doctor` prints what).
+        kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton", or "torch" for all that have
+            it; the rest is chosen by device, dtype and shape (`sensorium doctor` prints what).
         async_scheduling: start a decode step before the tokens of the one before are on the host; None: on a GPU, where it
             hides what the host does between two steps.
         batch_invariant: the same request gives the same bits whatever runs beside it, however it is cut; slower.
@@ -162,7 +162,7 @@ class EngineConfig:
 
 def _check_kernels(wanted: str) -> None:
     if not isinstance(wanted, str):
-        raise ConfigError(f"kernels={wanted!r} must be text like 'attention=reference,rms_norm=triton'")
+        raise ConfigError(f"kernels={wanted!r} must be text like 'attention=reference,rms_norm=triton', or 'torch' for all ops")
     try:
         overrides(wanted)
     except ValueError as error:

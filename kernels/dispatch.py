@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -50,15 +51,40 @@ _told: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 
 @functools.cache
 def overrides(text: str) -> dict[str, str]:
-    """`"linear=torch,attention=reference"` as a table; ValueError names what is unknown and what is known."""
-    table: dict[str, str] = {}
+    """`"linear=torch,attention=reference"` as a table; a backend alone is for all ops that have it and are not named.
+
+    Raises:
+        ValueError: an op or backend that is unknown, with those that are known.
+    """
+    every: dict[str, str] = {}
+    named: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        op, _, backend = part.partition("=")
-        if backend not in BACKENDS.get(op, ()):
-            known = "; ".join(f"{name}={'|'.join(names)}" for name, names in BACKENDS.items())
-            raise ValueError(f"{part!r} is not op=backend; known are {known}")
-        table[op] = backend
+        op, equals, backend = map(str.strip, part.partition("="))
+        if not equals:
+            every |= _all_with(part)
+        elif op not in BACKENDS:
+            raise ValueError(f"{op[:40]!r} is no op; {_known(op, BACKENDS)}")
+        elif backend not in BACKENDS[op]:
+            raise ValueError(f"{op} has no backend {backend[:40]!r}; {_known(backend, BACKENDS[op])}")
+        else:
+            named[op] = backend
+    return every | named
+
+
+def _all_with(backend: str) -> dict[str, str]:
+    table = {op: backend for op, names in BACKENDS.items() if backend in names}
+    if not table:
+        names = dict.fromkeys(name for several in BACKENDS.values() for name in several)
+        how = "write op=backend, or a backend for all ops that have it"
+        raise ValueError(f"{backend[:40]!r} is no backend; {how}; {_known(backend, names)}")
     return table
+
+
+def _known(name: str, known: Iterable[str]) -> str:
+    """What ends a message about an unknown name."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
 
 
 @contextmanager

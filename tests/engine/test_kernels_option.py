@@ -50,11 +50,31 @@ def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == ["torch"]
 
 
+def test_one_word_is_for_all_ops_that_have_it() -> None:
+    table = dispatch.overrides("attention=reference, torch")
+    assert table == dict.fromkeys(dispatch.BACKENDS, "torch") | {"attention": "reference"}
+    assert dispatch.overrides("onednn") == {"linear": "onednn"}
+    with LLM(MODEL, max_model_len=64, kernels="torch") as told, LLM(MODEL, max_model_len=64) as usual:
+        one, two = (llm.generate("one two three", PARAMS)[0].outputs[0].token_ids for llm in (told, usual))
+    assert one == two
+
+
 @pytest.mark.parametrize(
     ("kernels", "message"),
     [
-        ("attention=fast", r"kernels: 'attention=fast' is not op=backend; known are .*attention=native\|"),
-        ("attention", "kernels: 'attention' is not op=backend"),
+        (
+            "attention=natve",
+            r"kernels: attention has no backend 'natve'; did you mean native\? The known ones are native, triton, ",
+        ),
+        (
+            "atention=torch",
+            r"kernels: 'atention' is no op; did you mean attention\? The known ones are attention, varlen_attention",
+        ),
+        (
+            "attention",
+            "kernels: 'attention' is no backend; write op=backend, .* known ones are native, triton, torch, reference, ",
+        ),
+        ("triton", r"kernels: attention=triton cannot run float32 on cpu here; .*torch"),
         (["attention=torch"], "must be text like"),
         ("rms_norm=triton", r"kernels: rms_norm=triton cannot run float32 on cpu here; .*torch can"),
     ],

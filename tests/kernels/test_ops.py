@@ -57,7 +57,7 @@ def test_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch, attention=reference")
     assert dispatch.active(CPU, torch.float32)["attention"] == "reference"
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=fast")
-    with pytest.raises(ValueError, match=r"SENSORIUM_KERNELS: 'linear=fast'.*known are"):
+    with pytest.raises(ValueError, match="SENSORIUM_KERNELS: linear has no backend 'fast'; the known ones are"):
         dispatch.backend("linear", CPU, torch.float32)
 
 
