@@ -46,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
     if args.option and not args.model:
         raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
+    if args.model and "torch" not in missing:
+        from ..engine.doctor import check_folder
+
+        check_folder(args.model)  # a wrong path is no end of a long report
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
     _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
@@ -56,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         for dtype, table in kernels(args.device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            _print("checkpoint", list(describe_checkpoint(args.model, str(options.get("dtype", "auto"))).items()))
+            dtype, device = str(options.get("dtype", "auto")), str(options["device"])
+            _print("checkpoint", list(describe_checkpoint(args.model, dtype, device).items()))
             _print("memory", describe_memory(args.model, options))
     return int(bool(missing))
 

@@ -11,7 +11,7 @@ import torch
 from ..kernels import dispatch
 from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
-from .loader import check_kernels, load_processing, resolve_max_model_len
+from .loader import check_kernels, load_processing, resolve_max_model_len, slow_dtype
 from .memory import MemoryPlan, plan_memory
 from .paths import choose, describe, rehearse
 from .source import build_model
@@ -34,15 +34,21 @@ def kernels(name: str, told: str = "") -> dict[str, dict[str, str]]:
         return {label: dispatch.active(config.torch_device, dtype) for label, dtype in DTYPES.items()}
 
 
-def describe_checkpoint(folder: str | os.PathLike[str], asked: str = "auto") -> dict[str, str]:
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """ConfigError or CheckpointError where no checkpoint lies there."""
+    load_model_files(folder)
+
+
+def describe_checkpoint(folder: str | os.PathLike[str], asked: str = "auto", device: str = "auto") -> dict[str, str]:
     """Which row of the registry a checkpoint takes, from its JSON files. ConfigError if none does.
 
-    `asked`: the dtype, as LLM takes it.
+    `asked`, `device`: as LLM takes its dtype and device.
     """
     files = load_model_files(folder)
     row, dtype = choose(files), files.dtype(asked)
     info = load_processing(row, files, {})
     build_model(row, files, info, dtype, torch.device("meta"))
+    slow = slow_dtype(EngineConfig(os.fspath(folder), dtype=asked, device=device), dtype)
     return {
         "architecture": files.architecture,
         "path": describe(row, files),
@@ -50,7 +56,7 @@ def describe_checkpoint(folder: str | os.PathLike[str], asked: str = "auto") -> 
         "processing": row.processing,
         "dtype": str(dtype).removeprefix("torch."),
         "takes": ", ".join(("text", *info.modalities)),
-    }
+    } | ({"warning": slow} if slow else {})
 
 
 def explain(config: EngineConfig) -> MemoryPlan:

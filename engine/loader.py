@@ -77,10 +77,9 @@ def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, t
 def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
     row, device = choose(files), config.torch_device
     dtype = files.dtype(config.dtype)
-    if config.dtype == "auto" and dtype == torch.float16 and device.type == "cpu":
-        _log.warning(
-            "the checkpoint is float16, several times slower on a CPU than float32 and bfloat16: pass dtype= one of them"
-        )
+    slow = slow_dtype(config, dtype)
+    if slow:
+        _log.warning(slow)
     check(row, config)
     check_kernels(config, dtype)
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
@@ -97,6 +96,13 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     core = build_core(model, config, sizes, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer), source)
     source.fill(model)
     return Engine(core, max_model_len, dtype, store.row_bytes)
+
+
+def slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
+    """What to say where a checkpoint's own dtype is a bad choice for the device, else nothing."""
+    if config.dtype != "auto" or dtype != torch.float16 or config.torch_device.type != "cpu":
+        return ""
+    return "the checkpoint is float16, several times slower on a CPU than float32 and bfloat16: pass dtype= one of them"
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:

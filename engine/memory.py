@@ -29,6 +29,7 @@ _LARGEST_ITEMS = 4  # held at once by default
 _ANY_ROWS = 1 << 40
 _MOST_BLOCKS = 1 << 30
 _MIB = 1 << 20
+_DECODED_BY = {"image": "max_pixels", "audio": "max_audio_seconds"}  # fields of MediaPolicy; a clip by its bytes
 _MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
 _QUEUE_BYTES = 256 << 20  # of rows that wait to be written (engine/encoder_store.py)
 _LOGITS_ROWS = 256  # prompt rows whose logits the runner holds at once
@@ -147,6 +148,7 @@ class MemoryPlan:
         decoding: media that workers decode at the worst, as far as the limits of `media` let in. It comes on top: the limits
             are far above what is usual.
         largest: what fits, by modality.
+        decoding_limits: the fields of `media` that bound `decoding`.
     """
 
     weights: int
@@ -160,6 +162,7 @@ class MemoryPlan:
     sequences: int
     decoding: int
     largest: tuple[Largest, ...]
+    decoding_limits: str = ""
 
     @property
     def activations(self) -> int:
@@ -184,10 +187,12 @@ class MemoryPlan:
             ("processor cache", self.processor_cache),
             ("sequences", self.sequences),
             ("total", self.total),
-            ("decoding, on top", self.decoding),
         ]
-        return [(name, f"{size / _MIB:10,.1f} MiB") for name, size in sizes] + [
-            (f"largest {item.modality}", str(item)) for item in self.largest
+        codecs = f"{_mib(self.decoding)} at most, beside the total; lower media_workers, or of media {self.decoding_limits}"
+        return [
+            *((name, _mib(size)) for name, size in sizes),
+            ("media codecs", codecs if self.decoding else _mib(0)),
+            *((f"largest {item.modality}", str(item)) for item in self.largest),
         ]
 
     def __str__(self) -> str:
@@ -221,6 +226,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     if config.max_model_len is None and max_model_len < model.max_positions:
         setting = "kv_cache_memory_bytes"
     room = Room(max_model_len - 1, setting, encoder_cache, row_bytes, config.media)  # a token is left for the answer
+    decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in items}
+    worst = max(decoding, key=lambda name: decoding[name], default="")
     return MemoryPlan(
         weights=weight_bytes(model, device, dtype, config.quantization),
         kv_cache=sum(map(mul, blocks, block_bytes)),
@@ -233,10 +240,14 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
-        decoding=config.media_workers
-        * max((decoding_bytes(name, config.media, info.decode_spec) for name in items), default=0),
+        decoding=config.media_workers * decoding.get(worst, 0),
         largest=tuple(largest_item(name, info, room) for name in items),
+        decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
     )
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:10,.1f} MiB"
 
 
 def _or_less(rows: int) -> range:

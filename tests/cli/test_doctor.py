@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,25 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
         assert shown["checkpoint"]["dtype"] == "float32"
         assert {"weights", "encoder cache", "activations", "total", "largest image", "largest video"} <= found.keys()
         assert found["key/value cache"] == f"{mib} MiB"
+        assert found["media codecs"].endswith(
+            "beside the total; lower media_workers, or of media max_bytes and max_video_bytes"
+        )
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_length=5"]) == 2
     assert "max_model_len" in capsys.readouterr().err
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len"]) == 2
     assert "NAME=VALUE" in capsys.readouterr().err
     assert main(["doctor", "--option", "max_model_len=5"]) == 2
     assert "give --model as well" in capsys.readouterr().err
+
+
+def test_a_float16_checkpoint_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "half")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    for dtype, warned in (("auto", True), ("float32", False)):
+        assert main(["doctor", "--model", str(folder), "--device", "cpu", "--option", f"dtype={dtype}"]) == 0
+        found = sections(capsys.readouterr().out)["checkpoint"]
+        assert ("several times slower on a CPU" in found.get("warning", "")) == warned
 
 
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
