@@ -107,7 +107,7 @@ class InputProcessor:
 
         `more`: the prompt goes on from another, nothing is put before its text.
         """
-        return self._begin(*self._read(prompt, special=not more), reserve)
+        return self._begin(*self._read(prompt, special=not more), reserve, more)
 
     def begin_chat(
         self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
@@ -190,8 +190,11 @@ class InputProcessor:
             raise InputError('this model\'s encoder reads media alone; give its text as "decoder_prompt"')
         return replace(given.encoder, text=given.decoder.text, token_ids=given.decoder.token_ids)
 
-    def _begin(self, given: Prompt, ids: Sequence[int], reserve: int) -> Prepared | Unfinished:
+    def _begin(self, given: Prompt, ids: Sequence[int], reserve: int, more: bool = False) -> Prepared | Unfinished:
         sources = self.media.parse(given.media, given.uuids, given.options)
+        if self._crosses and not sources and not more:
+            known = " or ".join(f"{{{name!r}: ...}}" for name in self._info.modalities)
+            raise InputError(f"this model answers from what its encoder reads; give multi_modal_data={known} with the prompt")
         draft = Unfinished(self, given, self._info.prompt_ids(ids, _count(sources)), sources, reserve)
         return draft if draft.sources else self.finish(draft)
 
