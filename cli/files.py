@@ -40,7 +40,7 @@ def print_finished(args: argparse.Namespace, finished: Iterable[tuple[int, T]], 
 
     Args:
         finished: (place among the files, result), in any order.
-        told: what JSON says of a result, with its "error" or None, and its text.
+        told: what JSON says of a result, with its "finish_reason" and its "error" or None, and its text.
 
     Returns:
         The exit code: 2 where a file failed, which its sender can put right, else 0.
@@ -63,6 +63,9 @@ def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
             print(f"{file}:\n{text}\n" if several and "\n" in text else f"{file}: {text}" if several else text)
         if known["error"] is not None:
             print(f"sensorium: error: {file}: {known['error']}", file=sys.stderr)
+        elif known["finish_reason"] == "length":
+            more = "; raise --max-tokens" if hasattr(args, "max_tokens") else ""
+            print(f"sensorium: warning: {file}: its text is cut off where no more tokens are allowed{more}", file=sys.stderr)
     return 2 if any(known["error"] is not None for known, _ in results.values()) else 0
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .files import add_files, add_model, print_finished
+
+if TYPE_CHECKING:
+    from ..pipelines.ocr import Page
 
 EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen2.5-VL-3B-Instruct --json"
 SHIPPED = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
@@ -26,4 +30,8 @@ def run(args: argparse.Namespace) -> int:
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device)
     asked = pages(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
-    return print_finished(args, finished(llm, asked), lambda page: ({"text": page.text, "error": page.error}, page.text))
+    return print_finished(args, finished(llm, asked), lambda page: (known(page), page.text))
+
+
+def known(page: Page) -> dict[str, object]:
+    return {"text": page.text, "finish_reason": page.finish_reason, "error": page.error}

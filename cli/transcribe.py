@@ -35,7 +35,13 @@ def run(args: argparse.Namespace) -> int:
 
 def known(one: Transcript) -> dict[str, object]:
     parts = None if one.segments is None else [{"start": s.start, "end": s.end, "text": s.text} for s in one.segments]
-    return {"text": one.text, "language": one.language, "segments": parts, "error": one.error}
+    return {
+        "text": one.text,
+        "language": one.language,
+        "segments": parts,
+        "finish_reason": one.finish_reason,
+        "error": one.error,
+    }
 
 
 def text(one: Transcript) -> str:

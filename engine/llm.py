@@ -312,8 +312,10 @@ class LLM:
         """What `InputProcessor.begin_chat` takes beside messages, from what `chat` takes beside them."""
         template = chat_template or self._template
         if template is None:
-            other = ", or ask with transcribe" if self.speech else ""
-            raise InputError(f"the checkpoint has no chat template; pass chat_template= or give a rendered prompt{other}")
+            how = "pass chat_template= or give a rendered prompt"
+            if self.speech:
+                how = "this model writes down speech: ask it with transcribe, or with a rendered prompt"
+            raise InputError(f"the checkpoint has no chat template; {how}")
         for name in request:
             if name not in _REQUEST:
                 raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")

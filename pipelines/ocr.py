@@ -11,6 +11,7 @@ from ..engine.types import RequestOutput
 from ..mm.parse import is_several
 from .asking import Asking
 from .parts import media_part
+from .wishes import check
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -20,11 +21,18 @@ QUESTION = "Read the text."
 
 @dataclass(frozen=True)
 class Page:
-    """What is written in one picture, or in `error` why there is no text. `output`: the answer as the engine gave it."""
+    """What is written in one picture, or in `error` why there is no text. `output`: the answer as the engine gave it.
+
+    `finish_reason`: of the answer; "length" of a text that is cut off where no more tokens are allowed.
+    """
 
     text: str
     error: str | None
     output: RequestOutput
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.output.outputs[0].finish_reason
 
 
 def pages(
@@ -44,8 +52,11 @@ def pages(
         chat_template: Jinja source instead of the checkpoint's own.
 
     Raises:
-        InputError: as the first job is asked for, a checkpoint without a chat template.
+        InputError: an argument of another type and, as the first job is asked for, a checkpoint without a chat template.
     """
+    check("question", question, str)
+    check("chat_template", chat_template, str, type(None))
+    check("sampling_params", sampling_params, SamplingParams, type(None))
     given: Sequence[object] = list(pictures) if is_several("image", pictures) else [pictures]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return [_page(llm, picture, question, params, chat_template) for picture in given]

@@ -21,6 +21,7 @@ from ..mm.errors import ConfigError, InputError
 from ..mm.parse import is_several
 from .asking import Asking
 from .parts import media_part
+from .wishes import check
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -75,6 +76,9 @@ def embeddings(
         InputError: wrong dimensions and, as the first job is asked for, a checkpoint without a chat template or an input
             of another form.
     """
+    check("instruction", instruction, str)
+    check("chat_template", chat_template, str, type(None))
+    check("dimensions", dimensions, int, type(None))
     if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
         raise InputError(f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors")
     return [_embedding(llm, one, instruction, dimensions, _template(chat_template)) for one in _listed(inputs)]
@@ -109,6 +113,8 @@ def scores(
         InputError: a query of another form and, as the first job is asked for, a document of another form or a checkpoint
             without a chat template.
     """
+    check("instruction", instruction, str)
+    check("chat_template", chat_template, str, type(None))
     asked = [
         _text(f"<Instruct>: {instruction}"),
         _text("<Query>:"),

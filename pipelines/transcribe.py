@@ -14,6 +14,7 @@ from ..mm.errors import ConfigError, InputError, hint
 from ..mm.parse import is_several
 from ..mm.speech import SpeechRequest, TimestampRule, code_of
 from .asking import Asking
+from .wishes import check
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -41,6 +42,8 @@ class Transcript:
         segments: in order, None unless times were asked for.
         error: why there is no text, or None.
         output: the answer as the engine gave it, with tokens and the seconds of each stage.
+
+    `finish_reason`: of the answer; "length" of a text that is cut off where no more tokens are allowed.
     """
 
     text: str
@@ -48,6 +51,10 @@ class Transcript:
     segments: tuple[Segment, ...] | None
     error: str | None
     output: RequestOutput
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.output.outputs[0].finish_reason
 
 
 def transcripts(
@@ -73,11 +80,15 @@ def transcripts(
 
     Raises:
         ConfigError: a model that does not write down speech.
-        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long.
+        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long, an
+            argument of another type.
     """
     speech = llm.speech
     if speech is None:
         raise ConfigError(f"{llm.config.model} does not write down speech; ask it with generate or chat")
+    check("timestamps", timestamps, bool)
+    check("context", context, str)
+    check("sampling_params", sampling_params, SamplingParams, type(None))
     if task in _TASKS and task not in speech.tasks:
         raise InputError(f"task={task!r}, but this model can only {', '.join(speech.tasks)}; take another for that")
     if task not in speech.tasks:

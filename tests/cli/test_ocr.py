@@ -35,7 +35,16 @@ def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", *LINES, "--json", "--max-tokens", "16"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found == [{"file": path, "text": ANSWERS[Path(path).name]["answer"], "error": None} for path in LINES]
+    assert found == [
+        {"file": path, "text": ANSWERS[Path(path).name]["answer"], "finish_reason": "stop", "error": None} for path in LINES
+    ]
+
+
+def test_a_text_that_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ocr", LINES[0], "--json", "--max-tokens", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["finish_reason"] == "length"
+    assert err == f"sensorium: warning: {LINES[0]}: its text is cut off where no more tokens are allowed; raise --max-tokens\n"
 
 
 def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:

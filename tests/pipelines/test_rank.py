@@ -129,6 +129,21 @@ def test_what_fails_fails_alone(llm):
         llm.embed({"picture": picture()})
 
 
+def test_arguments_of_another_type_or_name_are_typed_errors(llm):
+    for ask, said in (
+        (lambda: llm.embed("a", instruction=5), "instruction=5 must be a text"),
+        (lambda: llm.embed("a", dimensions="all"), "dimensions='all' must be an integer or None"),
+        (lambda: llm.embed("a", dimensoins=4), "unknown argument 'dimensoins'; did you mean dimensions"),
+        (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a text or None"),
+        (lambda: llm.score("a", "b", instructoin=""), "did you mean instruction"),
+        (lambda: llm.ocr(picture(), question=None), "question=None must be a text"),
+        (lambda: llm.ocr(picture(), sampling_params={}), "sampling_params={} must be a SamplingParams or None"),
+        (lambda: llm.ocr(picture(), max_token=4), "did you mean max_tokens"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ask()
+
+
 def test_vectors_are_the_same_beside_answers(llm):
     """Pooling and answering share steps."""
     alone = llm.embed("def f(x): return", use_tqdm=False)[0].vector

@@ -152,6 +152,30 @@ def test_wrong_wishes_are_typed_errors(llm: LLM, options: dict[str, str], said: 
         assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"context": 5}, "context=5 must be a text$"),
+        ({"sampling_params": {"temperature": 0}}, "sampling_params=.* must be a SamplingParams or None"),
+        ({"timestamps": "yes"}, "timestamps='yes' must be True or False"),
+        ({"langauge": "en"}, "unknown argument 'langauge'; did you mean language"),
+    ],
+)
+def test_arguments_of_another_type_or_name_are_typed_errors(llm: LLM, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        llm.transcribe(sound(), **options)
+    with pytest.raises(InputError, match=said):
+        asyncio.run(AsyncLLM(llm).transcribe(sound(), **options))
+
+
+def test_a_text_that_is_cut_off_says_so(llm: LLM) -> None:
+    cut, broken, number = heard(llm, [(sound(), 16_000), b"broken", [5]], language="en")
+    assert (cut.finish_reason, broken.finish_reason) == ("length", "error")
+    assert number.error.startswith("audio 0: a single number is not a known form of sound")
+    params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm._driver._eos, 100.0))
+    assert llm.transcribe((sound(), 16_000), "en", sampling_params=params, use_tqdm=False)[0].finish_reason == "stop"
+
+
 def changed(folder: Path, new: Path, file: str, change: Callable[[str], str]) -> LLM:
     shutil.copytree(folder, new)
     (new / file).write_text(change((new / file).read_text("utf-8")), "utf-8")
@@ -185,8 +209,15 @@ def test_an_english_only_model_says_so(whisper: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_chat_template_says_how_it_is_asked(llm: LLM) -> None:
-    with pytest.raises(InputError, match=r"no chat template; .*, or ask with transcribe$"):
-        llm.chat([{"role": "user", "content": "What is said?"}])
+    asking: list[Callable[[], Any]] = [
+        lambda: llm.chat([{"role": "user", "content": "What is said?"}]),
+        lambda: llm.embed("words"),
+        lambda: llm.score("words", "words"),
+        lambda: llm.ocr(b"picture"),
+    ]
+    for ask in asking:
+        with pytest.raises(InputError, match=r"no chat template; this model writes down speech: ask it with transcribe"):
+            ask()
 
 
 def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> None:
