@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -62,11 +63,21 @@ def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
         elif known["error"] is None:
             print(f"{file}:\n{text}\n" if several and "\n" in text else f"{file}: {text}" if several else text)
         if known["error"] is not None:
-            print(f"sensorium: error: {file}: {known['error']}", file=sys.stderr)
+            print(f"sensorium: error: {file}: {in_options(str(known['error']), args)}", file=sys.stderr)
         elif known["finish_reason"] == "length":
             more = "; raise --max-tokens" if hasattr(args, "max_tokens") else ""
             print(f"sensorium: warning: {file}: its text is cut off where no more tokens are allowed{more}", file=sys.stderr)
     return 2 if any(known["error"] is not None for known, _ in results.values()) else 0
+
+
+def in_options(text: str, args: argparse.Namespace) -> str:
+    """A message that names arguments of LLM, as in "pass dtype= one of", with the options of this command line: "--dtype"."""
+    for name in vars(args):
+        option = f"--{name.replace('_', '-')}"
+        text = re.sub(rf"(?<![\w/.-]){name}= ?", f"{option} ", text)
+        if "_" in name:  # a word of English has none
+            text = re.sub(rf"(?<![\w/.-]){name}\b", option, text)
+    return text
 
 
 def shown(file: str) -> str:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ..mm.errors import SensoriumError
+from .files import in_options
 
 COMMANDS = {
     "chat": "ask a model about pictures and clips",
@@ -38,6 +39,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
 
 
+class Lines(logging.Formatter):
+    """Of a log, in the words of a command line."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__("sensorium: %(message)s")
+        self._args = args
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return in_options(super().formatMessage(record), self._args)
+
+
 def build_parser(command: str | None) -> Parser:
     """All commands by name, and the options of `command` alone: the others are not imported."""
     parser = Parser("sensorium", description="Pictures and clips in, text out.", epilog=_EXAMPLE)
@@ -59,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = build_parser(next((word for word in words if word in COMMANDS), None)).parse_args(words)
     try:
-        with _logged(args.debug):
+        with _logged(args):
             code = int(_module(args.command).run(args))
         sys.stdout.flush()
         return code
@@ -73,21 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         known = isinstance(error, SensoriumError)
         text = " ".join(str(error).split()) or "no message"
-        print(
-            f"sensorium: error: {text if known else f'{type(error).__name__}: {text} (--debug shows where)'}", file=sys.stderr
-        )
+        told = in_options(text, args) if known else f"{type(error).__name__}: {text} (--debug shows where)"
+        print(f"sensorium: error: {told}", file=sys.stderr)
         return 2 if known else 1
 
 
 @contextmanager
-def _logged(debug: bool) -> Iterator[None]:
+def _logged(args: argparse.Namespace) -> Iterator[None]:
     """What the library logs, on stderr.
 
-    Without `debug` in one line each, and nothing that comes with a traceback: a result says the same in one line.
+    Without --debug in one line each, and nothing that comes with a traceback: a result says the same in one line.
     """
     handler, logger = logging.StreamHandler(), logging.getLogger(__name__.partition(".")[0])
-    handler.setFormatter(logging.Formatter("sensorium: %(message)s"))
-    if not debug:
+    handler.setFormatter(Lines(args))
+    if not args.debug:
         handler.addFilter(lambda record: not record.exc_info)
     logger.addHandler(handler)
     try:

@@ -1,0 +1,25 @@
+"""Messages about arguments in the words of a command line."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+from sensorium.cli.files import in_options
+
+ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("dtype 'x' is not served; pass dtype= one of a, b", "dtype 'x' is not served; pass --dtype one of a, b"),
+        ("max_model_len=9 is above max_position_embeddings=8", "--max-model-len 9 is above max_position_embeddings=8"),
+        ("min_tokens=4 is above max_tokens=2; lower it", "min_tokens=4 is above --max-tokens 2; lower it"),
+        ("shorten it or raise max_model_len", "shorten it or raise --max-model-len"),
+        ("/a/dtype=5/max_tokens.png: no such file", "/a/dtype=5/max_tokens.png: no such file"),
+        ("raise kv_cache_memory_bytes to 5", "raise kv_cache_memory_bytes to 5"),
+    ],
+)
+def test_arguments_become_options(text: str, told: str) -> None:
+    assert in_options(text, ARGS) == told
