@@ -15,7 +15,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=ASSETS / "media")
     args = parser.parse_args()
 
+    if not args.folder.is_dir():
+        parser.error(f"{args.folder} is not a folder")
     paths = sorted(path for path in args.folder.iterdir() if path.suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"})
+    if not paths:
+        parser.error(f"there are no pictures in {args.folder}")
     chats = [
         [{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": args.question}]}]
         for path in paths

@@ -6,7 +6,6 @@ The shipped model was trained on one picture at a time; a larger one compares th
 import argparse
 from pathlib import Path
 
-from PIL import Image
 from sensorium import LLM, SamplingParams
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
@@ -22,8 +21,7 @@ def main() -> None:
     llm = LLM(args.model, limit_mm_per_prompt={"image": len(args.images)})
     slots = "<|vision_start|><|image_pad|><|vision_end|>" * len(args.images)
     prompt = f"<|im_start|>user\n{slots}{args.question}<|im_end|>\n<|im_start|>assistant\n"
-    pictures = [Image.open(path) for path in args.images]
-    request = {"prompt": prompt, "multi_modal_data": {"image": pictures}}
+    request = {"prompt": prompt, "multi_modal_data": {"image": args.images}}
     (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
     print(answer.error or answer.outputs[0].text)
 

@@ -15,6 +15,8 @@ def main() -> None:
     if not args.model.is_dir():
         print("no speech model ships: hf download openai/whisper-tiny.en --local-dir whisper-tiny.en")
         return
+    if not args.sounds:
+        parser.error("name sound files to write down")
 
     for path, heard in zip(args.sounds, LLM(args.model).transcribe(args.sounds, args.language, timestamps=True), strict=True):
         print(f"{path.name} ({heard.language}): {heard.error or heard.text}")

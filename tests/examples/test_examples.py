@@ -31,3 +31,22 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
     first, second = done.stdout.splitlines()
     assert first.startswith("a.png: '")
     assert second.startswith("b.png: image 0: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("several_pictures", ["text.png"], "image 0: it is not in a picture format"),
+        ("several_pictures", ["nothing.png"], "'nothing.png' cannot be read"),
+        ("folder_batch", ["nothing"], "nothing is not a folder"),
+        ("folder_batch", ["empty"], "there are no pictures in empty"),
+        ("transcribe", ["--model", "empty"], "name sound files"),
+    ],
+)
+def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "empty").mkdir()
+    script = next(path for path in EXAMPLES if path.stem == name)
+    done = subprocess.run([sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
