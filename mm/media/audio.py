@@ -164,7 +164,8 @@ def _array(samples: object) -> Array:
     alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
     if alone or not isinstance(samples, np.ndarray | list | tuple):
         form = "give bytes, samples, or (samples, rate)"
-        raise InputError(f"a {'single number' if alone else type(samples).__name__} is not a known form of sound; {form}")
+        what = "single number" if alone else f"value of type {type(samples).__name__}"
+        raise InputError(f"a {what} is not a known form of sound; {form}")
     try:
         array = np.asarray(samples)
     except (ValueError, TypeError, RuntimeError):

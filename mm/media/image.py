@@ -117,7 +117,9 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
     `load`: whether a caller's lazy picture is read to its end. A TIFF always is: Pillow then turns it upright.
     """
     if not isinstance(value, bytes | Image.Image):
-        raise InputError(f"a {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels")
+        raise InputError(
+            f"a value of type {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels"
+        )
     if isinstance(value, bytes) and not value:
         raise InputError("it is empty")
     try:

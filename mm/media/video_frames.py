@@ -79,7 +79,7 @@ def given_frames(value: Any, policy: MediaPolicy) -> GivenFrames:
         return _given(frames, (frames.shape[1], frames.shape[2]), metadata)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
         return _given(value, _common_size(value, policy), metadata)
-    raise InputError(f"a {type(value).__name__} is not a known form; give a file, an array or a list of frames")
+    raise InputError(f"a value of type {type(value).__name__} is not a known form; give a file, an array or a list of frames")
 
 
 def sound_beside(value: object) -> object | None:

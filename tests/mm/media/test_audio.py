@@ -180,10 +180,10 @@ def test_containers_are_mixed_without_gain() -> None:
         ((np.zeros(4), math.nan), "positive number of hertz"),
         ((np.zeros(4), 10**400), "positive number of hertz"),
         ((np.zeros(100_000), 1), "limit max_audio_seconds is 14400"),
-        (5, "a int is not a known form"),
+        (5, "a value of type int is not a known form"),
         ([5], "a single number is not a known form"),
         (np.array(5.0), "1 or 2 axes"),
-        ("a.wav", "a str is not a known form"),
+        ("a.wav", "a value of type str is not a known form"),
     ],
 )
 def test_what_is_refused_is_named(value: object, text: str) -> None:
