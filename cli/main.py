@@ -18,7 +18,7 @@ from ..mm.errors import SensoriumError
 from .files import in_options
 
 COMMANDS = {
-    "chat": "ask a model about pictures and clips",
+    "chat": "ask a model about pictures, clips and sounds",
     "demo": "read the shipped pictures and clip with the shipped model",
     "doctor": "versions, device, kernels in use, and what is missing",
     "ocr": "read the text in pictures",
@@ -52,7 +52,7 @@ class Lines(logging.Formatter):
 
 def build_parser(command: str | None) -> Parser:
     """All commands by name, and the options of `command` alone: the others are not imported."""
-    parser = Parser("sensorium", description="Pictures and clips in, text out.", epilog=_EXAMPLE)
+    parser = Parser("sensorium", description="Pictures, clips and sounds in, text out.", epilog=_EXAMPLE)
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -69,7 +69,9 @@ def build_parser(command: str | None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return the exit code; argparse exits by itself."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(next((word for word in words if word in COMMANDS), None)).parse_args(words)
+    args, unknown = build_parser(next((word for word in words if word in COMMANDS), None)).parse_known_args(words)
+    if unknown:  # as the command's own parser says it, which knows where its help is
+        Parser(f"sensorium {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         with _logged(args):
             code = int(_module(args.command).run(args))

@@ -52,7 +52,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "COMMAND"),
         (("read",), "'read'"),
-        (("doctor", "--colour"), "--colour"),
+        (("doctor", "--colour"), "--colour; see `sensorium doctor --help`"),
+        (("ocr", "a.png", "--jsn"), "--jsn; see `sensorium ocr --help`"),
         (("chat", "--model", "x"), "question"),
         (("chat", "q"), "--model"),
         (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
