@@ -26,7 +26,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line.split()[-1] in ("yes", "no") for line in lines[1 : len(names) + 1])
     assert "ms per stage" in out
     assert "prefill" in out
-    assert "6/6" in err  # the progress bar
+    assert not err  # a progress bar is for terminals
     with Image.open(tmp_path / "demo.png") as sheet:
         assert sheet.height > 5 * 100
 
