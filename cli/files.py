@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Told = tuple[dict[str, Any], str]
 _SHOWN = 40  # characters of a data: URL
+_LONGEST = 4096  # of a path
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -81,8 +82,9 @@ def in_options(text: str, args: argparse.Namespace) -> str:
 
 
 def shown(file: str) -> str:
-    """A path or URL as it was given, but for the data in a data: URL."""
-    return file if file[:5].lower() != "data:" or len(file) <= _SHOWN else f"{file[:_SHOWN]}..."
+    """A path or URL as it was given, but for the data in a data: URL and what no file's name is as long as."""
+    most = _SHOWN if file[:5].lower() == "data:" else _LONGEST
+    return file if len(file) <= most else f"{file[:most]}..."
 
 
 @contextmanager

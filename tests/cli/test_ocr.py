@@ -72,3 +72,5 @@ def test_urls_are_read_and_their_data_not_repeated(capsys: pytest.CaptureFixture
     assert [line.rpartition(": ")[2] for line in out.splitlines()] == [ANSWERS["line1.png"]["answer"]] * 2
     assert err.startswith("sensorium: error: data:image/png;base64,AAAAAAAAAAAAAAAAAA...: image 0: ")
     assert "A" * 20 not in out + err
+    assert main(["ocr", "A" * 100_000]) == 2
+    assert len(capsys.readouterr().err) < 5000
