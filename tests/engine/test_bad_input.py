@@ -49,7 +49,7 @@ BAD = {
     "too long": (lambda _: asked("def " * 300), "max_model_len"),
     "broken": (lambda _: asked(SLOT, image=b"not a picture"), "image 0"),
     "second broken": (lambda _: asked(SLOT * 2, image=[picture(), b""]), "image 1: it is empty"),
-    "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a float"),
+    "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a value of type float"),
     "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
     "url": (
         lambda _: asked(SLOT, image="http://127.0.0.1:9/a.png"),
