@@ -28,7 +28,8 @@ def interpret(op: str, marks: str) -> None:
     done = subprocess.run(
         [*command, GPU / f"interpret_{op}.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
-    assert done.returncode in (0, 5), f"rc {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
+    nothing_to_run = done.returncode == 5 and marks == "full"  # an op may have no larger sweep
+    assert done.returncode == 0 or nothing_to_run, f"rc {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
 
 
 @pytest.mark.parametrize("op", CHECKS)
