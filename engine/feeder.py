@@ -15,7 +15,7 @@ from .threads import use_threads
 
 _READERS = 2  # threads that render and tokenise
 _FETCHING = 32  # prompts whose media are downloaded, or were and wait for a worker
-_MEDIA = ("unfetched", "fetching", "undecoded", "decoding")
+_MEDIA = ("unfetched", "fetching", "named", "undecoded", "decoding")
 
 
 Order = tuple[int, int, int]  # priority, turn, arrival
@@ -25,7 +25,8 @@ Order = tuple[int, int, int]  # priority, turn, arrival
 class Entry:
     """One prompt on its way. `done` is called once, in any thread, with what it became, unless it was dropped before.
 
-    `stage`: coming, reading, unfetched, fetching, undecoded, decoding, held (in the engine), gone.
+    `stage`: coming, reading, unfetched, fetching, named (waits for content that another gives), undecoded, decoding, held (in
+    the engine), gone.
     """
 
     prepare: Callable[[], Prepared | Unfinished]
@@ -43,7 +44,8 @@ class Feeder:
 
     Entries of one `add` keep their order; two that ask for much at once take turns, whoever asks for little comes in
     between. A smaller priority goes first. A prompt is done as soon as it can be: text passes a clip that takes long,
-    and what is on this machine passes downloads.
+    what is on this machine passes downloads. One that names content without giving it waits for those before it that
+    give it, or may: they are still read.
 
     Args:
         window: prompts without media that are read or held at once, and prompts with media on their way.
@@ -60,6 +62,8 @@ class Feeder:
         self._coming: list[tuple[Order, Entry]] = []
         self._unfetched: list[tuple[Order, Entry]] = []
         self._undecoded: list[tuple[Order, Entry]] = []
+        self._named: list[Entry] = []
+        self._on_way: dict[Entry, None] = {}  # those begun that are not held yet
         self._count: Counter[str] = Counter()  # entries by stage
         self._turn = self._arrivals = 0
         self._bytes = 0  # of entries that are held
@@ -100,6 +104,10 @@ class Feeder:
         self._count[entry.stage] -= 1
         entry.stage = stage
         self._count[stage] += stage != "gone"
+        if stage in ("held", "gone"):
+            self._on_way.pop(entry, None)
+        else:
+            self._on_way[entry] = None
 
     def _pump(self) -> None:
         """Begin what there is room for; not from inside itself, for what is begun may be done at once."""
@@ -114,6 +122,7 @@ class Feeder:
 
     def _begin(self) -> bool:
         """One more stage of one entry; False when there is room for none."""
+        self._release()
         if self._coming and self._room_to_read():
             _, entry = heapq.heappop(self._coming)
             if entry.stage == "coming":
@@ -130,6 +139,25 @@ class Feeder:
         else:
             return False
         return True
+
+    def _release(self) -> None:
+        """Those whose names nobody before them is still to give may be decoded."""
+        for entry in [one for one in self._named if one.stage != "named" or not self._waits(one)]:
+            self._named.remove(entry)
+            if entry.stage == "named":
+                self._move(entry, "undecoded")
+                heapq.heappush(self._undecoded, (entry.order, entry))
+
+    def _waits(self, entry: Entry) -> bool:
+        asks = entry.draft.asks if entry.draft is not None else frozenset()
+        return bool(asks) and any(
+            other.order[2] < entry.order[2] and (other.draft is None or not asks.isdisjoint(other.draft.gives))
+            for other in self._on_way
+        )
+
+    def _await_names(self, entry: Entry) -> None:
+        self._move(entry, "named")
+        self._named.append(entry)
 
     def _room_to_read(self) -> bool:
         media = sum(self._count[stage] for stage in _MEDIA)
@@ -159,8 +187,11 @@ class Feeder:
                 self._finish(entry, error if isinstance(error, Exception) else RuntimeError(repr(error)))
             elif isinstance(result := future.result(), Unfinished):
                 entry.draft = result
-                self._move(entry, "unfetched" if result.remote else "undecoded")
-                heapq.heappush(self._unfetched if result.remote else self._undecoded, (entry.order, entry))
+                if result.remote:
+                    self._move(entry, "unfetched")
+                    heapq.heappush(self._unfetched, (entry.order, entry))
+                else:
+                    self._await_names(entry)
             else:
                 self._finish(entry, result)
             self._pump()
@@ -178,8 +209,7 @@ class Feeder:
             with self._lock:
                 left[0] -= 1
                 if left[0] == 0 and entry.stage == "fetching":
-                    self._move(entry, "undecoded")
-                    heapq.heappush(self._undecoded, (entry.order, entry))
+                    self._await_names(entry)
                     self._pump()
 
         for future in entry.waits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,6 +68,16 @@ class Unfinished:
         """Whether there is anything to download."""
         return any(map(gate.is_remote, self.sources))
 
+    @property
+    def gives(self) -> frozenset[tuple[str | None, str]]:
+        """Names that stand for content once this is finished, each with its tenant."""
+        return self._names(lambda data: data is not None)
+
+    @property
+    def asks(self) -> frozenset[tuple[str | None, str]]:
+        """Names whose content comes from elsewhere."""
+        return self._names(lambda data: data is None)
+
     def fetch(self) -> Sequence[Future[Any]]:
         """What `finish` would wait for."""
         self.fetches.update(self.inputs.media.fetch(self.sources))
@@ -78,6 +88,9 @@ class Unfinished:
         if self.remote and not self.fetches:
             self.fetch()
         return self.inputs.finish(self)
+
+    def _names(self, those: Callable[[object], bool]) -> frozenset[tuple[str | None, str]]:
+        return frozenset((self.given.salt, one.uuid) for one in self.sources if one.uuid is not None and those(one.data))
 
 
 class InputProcessor:

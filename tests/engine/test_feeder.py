@@ -22,11 +22,14 @@ def prepared(size):
 class Draft(Unfinished):
     """Media of `size` bytes whose decoding takes until `gate` opens."""
 
-    def __init__(self, line, size=1, gate=None, fetches=()):
-        for name, value in (("line", line), ("size", size), ("gate", gate), ("waits", fetches)):
+    def __init__(self, line, size=1, gate=None, fetches=(), gives="", asks=""):
+        own = {"line": line, "size": size, "gate": gate, "waits": fetches, "given_names": gives, "asked_names": asks}
+        for name, value in own.items():
             object.__setattr__(self, name, value)
 
     remote = property(lambda self: bool(self.waits))
+    gives = property(lambda self: frozenset(self.given_names))
+    asks = property(lambda self: frozenset(self.asked_names))
 
     def fetch(self):
         return self.waits
@@ -95,6 +98,31 @@ def test_downloads_keep_no_worker(line):
         future.set_result(None)
     line.wait(*(f"far{i}" for i in range(6)))
     assert line.most <= 2, "they were decoded by the workers all the same"
+
+
+def test_who_names_content_waits_for_those_before_that_give_it():
+    """Also while they are only read; nobody waits for those that come after, or that give something else."""
+    line = Line(window=20)
+    gate, read, far = threading.Event(), threading.Event(), Future()
+
+    def slowly():
+        assert read.wait(20)
+        return Draft(line, gives="b")
+
+    line.add(line.media("a", gate=gate, gives="a"), line.media("far", fetches=(far,), gives="c"), line.entry("b", slowly))
+    line.add(*(line.media(f"asks {name}", asks=name) for name in "aabcx"), line.media("late", gives="x", asks=""))
+    line.wait("late")
+    assert line.out == ["late"], "one that is read may give any name"
+    read.set()
+    line.wait("b", "asks b", "asks x")
+    assert set(line.out) == {"late", "b", "asks b", "asks x"}
+    far.set_exception(OSError("gone"))
+    line.wait("far", "asks c")
+    assert "asks a" not in line.out
+    gate.set()
+    line.wait("asks a", "a")
+    assert line.out.index("a") < line.out.index("asks a")
+    line.feeder.close()
 
 
 def test_who_asks_for_little_comes_in_between():
