@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ PROMPT = 8192
 """Rows of the prompt whose operations are counted."""
 KEYS = 1024
 """Tokens that each sequence of a decode step begins with."""
+_SWITCHES = ((True, True), (False, True), (True, False), (False, False))  # steps overlap, graphs; all on first
 _SPARE = 20 << 30  # bytes beside the weights: caches, activations
 
 
@@ -43,16 +44,21 @@ def qwen3_vl(bench: Bench) -> Iterator[Made]:
 
 
 def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
+    ways = [(batch, *switches) for batch in bench.pick((1, 64), (1, 3)) for switches in _SWITCHES]
+    decodes = [partial(decode, batch=batch, overlaps=overlaps, graphs=graphs) for batch, overlaps, graphs in ways]
+    return of_model(bench, config, build, [tower, prompts, *decodes])
+
+
+def of_model(
+    bench: Bench, config: Mapping[str, Any], make: Callable[..., Any], wanted: Iterable[Callable[..., Figure]]
+) -> Iterator[Made]:
+    """How long it takes to make a model; then what is wanted of it, each called with bench, model and config."""
     need_memory(bench, config)
     start = time.perf_counter()
-    model = build(bench, config)
+    model = make(bench, config)
     bench.sync()
     yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
-    yield partial(tower, bench, model, config)
-    yield partial(prompts, bench, model, config)
-    for batch in bench.pick((1, 64), (1, 3)):
-        for overlaps, graphs in ((True, True), (False, True), (True, False), (False, False)):
-            yield partial(decode, bench, model, config, batch, overlaps, graphs)
+    yield from (partial(one, bench, model, config) for one in wanted)
 
 
 def need_memory(bench: Bench, config: Mapping[str, Any]) -> None:

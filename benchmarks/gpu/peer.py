@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import shapes
-from .e2e import KEYS, PROMPT, need_memory
+from .e2e import KEYS, PROMPT, of_model
 from .machine import Bench
 from .parts import Made
 from .record import Figure, Lacks
@@ -27,15 +27,8 @@ def qwen3_vl(bench: Bench) -> Iterator[Made]:
 
 
 def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
-    need_memory(bench, config)
-    start = time.perf_counter()
-    model = build(bench, config)
-    bench.sync()
-    yield Figure("model made and filled on the device", time.perf_counter() - start, "s")
-    yield partial(_tower, bench, model, config)
-    yield partial(_prompt, bench, model, config)
-    for batch in bench.pick((1, 64), (1, 3)):
-        yield partial(_decode, bench, model, config, batch)
+    decodes = [partial(_decode, batch=batch) for batch in bench.pick((1, 64), (1, 3))]
+    return of_model(bench, config, build, [_tower, _prompt, *decodes])
 
 
 def build(bench: Bench, config: Mapping[str, Any]) -> Any:
