@@ -47,10 +47,13 @@ class Scaling:
     std: tuple[float, ...]
 
 
+_AS_THEY_ARE = Scaling((0.0,) * 3, (1.0,) * 3)
+
+
 def laid_out(
     frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
 ) -> Tensor:
-    """uint8 `[n, h, w, 3]`, resized to `target` (height, width), scaled, and laid out in `dtype`.
+    """uint8 `[n, h, w, 3]`, any view, resized to `target` (height, width), scaled, and laid out in `dtype`.
 
     `filter`: "bilinear", "bicubic" or "lanczos". Sides of the target are multiples of `patch * merge`.
     """
@@ -65,7 +68,7 @@ def laid_out_reference(
     frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
 ) -> Tensor:
     """Arguments as `laid_out`."""
-    small = resized(frames, target, filter)
+    small = resized_reference(frames, target, filter)
     mean, std = (torch.tensor(one, device=frames.device).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
     scaled = small.float().sub_(mean).div_(std).to(dtype)
     if not layout.patch:
@@ -77,7 +80,16 @@ def laid_out_reference(
 
 
 def resized(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
-    """uint8 `[n, h, w, 3]` -> uint8 `[n, 3, height, width]`: torch's own on a CPU, the same bits on any device."""
+    """uint8 `[n, h, w, 3]`, any view -> uint8 `[n, 3, height, width]`, the same bits on any device."""
+    if tuple(frames.shape[1:3]) != target and backend("pixels", frames.device, torch.float32) == "triton":
+        from .gpu import pixels
+
+        return pixels.laid_out(frames, target, filter, _AS_THEY_ARE, Layout(), torch.uint8)
+    return resized_reference(frames, target, filter)
+
+
+def resized_reference(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
+    """As `resized`: torch's own on a CPU."""
     planes = frames.permute(0, 3, 1, 2)
     if tuple(planes.shape[2:]) == target:
         return planes

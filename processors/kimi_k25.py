@@ -8,20 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from ..mm.errors import ConfigError
 from ..mm.fields import BatchedField, FieldElem, FlatField
 from ..mm.geometry import PatchBudget, SamplingPolicy, fit_patches
 from ..mm.media.policy import DecodeSpec
+from ..mm.tiling import CropPlan, Resize, View, Window
 from ..mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
 from .base import FamilyInfo, build_span
 from .files import ProcessorFiles
 from .interface import Span
 from .options import with_sampling
-from .patches import LOW_DETAIL, PatchSpec, patchify, read_spec
-from .pictures import RESAMPLE, resized
+from .patches import LOW_DETAIL, PatchSpec, read_spec
+from .pictures import RESAMPLE, patch_rows
 
 CUT = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # the published processors' own defaults
 IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512
@@ -111,9 +110,10 @@ class KimiK25ProcessingInfo(FamilyInfo):
         if not isinstance(item, VisionChunk):
             raise TypeError(f"a {type(item).__name__} is no vision chunk")
         grid, spec = self.geometry(item.header), self._spec(item.plan)
-        single = replace(spec.cut, merge=1, temporal=1)  # patches lie row by row, each of one frame
-        flat = patchify(_fitted(item.frames, grid, spec), replace(grid, merge=1, merge_t=1), single, dtype)
-        pixels = flat.view(-1, 3, single.patch, single.patch)
+        cut, small = spec.cut, Resize(*fit_patches(*item.header.size, spec.budget))
+        filled = Window(0, 0, grid.h * cut.patch, grid.w * cut.patch)  # with black, on the right and below
+        flat = patch_rows(item.frames, CropPlan((View((small, filled)),)), cut, cut.patch, dtype=dtype)
+        pixels = flat.view(-1, 3, cut.patch, cut.patch)  # row by row, each of one frame
         shape = torch.tensor([grid.t, grid.h, grid.w])
         return {
             "pixel_values": FieldElem(pixels, FlatField()),
@@ -183,13 +183,6 @@ def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int
         tall, wide = _padded((tall, wide), spec)
         most = max(most, tall * wide // (cut.patch * cut.merge) ** 2)
     return most
-
-
-def _fitted(frames: Tensor, grid: ItemGeometry, spec: ChunkSpec) -> Tensor:
-    """uint8 `[n, h, w, 3]` shrunk to its budget and filled up with black on the right and below, to the grid."""
-    target = fit_patches(int(frames.shape[1]), int(frames.shape[2]), spec.budget)
-    small = resized(frames.permute(0, 3, 1, 2), target, spec.cut).permute(0, 2, 3, 1)
-    return F.pad(small, (0, 0, 0, grid.w * spec.cut.patch - target[1], 0, grid.h * spec.cut.patch - target[0]))
 
 
 def _read_json(preprocessor: Mapping[str, Any], limit: str) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from torch.nn import functional as F
 
 from ..kernels.mel import Bank, log_bands, make_bank
 from ..mm.errors import ConfigError, InputError
+from .device import media_device
 
+_AT_ONCE = 1 << 13  # windows that go to a device
 _FLOOR = 1e-10  # least energy of a band
 _RANGE = 8.0  # powers of ten kept below the loudest band of the sound
 
@@ -84,12 +86,28 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: i
     wanted = total if frames is None else min(frames, total)
     sounding = min(total, (count + edge) // spec.hop + 1)  # frames that any sample falls into
     heard = _mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window)
-    bands = log_bands(heard.unfold(0, spec.window, spec.hop), _bank(spec, samples.device), _FLOOR)
+    bands = _log_bands(heard, spec)
     floor = bands.max() - _RANGE
     out = bands[:wanted] if wanted <= sounding else bands.new_full((wanted, spec.mels), math.log10(_FLOOR))
     if wanted > sounding:
         out[:sounding] = bands
     return out.clamp_(min=floor).add_(4.0).mul_(0.25)
+
+
+def _log_bands(heard: Tensor, spec: MelSpec) -> Tensor:
+    """Of every window of the samples, `[windows, mels]` where they are."""
+    device = media_device()
+    if device is None:
+        return log_bands(heard.unfold(0, spec.window, spec.hop), _bank(spec, heard.device), _FLOOR)
+    out, bank = torch.empty((len(heard) - spec.window) // spec.hop + 1, spec.mels), _bank(spec, device.device)
+
+    def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        for first in range(0, len(out), _AT_ONCE):
+            some = out[first : first + _AT_ONCE]
+            yield heard[first * spec.hop :][: (len(some) - 1) * spec.hop + spec.window], some
+
+    device.fill(parts(), lambda part: log_bands(part.unfold(0, spec.window, spec.hop), bank, _FLOOR))
+    return out
 
 
 def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:

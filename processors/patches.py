@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.dispatch import backend
-from ..kernels.pixels import Layout, laid_out
-from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
+from ..mm.tiling import CropPlan, Resize, View
 from ..mm.types import ItemGeometry
-from .pictures import PixelSpec, fill_patches, read_pixels, resized, scaling, with_resample
+from .pictures import PixelSpec, patch_rows, read_pixels, with_resample
 
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _LARGEST = 1 << 48  # pixels that an option may ask for; what an item may really take is bounded by its rows
@@ -109,25 +107,9 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
 
 
 def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 `[n, h, w, 3]` to `[patches, 3 * temporal * patch * patch]` in `dtype`, merged neighbours side by side.
-
-    Resizes a temporal patch at a time by torch's antialiased uint8 filter, on a view of the input; then scales and cuts
-    one row of merged patches at a time, which stays in the core's own cache: no picture in floating point is made. A
-    last group that lacks frames repeats its last one; a picture is one such group. Frames on a GPU stay there, in two kernels.
-    """
-    size = geometry.h * spec.patch, geometry.w * spec.patch
-    if spec.resample == "torch" and backend("pixels", frames.device, dtype) == "triton":
-        return laid_out(frames, size, spec.filter, scaling(spec), Layout(spec.patch, spec.merge, spec.temporal), dtype)
-    out = BUFFERS.take((geometry.num_patches, 3, spec.temporal, spec.patch, spec.patch), dtype)
-    rows = out.view(-1, geometry.w // spec.merge, spec.merge, spec.merge, *out.shape[1:])
-    per_step = geometry.h // spec.merge
-    for step in range(geometry.t):
-        group = frames[step * spec.temporal : (step + 1) * spec.temporal]
-        if 1 < len(group) < spec.temporal:
-            group = torch.cat([group, group[-1:].expand(spec.temporal - len(group), -1, -1, -1)])
-        pixels = resized(group.permute(0, 3, 1, 2), size, spec)
-        fill_patches(rows[step * per_step : (step + 1) * per_step], pixels, spec)
-    return out.flatten(1)
+    """uint8 `[n, h, w, 3]` to `[patches, 3 * temporal * patch * patch]` in `dtype`, merged neighbours side by side."""
+    whole = View((Resize(geometry.h * spec.patch, geometry.w * spec.patch),))
+    return patch_rows(frames, CropPlan((whole,)), spec, spec.patch, spec.merge, dtype, spec.temporal)
 
 
 def _first(*values: Any) -> Any:

@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..kernels.pixels import Scaling
+from ..kernels import pixels as kernel
+from ..kernels.pixels import Layout, Scaling
 from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
-from ..mm.tiling import CropPlan, Resize, Step
+from ..mm.tiling import CropPlan, Resize, Step, View
+from .device import MOST_AT_ONCE, media_device
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -94,31 +95,38 @@ def cut(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
                 yield whole[:, :, row * tall : (row + 1) * tall, column * wide : (column + 1) * wide]
 
 
-def planes(frames: Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 `[n, h, w, 3]` to scaled `[n * pieces, 3, height, width]` in `dtype`, a frame's pieces side by side."""
-    out = BUFFERS.take((len(frames), plan.pieces, 3, *plan.views[0].piece), dtype)
-    for index, piece in enumerate(cut(frames, plan, spec)):
-        out[:, index] = _scaled(piece, spec)
-    return out.flatten(0, 1)
-
-
 def patch_rows(
-    frames: Tensor, plan: CropPlan, spec: PixelSpec, patch: int, merge: int = 1, dtype: torch.dtype = torch.float32
+    frames: Tensor,
+    plan: CropPlan,
+    spec: PixelSpec,
+    patch: int,
+    merge: int = 1,
+    dtype: torch.dtype = torch.float32,
+    temporal: int = 1,
 ) -> Tensor:
-    """uint8 `[n, h, w, 3]` to the scaled patches of all pieces, `[patches, 3 * patch * patch]` in `dtype`.
+    """uint8 `[n, h, w, 3]` to the scaled patches of all pieces, `[patches, 3 * temporal * patch * patch]` in `dtype`.
 
-    A frame's pieces lie side by side, a piece's patches in squares of merge x merge, row by row of squares, a patch's
-    numbers as in the weight of a convolution (channel, row, column). What is left of a piece on the right and below a
-    whole number of squares is not used.
+    `temporal` frames make one patch; a last group that lacks frames repeats its last one. A group's pieces lie side by
+    side, a piece's patches in squares of merge x merge, row by row of squares, a patch's numbers as in the weight of a
+    convolution (channel, frame, row, column). What is left of a piece on the right and below a whole number of squares
+    is not used. Resized by Pillow, pictures are processed here, whatever `media_device` says.
     """
-    side = patch * merge
+    side, device = patch * merge, media_device()
     tall, wide = (edge // side for edge in plan.views[0].piece)
-    out = BUFFERS.take((len(frames), plan.pieces, tall, wide, merge, merge, 3, 1, patch, patch), dtype)
-    for index, piece in enumerate(cut(frames, plan, spec)):
-        used = piece[:, :, : tall * side, : wide * side]
-        for number in range(len(frames)):
-            fill_patches(out[number, index], used[number : number + 1], spec)
-    return out.view(-1, 3 * patch * patch)
+    groups = -(-len(frames) // temporal)
+    out = BUFFERS.take((groups, plan.pieces, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
+    if device is not None and spec.resample == "torch":
+        layout, used = Layout(patch, merge, temporal), (tall * side, wide * side)
+        some = max(1, MOST_AT_ONCE // max(1, frames[:temporal].nbytes, out[:1].nbytes))
+        parts = zip(frames.split(some * temporal), out.split(some), strict=True)
+        device.fill(parts, lambda part: _laid_out(part, plan, spec, used, layout, dtype))
+    else:
+        for group, rows in zip(frames.split(temporal), out, strict=True):
+            if 1 < len(group) < temporal:
+                group = torch.cat([group, group[-1:].expand(temporal - len(group), -1, -1, -1)])
+            for index, piece in enumerate(cut(group, plan, spec)):
+                fill_patches(rows[index], piece[:, :, : tall * side, : wide * side], spec)
+    return out.view(-1, 3 * temporal * patch * patch)
 
 
 def resized(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
@@ -126,7 +134,7 @@ def resized(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     if tuple(pixels.shape[-2:]) == target:
         return pixels
     if spec.resample == "torch":
-        return F.interpolate(pixels, target, mode=spec.filter, antialias=True)
+        return kernel.resized(pixels.permute(0, 2, 3, 1), target, spec.filter)
     kind, size = _PILLOW[spec.filter], (target[1], target[0])
     images = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
@@ -145,6 +153,19 @@ def fill_patches(rows: Tensor, pixels: Tensor, spec: PixelSpec) -> None:
         strip = _scaled(pixels[:, :, start * side : (start + len(part)) * side].contiguous(), spec)
         blocks = strip.view(len(strip), 3, len(part), m, p, -1, m, p)
         part.copy_(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7))  # a picture's one frame is broadcast over the temporal patch
+
+
+def _laid_out(
+    frames: Tensor, plan: CropPlan, spec: PixelSpec, used: tuple[int, int], layout: Layout, dtype: torch.dtype
+) -> Tensor:
+    """What `patch_rows` makes of frames on a device, of any shape; `used`: height and width of each piece that are."""
+    known = scaling(spec)
+    if plan.views == (View((Resize(*used),)),):  # resized and laid out at once
+        return kernel.laid_out(frames, used, spec.filter, known, layout, dtype)
+    pieces = [piece[:, :, : used[0], : used[1]].permute(0, 2, 3, 1) for piece in cut(frames, plan, spec)]
+    groups = -(-len(frames) // layout.temporal)
+    rows = [kernel.laid_out(piece, used, spec.filter, known, layout, dtype).view(groups, -1) for piece in pieces]
+    return torch.stack(rows, 1)
 
 
 def scaling(spec: PixelSpec) -> Scaling:
@@ -168,7 +189,7 @@ def _done(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
     seen = pixels[:, :, rows, columns]
     if seen.shape[2:] == (step.height, step.width):
         return seen
-    fill = torch.tensor(step.fill, dtype=torch.uint8).view(1, 3, 1, 1)
+    fill = pixels.new_tensor(step.fill).view(1, 3, 1, 1)
     out = fill.expand(len(pixels), 3, step.height, step.width).contiguous()
     out[:, :, to_rows, to_columns] = seen
     return out

@@ -99,8 +99,7 @@ def table(size: int, target: int, filter: str, device: torch.device) -> tuple[Te
 def laid_out(
     frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
 ) -> Tensor:
-    """As `pixels.laid_out`."""
-    frames = frames if frames.stride(3) == 1 and frames.stride(2) == 3 else frames.contiguous()
+    """As `pixels.laid_out`; `dtype` may be uint8 where scaling changes nothing."""
     n, height, width, _ = frames.shape
     planes = frames.permute(0, 3, 1, 2) if width == target[1] else _columns(frames, target[1], filter)
     groups, patch = -(-n // layout.temporal), layout.patch
@@ -123,6 +122,7 @@ def laid_out(
 
 def _columns(frames: Tensor, target: int, filter: str) -> Tensor:
     """uint8 `[n, h, w, 3]` -> uint8 `[n, 3, h, target]`."""
+    frames = frames if frames.stride(3) == 1 and frames.stride(2) == 3 else frames.contiguous()
     n, height, width, _ = frames.shape
     out = torch.empty((n, 3, height, target), dtype=torch.uint8, device=frames.device)
     there, taps, shift = table(width, target, filter, frames.device)

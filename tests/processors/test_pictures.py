@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.tiling import AspectTiles, Bounded, Centre, CropPlan, EdgeTiles, Fixed, PanAndScan, Pinpoints, View, Window
-from sensorium.processors.pictures import HALF, PixelSpec, patch_rows, planes, read_pixels, with_resample
+from sensorium.processors.pictures import HALF, PixelSpec, patch_rows, read_pixels, with_resample
 
 SIZES = [(64, 64), (30, 500), (57, 91), (333, 250), (480, 640), (13, 14)]
 PLAIN = PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0)
@@ -21,6 +21,12 @@ FILTERS = ["lanczos", "bilinear", "bicubic"]
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def planes(frames: torch.Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """`[n * pieces, 3, height, width]`, of patches of one pixel."""
+    tall, wide = plan.views[0].piece
+    return patch_rows(frames, plan, spec, 1, dtype=dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
 
 
 def aspect(**options: Any) -> Any:

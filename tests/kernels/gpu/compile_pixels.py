@@ -1,4 +1,4 @@
-"""Launches for a photograph as flat patches, a clip's frames, and a square picture as planes."""
+"""Launches for a photograph as flat patches, a clip's frames, a square picture as planes, and bytes that are cut later."""
 
 from __future__ import annotations
 
@@ -18,3 +18,4 @@ def launches() -> None:
     ):
         frames = torch.empty(n, *size, 3, dtype=torch.uint8)
         pixels.laid_out(frames, target, "bicubic", CLIP, layout, torch.bfloat16)
+    pixels.laid_out(frames, (896, 1344), "bicubic", Scaling((0.0,) * 3, (1.0,) * 3), Layout(), torch.uint8)

@@ -8,14 +8,24 @@ import pytest
 import torch
 from sensorium.kernels import dispatch
 from sensorium.kernels.gpu import pixels, tune
-from sensorium.kernels.pixels import Layout, Scaling, laid_out_reference
+from sensorium.kernels.pixels import Layout, Scaling, laid_out_reference, resized, resized_reference
+from sensorium.mm.tiling import AspectTiles, CropPlan, EdgeTiles, Resize, Tiling, View, Window
 from sensorium.mm.types import ItemGeometry
+from sensorium.processors.device import MediaDevice, processing_on
 from sensorium.processors.patches import PatchSpec, patchify
+from sensorium.processors.pictures import patch_rows
 from torch import Tensor
 
 PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 CLIP = Scaling((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
 SMALL = {"ROWS": 16, "COLUMNS": 32}
+
+
+class Filled:
+    """Made smaller, then laid on grey."""
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        return CropPlan((View((Resize(height // 2, width // 2), Window(-1, 2, 20, 25, (90, 91, 92)))),))
 
 
 def noise(*shape: int) -> Tensor:
@@ -71,8 +81,26 @@ def test_channels_that_lie_apart() -> None:
 def test_patches_of_a_processor(n: int) -> None:
     frames, spec, grid = noise(n, 50, 61), PatchSpec(patch=7), ItemGeometry((n + 1) // 2, 4, 6, 2)
     wanted = patchify(frames, grid, spec, torch.bfloat16)
-    with dispatch.using("pixels=triton"):
+    with dispatch.using("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
         assert torch.equal(patchify(frames, grid, spec, torch.bfloat16), wanted)
+
+
+@pytest.mark.parametrize("tiling", [AspectTiles((16, 16), 1, 6, True), EdgeTiles(60, 20), Filled()])
+def test_pieces_of_a_processor(tiling: Tiling) -> None:
+    """Tiles and a whole, sizes one after the other, and what is filled up; a side is left over."""
+    frames, plan = noise(2, 30, 47), tiling.plan(30, 47)
+    wanted = patch_rows(frames, plan, PatchSpec(), 3, 2)
+    with dispatch.using("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
+        assert torch.equal(patch_rows(frames, plan, PatchSpec(), 3, 2), wanted)
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
+def test_bytes(filter: str) -> None:
+    """Of a view of planes, too."""
+    for frames in (noise(2, 20, 31), noise(3, 20, 31).permute(3, 1, 2, 0)):
+        with dispatch.using("pixels=triton"):
+            found = resized(frames, (9, 40), filter)
+        assert torch.equal(found, resized_reference(frames, (9, 40), filter))
 
 
 def test_tiles_as_they_are_shipped() -> None:

@@ -1,0 +1,125 @@
+"""Media on a device: the same numbers as without one, in parts, each thread in a stream of its own, results complete."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from sensorium.kernels import pixels as kernel
+from sensorium.mm.geometry import patch_grid
+from sensorium.mm.tiling import AspectTiles, CropPlan, EdgeTiles, PanAndScan, Resize, View, Window
+from sensorium.processors import mel, pictures
+from sensorium.processors.device import MediaDevice, media_device, processing_on
+from sensorium.processors.mel import MelSpec, log_mel
+from sensorium.processors.patches import PatchSpec, patchify
+from sensorium.processors.pictures import HALF, PixelSpec, patch_rows
+
+CPU = torch.device("cpu")
+SPEC = PixelSpec(HALF, HALF)
+PLANS = {
+    "tiles and a whole": AspectTiles((56, 56), 1, 6, True).plan(90, 140),
+    "twice resized": EdgeTiles(200, 56).plan(90, 140),
+    "crops resized": PanAndScan((56, 56), 20, 4, 1.2).plan(60, 140),
+    "filled up": CropPlan((View((Resize(50, 75), Window(-3, 0, 60, 84, (7, 8, 9)))),)),
+    "a side left over": CropPlan((View((Resize(50, 75),)),)),
+}
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("plan", PLANS)
+def test_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
+    clip = noise(3, 90 if plan != "crops resized" else 60, 140, 3)
+    wanted = patch_rows(clip, PLANS[plan], SPEC, 14, 2, dtype)
+    for most in (1, 64 << 20):
+        monkeypatch.setattr(pictures, "MOST_AT_ONCE", most)
+        with processing_on(MediaDevice(CPU)):
+            assert torch.equal(patch_rows(clip, PLANS[plan], SPEC, 14, 2, dtype), wanted)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+def test_clips_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+    spec, clip, sent = PatchSpec(), noise(frames, 80, 110, 3), []
+    grid = patch_grid((80, 110), spec.policy(frames), spec.merge, frames, spec.temporal)
+    wanted, whole = patchify(clip, grid, spec), kernel.laid_out
+
+    def spy(part: torch.Tensor, *rest: object) -> torch.Tensor:
+        sent.append(len(part))
+        return whole(part, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernel, "laid_out", spy)
+    monkeypatch.setattr(pictures, "MOST_AT_ONCE", 1)
+    with processing_on(MediaDevice(CPU)):
+        assert torch.equal(patchify(clip, grid, spec), wanted)
+    assert sent == {1: [1], 2: [2], 5: [2, 2, 1]}[frames]
+
+
+def test_pillow_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, picture = replace(SPEC, resample="pillow"), noise(1, 90, 140, 3)
+    wanted = patch_rows(picture, PLANS["filled up"], spec, 14)
+    monkeypatch.delattr(kernel, "laid_out")
+    with processing_on(MediaDevice(CPU)):
+        assert torch.equal(patch_rows(picture, PLANS["filled up"], spec, 14), wanted)
+
+
+@pytest.mark.parametrize("length", [None, 9000])
+def test_sounds_are_heard_in_parts(monkeypatch: pytest.MonkeyPatch, length: int | None) -> None:
+    sound = torch.randn(7777, generator=torch.Generator().manual_seed(0))
+    wanted = log_mel(sound, MelSpec(), length)
+    for some in (1, 10, 1 << 13):
+        monkeypatch.setattr(mel, "_AT_ONCE", some)
+        with processing_on(MediaDevice(CPU)):
+            torch.testing.assert_close(log_mel(sound, MelSpec(), length), wanted, atol=1e-6, rtol=0.0)
+
+
+def test_every_thread_has_a_stream_of_its_own() -> None:
+    made: list[str] = []
+    inside: dict[str, set[str]] = {}
+    both = threading.Barrier(2, timeout=30)
+
+    class Stream:
+        def __init__(self) -> None:
+            self.name = f"stream {len(made)}"
+            made.append(self.name)
+
+        def __enter__(self) -> None:
+            inside.setdefault(threading.current_thread().name, set()).add(self.name)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    device = MediaDevice(CPU, Stream)
+
+    def work(_: int) -> None:
+        both.wait()
+        with processing_on(device):
+            assert media_device() is device
+        assert media_device() is None
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(6)))
+    assert sorted(made) == ["stream 0", "stream 1"]
+    assert sorted(map(sorted, inside.values())) == [["stream 0"], ["stream 1"]]
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    left: list[str] = []
+
+    @contextmanager
+    def stream() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            left.append("stream")
+
+    with pytest.raises(ZeroDivisionError), processing_on(MediaDevice(CPU, stream)):
+        _ = 1 / 0
+    assert left == ["stream"]
+    assert media_device() is None
