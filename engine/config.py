@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
@@ -61,6 +62,8 @@ class EngineConfig:
         seed: from which sequences without a seed derive theirs.
         generation_config: "auto" uses the checkpoint's sampling defaults where none are given, "none" does not.
         media_workers: threads that decode and preprocess beside the engine's steps.
+        media_device: "cpu", "cuda" or "cuda:N": where decoded media are resized and scaled, or made spectra of. A worker holds
+            a picture there, or some 64 MiB of a clip's frames, and what becomes of it, which it brings back to the host.
         media: limits of the media gate, a `mm.media.policy.MediaPolicy` or a mapping of its fields.
         mm_processor_cache_bytes: processed items that are kept for later requests.
         trust_uuid: a uuid in `multi_modal_uuids` stands for its content, which is then not hashed; only where all
@@ -99,6 +102,7 @@ class EngineConfig:
     seed: int = 0
     generation_config: str = "auto"
     media_workers: int = 2
+    media_device: str = "cpu"
     media: MediaPolicy = field(default_factory=MediaPolicy)
     mm_processor_cache_bytes: int = 512 << 20
     trust_uuid: bool = False
@@ -135,8 +139,8 @@ class EngineConfig:
         _check_kernels(self.kernels)
         if not isinstance(self.async_scheduling, bool | None):
             raise ConfigError(f"async_scheduling={self.async_scheduling!r} must be True, False or None")
-        if not isinstance(self.device, str):
-            raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        _device_name("device", self.device, ("auto", "cpu"))
+        _device_name("media_device", self.media_device, ("cpu",))
         if self.encoder_cache_dir is not None:
             folder = _folder("encoder_cache_dir", self.encoder_cache_dir)
             object.__setattr__(self, "encoder_cache_dir", folder)  # a frozen dataclass is normalised once, here
@@ -152,12 +156,30 @@ class EngineConfig:
     @property
     def torch_device(self) -> torch.device:
         """With its number, since a thread's own GPU is another one; ConfigError for a device that is not there."""
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        if name != "cpu" and not name.startswith("cuda"):
-            raise ConfigError(f"device={self.device!r} must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
-        if name != "cpu" and not torch.cuda.is_available():
-            raise ConfigError(f"device={self.device!r}: torch sees no GPU; use device='cpu' or install a CUDA build of torch")
-        return torch.device("cuda:0" if name == "cuda" else name)
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        return _device("device", auto if self.device == "auto" else self.device)
+
+    @property
+    def torch_media_device(self) -> torch.device:
+        """Likewise of `media_device`."""
+        return _device("media_device", self.media_device)
+
+
+def _device_name(option: str, value: object, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or (value not in known and not re.fullmatch(r"cuda(:(0|[1-9]\d?))?", value)):
+        names = ", ".join(f"'{name}'" for name in (*known, "cuda"))
+        raise ConfigError(f"{option}={value!r} must be {names} or 'cuda:N'")
+
+
+def _device(option: str, name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{option}={name!r}: torch sees no GPU; use {option}='cpu' or install a CUDA build of torch")
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    if device.index >= torch.cuda.device_count():
+        raise ConfigError(f"{option}={name!r}: torch sees {torch.cuda.device_count()} GPUs, the first is cuda:0")
+    return device
 
 
 def _check_kernels(wanted: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from ..mm.cache import CacheStats
 from ..mm.errors import ConfigError, InputError, hint
 from ..mm.types import ItemPlan
+from ..processors.device import MediaDevice
 from ..processors.files import find_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text import Tokenizer
@@ -101,6 +102,7 @@ class LLM:
             self.config.trust_uuid,
             self.config.mm_processor_cache_bytes,
             kernels=self.config.kernels,
+            device=None if self.config.media_device == "cpu" else MediaDevice(self.config.torch_media_device),
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
         self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)

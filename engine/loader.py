@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ..kernels.dispatch import BACKENDS, can_run, has_triton, overrides, using
+from ..kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, overrides, using
 from ..mm.errors import ConfigError
 from ..mm.hashing import digest
 from ..mm.registry import Architecture
@@ -87,7 +87,7 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     source = Source(config, files, row, info)
     model = source.on_device()
     max_model_len = resolve_max_model_len(config, model, device)
-    fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization)
+    fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)
     folder, most = config.encoder_cache_dir, config.encoder_cache_dir_bytes
     store = EncoderStore(folder, most, fingerprint, model.row_size, dtype, device)
     encoder_bytes = encoder_cache_budget(config, info, store.row_bytes, max_model_len)
@@ -107,13 +107,14 @@ def slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
     """ConfigError for a backend that was asked for and cannot run here, and for a broken file of launch configurations."""
-    device = config.torch_device
+    media = config.torch_media_device
     for op, name in overrides(config.kernels).items():
+        device = media if op in MEDIA_OPS and config.media_device != "cpu" else config.torch_device
         if not can_run(op, name, device, dtype):
             can = [other for other in BACKENDS[op] if can_run(op, other, device, dtype)]
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"kernels: {op}={name} cannot run {kind} on {device} here; {', '.join(can)} can")
-    if device.type == "cuda" and has_triton():
+    if "cuda" in (config.torch_device.type, media.type) and has_triton():
         from ..kernels.gpu import tune
 
         try:

@@ -27,6 +27,7 @@ from ..mm.media import gate
 from ..mm.media.policy import MediaPolicy
 from ..mm.parse import MediaSource
 from ..mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
+from ..processors.device import MediaDevice, processing_on
 from ..processors.interface import ProcessingInfo, Span
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class MediaSettings:
         cache_bytes: of processed items that are kept.
         max_rows: of one item.
         kernels: which backend runs an op, as in EngineConfig.
+        device: where items are processed; None: here.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -87,6 +89,7 @@ class MediaSettings:
     cache_bytes: int = 512 << 20
     max_rows: int = MOST_ROWS
     kernels: str = ""
+    device: MediaDevice | None = None
 
 
 class MediaProcessor:
@@ -278,7 +281,7 @@ class MediaProcessor:
             if not item.plan.exact:
                 self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
             middle = time.perf_counter()
-            with _stage("processing"), using(self.settings.kernels):
+            with _stage("processing"), using(self.settings.kernels), processing_on(self.settings.device):
                 pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle

@@ -46,8 +46,9 @@ def check(row: Architecture, config: EngineConfig) -> None:
     """ConfigError for what only models of ours can do."""
     if row is not FALLBACK:
         return
-    for name, value in (("quantization", config.quantization), ("batch_invariant", config.batch_invariant)):
-        if value:
+    for name in ("quantization", "batch_invariant", "media_device"):
+        value = getattr(config, name)
+        if value not in (None, False, "cpu"):
             raise ConfigError(f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out")
 
 

@@ -35,6 +35,8 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "penalise": ("triton", "torch"),
 }
 """Every op and the backends it has, best first."""
+MEDIA_OPS = ("pixels", "mel")
+"""Those that run where media are processed, which need not be where the model is."""
 _WIDEST = {
     "attention": 576,
     "varlen_attention": 256,

@@ -77,6 +77,8 @@ def _number(value: object, *more: type) -> bool:
 
 
 def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
+    if key not in known and key == "device":
+        raise ConfigError("device is no option of items: LLM(..., media_device='cuda') processes them on a GPU")
     if key not in known and not near_to:
         raise ConfigError(f"unknown processing option {key!r}{where}; this model has no options{where}, leave it out")
     if key not in known:

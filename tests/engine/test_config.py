@@ -34,6 +34,9 @@ CPU = torch.device("cpu")
         ({"enable_prefix_caching": 0}, "enable_prefix_caching=0 must be True or False"),
         ({"batch_invariant": []}, "batch_invariant=.* must be True or False"),
         ({"device": 5}, "device=5 must be 'auto'"),
+        ({"device": "cuda:x"}, "device='cuda:x' must be 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ({"media_device": "gpu"}, "media_device='gpu' must be 'cpu', 'cuda' or 'cuda:N'"),
+        ({"media_device": "auto"}, "media_device='auto' must be 'cpu', 'cuda'"),
         ({"encoder_cache_dir": 5}, "encoder_cache_dir=5 must be the path of a folder"),
         ({"encoder_cache_dir": b"x"}, "encoder_cache_dir=b'x' must be the path of a folder"),
         ({"encoder_cache_dir": ""}, "encoder_cache_dir='' must be the path of a folder"),
@@ -72,13 +75,19 @@ def test_devices():
         assert EngineConfig("m").torch_device == CPU
         with pytest.raises(ConfigError, match="no GPU"):
             EngineConfig("m", device="cuda").torch_device  # noqa: B018
+        with pytest.raises(ConfigError, match="media_device='cuda:1': torch sees no GPU; use media_device='cpu' or install"):
+            EngineConfig("m", media_device="cuda:1").torch_media_device  # noqa: B018
 
 
 def test_a_gpu_has_a_number(monkeypatch):
     """`torch.cuda.set_device` refuses one without, and in another thread it would mean another."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, number in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
         assert EngineConfig("m", device=name).torch_device == torch.device("cuda", number)
+    assert EngineConfig("m", media_device="cuda").torch_media_device == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 GPUs, the first is cuda:0"):
+        EngineConfig("m", device="cuda:2").torch_device  # noqa: B018
 
 
 def write(folder, **files):
