@@ -268,7 +268,7 @@ def counted_breaks() -> Iterator[list[str]]:
         logger.setLevel(level)
 
 
-def leftovers(core: Any, seconds: float = 5.0) -> list[str]:
+def leftovers(core: Any, seconds: float = 60.0) -> list[str]:
     """What is still held when all is answered; the engine has a moment to free the last."""
     end = time.perf_counter() + seconds
     while (found := _held(core)) and time.perf_counter() < end:

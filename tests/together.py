@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sensorium import LLM, SamplingParams
+from waiting import wait_until
 
 
 def generate_together(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> list[Any]:
-    """As `llm.generate`; the engine's loop waits until as many are prepared as it prepares ahead, and takes them in order."""
-    driver, gate = llm._driver, threading.Event()
-    driver.send(lambda _: gate.wait(60))
-    ready, until = min(len(prompts), 2 * llm.config.max_num_seqs), time.monotonic() + 60
-    with ThreadPoolExecutor(1) as pool:
-        answers = pool.submit(llm.generate, prompts, params, use_tqdm=False, priority=list(range(len(prompts))))
-        while driver._commands.qsize() < ready and time.monotonic() < until and not answers.done():
-            time.sleep(0.01)
-        gate.set()
-        return answers.result()
+    """As `llm.generate`; the first to be computed are there all at once, and begin in order."""
+    hold_until_prepared(llm, min(len(prompts), 2 * llm.config.max_num_seqs))
+    return llm.generate(prompts, params, use_tqdm=False, priority=list(range(len(prompts))))
+
+
+def hold_until_prepared(llm: LLM, count: int) -> None:
+    """The engine's loop does nothing until so many prompts are prepared; 2 max_num_seqs are at most."""
+    llm._driver.send(lambda driver: wait_until(lambda: driver._commands.qsize() >= count))

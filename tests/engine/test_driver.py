@@ -141,7 +141,7 @@ def test_a_slow_clip_does_not_stop_the_others(world):
 
     def slow(item, dtype):
         if int(item.pixels[0, 0, 0]) == 7:
-            assert gate.wait(20)
+            assert gate.wait(60)
         return process(item, dtype)
 
     world.info.process = slow

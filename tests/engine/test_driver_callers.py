@@ -13,6 +13,7 @@ import pytest
 import torch
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
+from waiting import hold_steps, wait_until
 from world import PROMPTS, World
 
 
@@ -89,21 +90,22 @@ def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
 
 def test_callers_of_many_threads_take_turns(world):
     """One asks for much, and another one later for little: it does not wait for all of the first."""
-    world.slow_down(0.002)
-    ended = []
+    ended, asked = [], threading.Event()
+    hold_steps(world.core, lambda: len(ended) < 5 or asked.is_set())
 
-    def much():
-        for _ in world.driver.serve(world.jobs(["a" * 9] * 120)):
-            ended.append("much")
+    def ask(name, count):
+        tickets = world.driver.tickets(world.jobs(["a" * 9] * count), lambda news: ended.extend([name] * len(news)))
+        world.driver.submit(tickets)
 
-    thread = threading.Thread(target=much)
+    thread = threading.Thread(target=ask, args=("much", 120))
     thread.start()
-    while len(ended) < 5:
-        time.sleep(0.001)
-    for _ in world.driver.serve(world.jobs(["b"])):
-        ended.append("little")
+    wait_until(lambda: len(ended) >= 5)
+    ask("little", 1)
+    asked.set()
+    wait_until(lambda: len(ended) == 121)
     thread.join()
     assert ended.index("little") < 80
+    world.driver.call(lambda driver: None).result()
     world.toy.assert_empty(world.core)
 
 
@@ -113,20 +115,19 @@ def test_the_thread_ends_with_the_driver(world, toy):
     assert thread.is_alive()
     world.driver = None
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
-    world.slow_down()
+    hold_steps(world.core, lambda: world.driver._closed)
     ended = []
     jobs = world.jobs(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     thread = threading.Thread(target=lambda: ended.extend(world.driver.serve(jobs)))
     thread.start()
-    while not world.core.scheduler.requests:
-        time.sleep(0.001)
+    wait_until(lambda: world.core.scheduler.requests)
     world.driver.close()
-    thread.join(10)
+    thread.join(60)
     assert len(ended) == 20
     assert all("closed" in output.error for _, output in ended)
     with pytest.raises(InputError, match="closed"):
@@ -148,7 +149,7 @@ next(stream)
 print("running", flush=True)
 {end}
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
 
 

@@ -2,12 +2,12 @@
 
 import gc
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import InputError
+from waiting import wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
@@ -21,7 +21,7 @@ def llm():
 
 
 def settled(llm):
-    llm._driver.call(lambda driver: None).result(10)
+    llm._driver.call(lambda driver: None).result(60)
     return llm.stats.running, llm.stats.idle, llm.stats.blocks_used
 
 
@@ -49,7 +49,7 @@ def test_sessions_that_wait_keep_nobody_out(llm):
     for session in sessions:
         assert session.answer().error is None
     caller.start()
-    caller.join(10)
+    caller.join(60)
     assert [output.error for output in ended] == [None] * 9
     assert llm.stats.idle == 20
     for session in sessions:
@@ -77,7 +77,7 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
     gc.disable()
     try:
         del circle
-        llm._driver.call(lambda driver: gc.collect()).result(10)
+        llm._driver.call(lambda driver: gc.collect()).result(60)
     finally:
         gc.enable()
     assert settled(llm) == (0, 0, 0)
@@ -86,12 +86,11 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
 def test_closed_while_the_loop_does_what_it_was_told(llm):
     """The loop reads all commands at once, the one that wakes it to see the end among them."""
     begun, go = threading.Event(), threading.Event()
-    llm._driver.call(lambda driver: (begun.set(), go.wait(10)))
-    assert begun.wait(10)
+    llm._driver.call(lambda driver: (begun.set(), go.wait(60)))
+    assert begun.wait(60)
     closing = threading.Thread(target=llm.close, daemon=True)
     closing.start()
-    while llm._driver._commands.empty():
-        time.sleep(0.001)
+    wait_until(lambda: not llm._driver._commands.empty())
     go.set()
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive()

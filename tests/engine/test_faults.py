@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from typing import Any
 
 import pytest
@@ -115,7 +114,8 @@ def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.M
 
 
 def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0)
+    llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
+    llm._driver.core._quarantine._clock = lambda: now[0]
     tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     (first,) = answers(llm, [asked(marked())])
     calls = tower.calls
@@ -127,10 +127,10 @@ def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPa
     (tenant,) = answers(llm, [asked(marked(), cache_salt="b")])
     assert tenant.error == first.error
     assert tower.calls == calls + 2
-    time.sleep(1.05)
+    now[0] += 1.05
     assert answers(llm, [asked(marked())])[0].error == first.error
     monkeypatch.undo()
-    time.sleep(1.05)
+    now[0] += 1.05
     assert answers(llm, [asked(marked())])[0].error is None
 
 

@@ -12,6 +12,7 @@ from sensorium.engine.feeder import Entry, Feeder
 from sensorium.engine.input import Prepared, Unfinished
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+from waiting import wait_until
 
 
 def prepared(size):
@@ -39,7 +40,7 @@ class Draft(Unfinished):
             self.line.now += 1
             self.line.most = max(self.line.most, self.line.now)
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         with self.line.lock:
             self.line.now -= 1
         return prepared(self.size)
@@ -70,7 +71,17 @@ class Line:
 
     def wait(self, *names):
         with self.news:
-            assert self.news.wait_for(lambda: set(names) <= set(self.out), 20), (names, self.out)
+            assert self.news.wait_for(lambda: set(names) <= set(self.out), 60), (names, self.out)
+
+    def settle(self):
+        """Until nothing more is done by itself: all are read, and none is being decoded."""
+        feeder = self.feeder
+
+        def settled():
+            with feeder._lock:
+                return not any(feeder._count[stage] for stage in ("coming", "reading", "decoding"))
+
+        wait_until(settled)
 
 
 @pytest.fixture
@@ -106,7 +117,7 @@ def test_who_names_content_waits_for_those_before_that_give_it():
     gate, read, far = threading.Event(), threading.Event(), Future()
 
     def slowly():
-        assert read.wait(20)
+        assert read.wait(60)
         return Draft(line, gives="b")
 
     line.add(line.media("a", gate=gate, gives="a"), line.media("far", fetches=(far,), gives="c"), line.entry("b", slowly))
@@ -158,10 +169,8 @@ def test_bytes_held_are_bounded_and_one_always_goes():
     entries = {f"clip{i}": line.media(f"clip{i}", size=60) for i in range(6)}
     line.add(*entries.values())
     line.add(line.media("huge", size=1000))
-    with line.news:
-        assert line.news.wait_for(lambda: line.out, 20)
-    time.sleep(0.1)
-    assert len(line.out) <= 2, "one per worker, before their size is known"
+    line.settle()
+    assert 1 <= len(line.out) <= 2, "one per worker, before their size is known"
     for name in line.out[1:]:
         line.feeder.drop(entries.pop(name))
     while "huge" not in line.out:
@@ -170,7 +179,7 @@ def test_bytes_held_are_bounded_and_one_always_goes():
         seen = len(line.out)
         line.feeder.drop(entries.pop(name))
         with line.news:
-            assert line.news.wait_for(lambda before=seen: len(line.out) > before, 20)
+            assert line.news.wait_for(lambda before=seen: len(line.out) > before, 60)
     assert line.feeder._bytes == 1000, "it was alone"
     line.feeder.close()
 

@@ -4,13 +4,13 @@ import base64
 import io
 import json
 import shutil
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 from sensorium import LLM, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+from waiting import hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -104,9 +104,12 @@ def test_calls_of_a_wrong_shape_raise(llm):
 
 def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     messages = conversation({"type": "image", "image": picture()})
-    step = llm._driver.core.step
-    monkeypatch.setattr(llm._driver.core, "step", lambda: time.sleep(0.01) or step())
-    outputs = list(llm.stream(messages, GREEDY))
+    core, outputs = llm._driver.core, []
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "step", core.step)
+        hold_steps(core, lambda: outputs or not any(ticket.posted for ticket in llm._driver._names.values()))
+        for output in llm.stream(messages, GREEDY):
+            outputs.append(output)
     assert outputs[-1].finished
     assert not outputs[0].finished
     assert outputs[-1].outputs == llm.chat(messages, GREEDY, use_tqdm=False)[0].outputs

@@ -17,11 +17,12 @@ from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl
+from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import Media
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
-LOCAL = MediaPolicy(allow_private_hosts=True, timeout=5.0, max_seconds=10.0)
+LOCAL = MediaPolicy(allow_private_hosts=True, timeout=60.0, max_seconds=60.0)
 
 
 def png(width: int) -> bytes:
@@ -33,7 +34,7 @@ def png(width: int) -> bytes:
 @pytest.fixture
 def server():
     """Answers /N with a picture N pixels wide, once three requests are there together; /0 with 404."""
-    together = threading.Barrier(3, timeout=5.0)
+    together = threading.Barrier(3, timeout=60.0)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -149,10 +150,10 @@ def test_an_error_names_the_item_as_each_request_counts_it(monkeypatch):
     processor, begun, release = media(), threading.Event(), threading.Event()
     broken = png(200)[:-30]
 
-    def decode(*args: object):
+    def decode(source: MediaSource, *_: object):
         begun.set()
-        release.wait(5)
-        raise MediaError("image", 0, "it is broken")
+        release.wait(60)
+        raise MediaError("image", source.index, "it is broken")
 
     monkeypatch.setattr(gate, "decode", decode)
     first, second = ({"image": broken}, {"image": [png(90), broken]})
@@ -166,7 +167,7 @@ def test_an_error_names_the_item_as_each_request_counts_it(monkeypatch):
 
     threads = [threading.Thread(target=work, args=(item,)) for item in items]
     threads[0].start()
-    begun.wait(5)
+    begun.wait(60)
     threads[1].start()
     release.set()
     for thread in threads:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,9 +102,10 @@ def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
     assert answers(llm)
 
 
-def test_it_does_not_sleep_while_somebody_is_served(llm: LLM) -> None:
-    session = llm.live("The sky", GREEDY)
-    first = session.answer()
+def test_it_does_not_sleep_while_somebody_is_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, core = llm.live("The sky", GREEDY), llm._driver.core
+    first, step = session.answer(), core.step
+    monkeypatch.setattr(core, "step", lambda: time.sleep(0.01) or step())
     stream = llm.stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     with pytest.raises(InputError, match="being served: 1, live sessions open: 1"):
