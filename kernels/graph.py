@@ -6,6 +6,9 @@ torch's own operators with their tensors. It gives the bits of the forward, sinc
 
 What a forward asks of its inputs beyond their shapes cannot be replayed: a number read into Python, a result whose size
 depends on the data, randomness. It is noticed while recording, and that forward has no graph.
+
+Nor can a GPU record a copy out of the host's memory, such as of indices that a forward works out there. What the host works
+out is the same in every replay, so it is sent once, and the graph reads it where it is.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import native
 
@@ -33,17 +36,29 @@ _ALLOCATIONS = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-_VARYING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded}
+_READ = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_WRITES = {_aten.index_put.default, _aten.index_put_.default}
+
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+
+Result = TypeVar("Result")
+Made = TypeVar("Made", covariant=True)
 
 
-class Graph:
+class Recorded(Protocol[Made]):
+    """A forward that runs again on what its inputs hold now. The result is overwritten by the next replay."""
+
+    def replay(self) -> Made: ...
+
+
+class Graph(Generic[Result]):
     """The calls of one forward, the memory they use, and where its result is."""
 
-    def __init__(self, calls: Sequence[Callable[[], object]], memory: Sequence[object], result: Tensor) -> None:
+    def __init__(self, calls: Sequence[Callable[[], object]], memory: Sequence[object], result: Result) -> None:
         self.calls, self._memory, self._result = tuple(calls), tuple(memory), result
 
-    def replay(self) -> Tensor:
+    def replay(self) -> Result:
         """Run it on what its inputs hold now. The result is overwritten by the next replay."""
         for call in self.calls:
             call()
@@ -68,39 +83,49 @@ class Watched(Sequence[int]):
         return iter(self._values)
 
 
-class CudaGraph:
-    """A forward as a GPU's driver keeps it. `replay` as that of Graph."""
+class CudaGraph(Generic[Result]):
+    """A forward as a GPU's driver keeps it, and tables that it reads. `replay` as that of Graph."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
-        self._graph, self._result = graph, result
+    def __init__(self, graph: torch.cuda.CUDAGraph, tables: Sequence[Tensor], result: Result) -> None:
+        self._graph, self._tables, self._result = graph, tuple(tables), result
 
-    def replay(self) -> Tensor:
+    def replay(self) -> Result:
         self._graph.replay()
         return self._result
 
 
-def capture_cuda(forward: Callable[[], Tensor], pool: Any) -> tuple[Tensor, CudaGraph | None]:
+def capture_cuda(forward: Callable[[], Result], pool: Any) -> tuple[Result, CudaGraph[Result] | None]:
     """As `capture`, on a GPU; `pool`: memory that graphs share which never run at the same time (`graph_pool_handle`).
 
     The forward runs once as it is, since what compiles or allocates on first use cannot be recorded.
     """
-    result, graph = forward(), torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            kept = forward()
-    except RuntimeError:  # it asked for a number, or for memory that is not there
-        _log.warning("decode steps of this shape are not recorded", exc_info=True)
+    from .gpu.upload import keeping
+
+    sent = Sent()
+    with _Reads(_on_host) as reads, sent:
+        result = forward()
+    if sent.varies or reads.seen:
         return result, None
-    return result, CudaGraph(graph, kept)
+    sent.again, graph = True, torch.cuda.CUDAGraph()
+    try:
+        with keeping() as tables, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), sent:
+            kept = forward()
+    except RuntimeError:  # it waits for the device in a way that is not noticed, or there is no memory left
+        _log.warning("a forward is not recorded", exc_info=True)
+        return result, None
+    return result, CudaGraph(graph, [*sent.used, *tables.values()], kept)
 
 
-def capture(forward: Callable[[], Tensor], watched: Sequence[Watched] = ()) -> tuple[Tensor, Graph | None]:
+def capture(
+    forward: Callable[[], Result], watched: Sequence[Watched] = (), fixed: Sequence[Tensor] = ()
+) -> tuple[Result, Graph[Result] | None]:
     """Run `forward` once; its result, and its graph, None if it cannot be replayed.
 
-    Its inputs must be written in place before a replay. Memory that a part of it has done with is used again by later ones,
-    so the graph holds about as much as the forward does.
+    Its inputs must be written in place before a replay, but for those that are `fixed`, and may be read. Memory that a part
+    of it has done with is used again by later ones, so the graph holds about as much as the forward does.
     """
-    recorder, reads = _Recorder(), _Reads()
+    same = {_address(tensor) for tensor in fixed}
+    recorder, reads = _Recorder(lambda tensor: _address(tensor) in same), _Reads(lambda tensor: _address(tensor) in same)
     with native.recording(recorder.native), reads, recorder:
         result = forward()
     if recorder.varies or reads.seen or any(values.seen for values in watched):
@@ -108,23 +133,91 @@ def capture(forward: Callable[[], Tensor], watched: Sequence[Watched] = ()) -> t
     return result, Graph(recorder.calls, recorder.memory(), result)
 
 
-class _Reads(TorchFunctionMode):
-    """Notices tensors that are read in Python past torch's dispatcher."""
+def _on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
-    seen = False
+
+class _Reads(TorchFunctionMode):
+    """Notices tensors that are read in Python past torch's dispatcher, and are not `fixed`."""
+
+    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
+        self.seen, self._fixed = False, fixed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= func in _READS
+        self.seen |= func in _READS and not self._fixed(args[0])
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):
-    """Keeps native calls and operators in order; allocations are served from what earlier tensors left behind."""
+class _Operators(TorchDispatchMode):
+    """Sees what torch's compositions come down to, and notices what depends on the numbers of tensors that are not `fixed`."""
+
+    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.varies, self._fixed = False, fixed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED):
+            return self.run(func, args, kwargs)
+        with self:  # not `decompose`, which resizes by operators that round otherwise
+            return func._op_dk(_COMPOSED, *args, **kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def reads(self, func: Any, args: Any, masked: set[Any]) -> bool:
+        """Whether the host reads numbers, or the size of a result. An index by a mask has as many as that has ones."""
+        if func in masked:
+            return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
+        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        return bool(_READ.intersection(func.tags)) and not all(map(self._fixed, tensors))
+
+
+class Sent(_Operators):
+    """Has what the host sends to a device there before, so that a second run of the same forward sends nothing.
+
+    A tensor of the host is known by its numbers, whatever made it.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(_on_host)
+        self.again = False
+        self.used: list[Tensor] = []
+        self._there: dict[object, Tensor] = {}
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        devices = {tensor.device for tensor in tensors if not _on_host(tensor)}
+        if func is _aten._to_copy.default and kwargs.get("device") is not None:
+            target = torch.device(kwargs["device"])
+            self.varies |= bool(devices) and target.type == "cpu"
+            if not devices and target.type != "cpu":
+                return func(self._sent(args[0], target), **kwargs)
+        elif devices:
+            self.varies |= self.reads(func, args, {_aten.index.Tensor, *_WRITES})
+            self.varies |= func is _aten.copy_.default and _on_host(args[0])
+            device = next(iter(devices))
+            args = tree_map_only(Tensor, lambda leaf: self._sent(leaf, device) if _on_host(leaf) and leaf.ndim else leaf, args)
+        return func(*args, **kwargs)
+
+    def _sent(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """The tensor there, which nobody may write to."""
+        key = (device, tensor.dtype, tensor.shape, tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        if key not in self._there:
+            if self.again:  # of other numbers than before
+                return tensor
+            self._there[key] = tensor.to(device)
+        elif self.again:
+            self.used.append(self._there[key])
+        return self._there[key]
+
+
+class _Recorder(_Operators):
+    """Keeps native calls and operators in order; allocations are served from what earlier tensors left behind."""
+
+    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
+        super().__init__(fixed)
         self.calls: list[Callable[[], object]] = []
-        self.varies = False
         self._given: dict[int, Tensor] = {}  # by address: tensors that were there before, as weights are
         self._made: dict[int, tuple[Tensor, list[weakref.ref[Tensor]]]] = {}  # by address: memory, and who looks at it
 
@@ -138,18 +231,13 @@ class _Recorder(TorchDispatchMode):
             if _address(tensor) not in self._made:
                 self._given[tensor.data_ptr()] = tensor
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with self:
-            parts = func.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         there = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in there]
         if func in _ALLOCATIONS:
             return self._allocate(result)
-        self.varies |= _varies(func, args)
+        self.varies |= torch.Tag.nondeterministic_seeded in func.tags or self.reads(func, args, {_aten.index.Tensor})
         if fresh or func._schema.is_mutable:
             self.calls.append(partial(_again, func, args, kwargs, fresh) if fresh else partial(func, *args, **kwargs))
         for leaf in fresh:
@@ -173,13 +261,6 @@ class _Recorder(TorchDispatchMode):
 def _address(tensor: Tensor) -> int:
     """Of all the memory that the tensor is a part of; 0 for none, and for the packed weights of oneDNN."""
     return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
-
-
-def _varies(func: Any, args: Any) -> bool:
-    """Whether its result's size, or its numbers, are others the next time. An index has the size of a mask's ones only."""
-    if func is _aten.index.Tensor:
-        return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
-    return bool(_VARYING.intersection(func.tags))
 
 
 def _again(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-_captured: dict[int, Tensor] = {}
+_for_good: dict[int, Tensor] = {}
+_captured: ContextVar[dict[int, Tensor]] = ContextVar("sensorium_captured", default=_for_good)
 
 
 def upload(table: Tensor, device: torch.device) -> Tensor:
@@ -22,13 +26,24 @@ def upload(table: Tensor, device: torch.device) -> Tensor:
 
 
 def used(table: Tensor) -> Tensor:
-    """The table, which a cache may drop while this stream still reads it; what a CUDA graph reads is kept for good."""
+    """The table, which a cache may drop while this stream still reads it; what a CUDA graph reads is for the graph to keep."""
     if table.is_cuda:
         if torch.cuda.is_current_stream_capturing():
-            _captured[id(table)] = table
+            _captured.get()[id(table)] = table
         else:
             table.record_stream(torch.cuda.current_stream(table.device))
     return table
+
+
+@contextmanager
+def keeping() -> Iterator[dict[int, Tensor]]:
+    """Tables that a CUDA graph reads that is recorded inside, in this thread; without it they are kept for good."""
+    tables: dict[int, Tensor] = {}
+    token = _captured.set(tables)
+    try:
+        yield tables
+    finally:
+        _captured.reset(token)
 
 
 @functools.cache
