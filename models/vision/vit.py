@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -137,9 +138,9 @@ class Tower(nn.Module):
         x = self._embed(patches.to(self.dtype), grids)
         if order is not None:
             x = x.view(-1, s.merge**2, s.width)[order].flatten(0, 1)
-        of_patches = _not_first(layout.frames).to(self.device) if s.class_token else None
+        of_patches = _behind_first(layout.frames).to(self.device) if s.class_token else None
         if of_patches is not None:
-            x = self._with_class(x, of_patches)
+            x = self._with_class(x, of_patches, len(layout.frames))
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
         states = self._through_layers(x, self._run(layout, grids))
@@ -156,12 +157,12 @@ class Tower(nn.Module):
             add_places_(x, parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
         return x
 
-    def _with_class(self, x: Tensor, of_patches: Tensor) -> Tensor:
+    def _with_class(self, x: Tensor, of_patches: Tensor, frames: int) -> Tensor:
         parts = self.parts
         assert parts.token is not None
         token = parts.token.weight if parts.table is None else parts.token.weight + parts.table.weight[0]
-        out = x.new_empty(len(of_patches), x.shape[1])
-        out[of_patches], out[~of_patches] = x, token
+        out = token.to(x.dtype).repeat(len(x) + frames, 1)
+        out[of_patches] = x
         return out
 
     def _run(self, layout: Layout, grids: Sequence[Grid]) -> Run:
@@ -190,11 +191,10 @@ class Tower(nn.Module):
         return [*kept, x]
 
 
-def _not_first(frames: Sequence[int]) -> Tensor:
-    """Bool `[rows]` of frames that each got a row before theirs: False for that row. [2, 1] gives F T T F T."""
-    mask = torch.ones(sum(frames) + len(frames), dtype=torch.bool)
-    mask[torch.tensor([0, *(rows + 1 for rows in frames[:-1])]).cumsum(0)] = False
-    return mask
+def _behind_first(frames: Sequence[int]) -> Tensor:
+    """Int64 `[patches]`, their rows where each frame has one more before its own: [2, 1] gives 1 2 4."""
+    ends = accumulate(rows + 1 for rows in frames)
+    return torch.cat([torch.arange(end - rows, end) for end, rows in zip(ends, frames, strict=True)])
 
 
 def _put_back(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
