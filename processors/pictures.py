@@ -121,11 +121,13 @@ def patch_rows(
         parts = zip(frames.split(some * temporal), out.split(some), strict=True)
         device.fill(parts, lambda part: _laid_out(part, plan, spec, used, layout, dtype))
     else:
+        known = _scaling(spec)
+        mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (known.mean, known.std))
         for group, rows in zip(frames.split(temporal), out, strict=True):
             if 1 < len(group) < temporal:
                 group = torch.cat([group, group[-1:].expand(temporal - len(group), -1, -1, -1)])
             for index, piece in enumerate(cut(group, plan, spec)):
-                fill_patches(rows[index], piece[:, :, : tall * side, : wide * side], spec)
+                _fill_patches(rows[index], piece[:, :, : tall * side, : wide * side], mean, std)
     return out.view(-1, 3 * temporal * patch * patch)
 
 
@@ -140,17 +142,18 @@ def resized(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
-def fill_patches(rows: Tensor, pixels: Tensor, spec: PixelSpec) -> None:
+def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> None:
     """Scaled pixels into `rows` `[h, w, m, m, 3, temporal, p, p]` of merged patches, from uint8 `[n, 3, h * m * p, w * m * p]`.
 
-    A strip at a time, which stays in the core's own cache: no picture in floating point is made.
+    A strip at a time, which stays in the core's own cache: no picture in floating point is made. Operations are those of the
+    published processors, in their order: bit for bit what they give.
     """
     m, p = rows.shape[2], rows.shape[-1]
     side = m * p
     lines = max(1, _STRIP // pixels[:, :, :side].numel())  # of merged patches
     for start in range(0, len(rows), lines):
         part = rows[start : start + lines]
-        strip = _scaled(pixels[:, :, start * side : (start + len(part)) * side].contiguous(), spec)
+        strip = pixels[:, :, start * side : (start + len(part)) * side].contiguous().to(torch.float32).sub_(mean).div_(std)
         blocks = strip.view(len(strip), 3, len(part), m, p, -1, m, p)
         part.copy_(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7))  # a picture's one frame is broadcast over the temporal patch
 
@@ -159,7 +162,7 @@ def _laid_out(
     frames: Tensor, plan: CropPlan, spec: PixelSpec, used: tuple[int, int], layout: Layout, dtype: torch.dtype
 ) -> Tensor:
     """What `patch_rows` makes of frames on a device, of any shape; `used`: height and width of each piece that are."""
-    known = scaling(spec)
+    known = _scaling(spec)
     if plan.views == (View((Resize(*used),)),):  # resized and laid out at once
         return kernel.laid_out(frames, used, spec.filter, known, layout, dtype)
     pieces = [piece[:, :, : used[0], : used[1]].permute(0, 2, 3, 1) for piece in cut(frames, plan, spec)]
@@ -168,17 +171,10 @@ def _laid_out(
     return torch.stack(rows, 1)
 
 
-def scaling(spec: PixelSpec) -> Scaling:
+def _scaling(spec: PixelSpec) -> Scaling:
     """Means and deviations of pixels as they are, rounded to float32 as the published processors do."""
     mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).tolist() for one in (spec.mean, spec.std))
     return Scaling(tuple(mean), tuple(std))
-
-
-def _scaled(pixels: Tensor, spec: PixelSpec) -> Tensor:
-    """uint8 `[n, 3, h, w]` to float32, in the order of the published processors: bit for bit what they give."""
-    known = scaling(spec)
-    mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (known.mean, known.std))
-    return pixels.to(torch.float32).sub_(mean).div_(std)
 
 
 def _done(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
