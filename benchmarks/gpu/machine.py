@@ -75,7 +75,7 @@ class Bench:
         """Median of a few runs, with cold caches; what the host needs to queue one is hidden as far as that is possible."""
         run()
         if not self.cuda:
-            return _of_host(run, 3 if self.tiny else 10)
+            return of_host(run, 3 if self.tiny else 10)
         run()
         torch.cuda.synchronize(self.device)
         flush = torch.empty(_FLUSH, dtype=torch.uint8, device=self.device)
@@ -97,7 +97,8 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
 
-def _of_host(run: Callable[[], object], count: int) -> float:
+def of_host(run: Callable[[], object], count: int) -> float:
+    """Median seconds as the host sees them."""
     times = []
     for _ in range(count):
         start = time.perf_counter()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from sensorium.kernels.mel import log_bands, make_bank
 from sensorium.kernels.pixels import Layout, Scaling, laid_out, laid_out_reference
+from sensorium.mm.tiling import CropPlan, Resize, View
+from sensorium.processors.device import MediaDevice, processing_on
+from sensorium.processors.mel import MelSpec, log_mel
+from sensorium.processors.pictures import PixelSpec, patch_rows
 from torch import Tensor
 
 from . import exact
 from .attention import timed
-from .machine import Bench
+from .machine import Bench, of_host
 from .parts import Made
 from .record import Figure
 
@@ -38,6 +42,26 @@ def _picture(bench: Bench, count: int, size: tuple[int, int], target: tuple[int,
     yield Figure(f"{name}, largest difference", most, "of a scaled value", most=1e-5)
     moved = frames.nbytes + made.numel() * bench.dtype.itemsize
     yield timed(bench, name, moved, lambda: laid_out(frames, target, filter, _SCALING, layout, bench.dtype))
+    plan, spec, host = CropPlan((View((Resize(*target),)),)), PixelSpec(filter=filter), frames.cpu()
+    yield _there_and_back(
+        bench, name, lambda: patch_rows(host, plan, spec, layout.patch, layout.merge, bench.dtype, layout.temporal)
+    )
+
+
+def _there_and_back(bench: Bench, name: str, process: Callable[[], object]) -> Figure:
+    """From the host's memory to the host's memory, beside one thread of the CPU, as a worker has it."""
+    device, threads = MediaDevice(bench.device), torch.get_num_threads()
+
+    def seconds(where: MediaDevice | None) -> float:
+        with processing_on(where):
+            process()
+            return of_host(process, 3)
+
+    torch.set_num_threads(1)
+    there, here = seconds(device), seconds(None)
+    torch.set_num_threads(threads)
+    note = f"{there * 1e3:,.1f} ms, the CPU {here * 1e3:,.1f} ms"
+    return Figure(f"{name}, there and back", here / there, "of a CPU thread's speed", note=note)
 
 
 def mel(bench: Bench) -> Iterator[Made]:
@@ -58,6 +82,8 @@ def _sound(bench: Bench, bands: int, seconds: int) -> Iterator[Figure]:
     yield Figure(f"{seconds} s, {bands} bands, largest difference", worst, "of a logarithm", most=1e-3)
     moved = sound.nbytes + found.nbytes
     yield timed(bench, f"{seconds} s, {bands} bands", moved, lambda: log_bands(windows, bank, 1e-10))
+    host, spec = sound.cpu(), MelSpec(bands)
+    yield _there_and_back(bench, f"{seconds} s, {bands} bands", lambda: log_mel(host, spec))
 
 
 def _filters(bands: int) -> Tensor:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams
+from sensorium.engine.config import EngineConfig
+from sensorium.engine.loader import check_kernels
 from sensorium.kernels import attention, dispatch
+from sensorium.kernels.gpu import tune
 from sensorium.mm.errors import ConfigError, InputError
+from sensorium.processors import pictures
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
@@ -48,6 +53,38 @@ def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(type(llm._inputs.media._info), "process", spy)
         assert "seen enough" in str(llm.generate([prompt], PARAMS, use_tqdm=False)[0].error)
     assert found == ["torch"]
+
+
+def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the device is the CPU itself, whose own way of processing is shut."""
+    ask = "<|vision_start|><|{}_pad|><|vision_end|>What is written?"
+    media = Path(__file__).parents[2] / "assets" / "media"
+    prompts = [
+        {"prompt": ask.format("image"), "multi_modal_data": {"image": media / "line1.png"}},
+        {"prompt": ask.format("video"), "multi_modal_data": {"video": media / "clip.mp4"}},
+    ]
+    with LLM(MODEL, max_model_len=256) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
+    monkeypatch.setattr(EngineConfig, "torch_media_device", torch.device("cpu"))
+    monkeypatch.delattr(pictures, "_fill_patches")
+    with LLM(MODEL, max_model_len=256, media_device="cuda") as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == wanted
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_for_media_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="media_device='cuda': torch sees no GPU; use media_device='cpu'"):
+        LLM(MODEL, media_device="cuda")
+
+
+def test_kernels_of_media_are_checked_where_media_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineConfig, "torch_device", torch.device("cuda", 0))
+    monkeypatch.setattr(EngineConfig, "torch_media_device", torch.device("cpu"))
+    monkeypatch.setattr(tune, "own", dict)
+    config = EngineConfig("m", kernels="pixels=triton")
+    check_kernels(config, torch.float32)
+    with pytest.raises(ConfigError, match="pixels=triton cannot run float32 on cpu here; torch can"):
+        check_kernels(replace(config, media_device="cuda"), torch.float32)
 
 
 def test_one_word_is_for_all_ops_that_have_it() -> None:

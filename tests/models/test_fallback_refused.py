@@ -58,6 +58,8 @@ def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypat
 def test_what_only_models_of_ours_can_do_is_refused(built):
     with pytest.raises(ConfigError, match="quantization='int8' is for models of ours"):
         LLM(built("aya_vision"), quantization="int8")
+    with pytest.raises(ConfigError, match="media_device='cuda' is for models of ours"):
+        LLM(built("aya_vision"), media_device="cuda")
 
 
 def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):

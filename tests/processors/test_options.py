@@ -26,6 +26,12 @@ def test_an_option_of_another_modality_is_named_with_its_place() -> None:
         for_modality({"audio_kwargs": {"size": 2}}, "video", KNOWN)
 
 
+def test_where_media_are_processed_is_the_engines_to_say() -> None:
+    for options in ({"device": "cuda"}, {"images_kwargs": {"device": "cuda"}}):
+        with pytest.raises(ConfigError, match=r"device is no option of items: LLM\(..., media_device='cuda'\)"):
+            for_modality(options, "image", KNOWN)
+
+
 def test_a_family_without_options_says_so() -> None:
     with pytest.raises(ConfigError, match=r"'sampling_rate'; the known ones are audios_kwargs, audio_kwargs$"):
         for_modality({"sampling_rate": 8000}, "audio", {"audio": ()})
