@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 100  # characters of a name that is compared with the known ones
+
 
 class SensoriumError(ValueError):
     """Base of all errors that come from what the caller gave; never a bug of ours."""
@@ -41,5 +43,5 @@ def hint(name: object, known: Iterable[str]) -> str:
     names = list(known)
     if not names:
         return "none is known"
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:_LONGEST], names, n=1, cutoff=0.5)
     return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"

@@ -1,8 +1,10 @@
-"""What tensors really take, for tests of the memory plan. Tests only."""
+"""What tensors and calls really take in memory. Tests only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,6 +43,18 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     assert events
     return int(np.cumsum([size for _, size in sorted(events)]).max())
+
+
+@contextmanager
+def allocating_at_most(size: int) -> Iterator[None]:
+    """AssertionError where Python, numpy included, allocates more bytes inside: whatever takes long would, on any machine."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= size
 
 
 def given_bytes(*values: Any) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
+import measured
 import mistral_common
 import pytest
 from hypothesis import given
@@ -83,14 +83,13 @@ def test_no_encoding_is_shorter(name: str, tokenizers_by_name: dict[str, Tokeniz
 
 
 @pytest.mark.parametrize("name", [*BOUND, "tekken"])
-def test_long_texts_are_bounded_at_once(name: str, tokenizers_by_name: dict[str, Tokenizer]) -> None:
+def test_long_texts_are_bounded_without_a_copy(name: str, tokenizers_by_name: dict[str, Tokenizer]) -> None:
     tok = tokenizers_by_name[name]
     assert tok.least_tokens("") == 0
     assert tok.least_tokens("a") == 1
     for text in ("a b\n" * 25_000_000, "\u00e9" * 10_000_000):
-        start = time.perf_counter()
-        assert tok.least_tokens(text) > 10_000
-        assert time.perf_counter() - start < 0.5
+        with measured.allocating_at_most(1 << 20):
+            assert tok.least_tokens(text) > 10_000
 
 
 def test_whitespace_that_tokens_swallow_is_not_counted(tokenizers_by_name: dict[str, Tokenizer]) -> None:
