@@ -108,10 +108,10 @@ def test_spans_land_where_their_slots_are(parts):
 
 
 def test_long_prompts_are_walked_once():
-    start = time.perf_counter()
+    start = time.thread_time()
     expand([1] * 10_000, {}, SLOTS)
     expand([9] * 5_000, {"image": [pads(4_999)] + [pads(1)] * 4_999}, SLOTS)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 3.0  # of the processor, 300 times what it takes
 
 
 def test_an_input_of_several_pieces_takes_one_slot():
