@@ -6,17 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import kv8
 from .dispatch import backend
 from .metadata import AttentionMetadata, DecodeRows
 from .native import call, rows
 
+_NATIVE_CODES = {torch.int8: 1, torch.uint8: 2}
+
 
 def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
-    """Put `k, v [rows, kv_heads, dim]` into `kv_cache [planes, blocks, block_size, kv_heads, dim]` at their slots."""
-    slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim]
+    """Put `k, v [rows, kv_heads, dim]` into `kv_cache`, as `paged_attention` has it, at their slots."""
+    slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim or width]
     for plane, rows_ in zip(slots, (k, v), strict=False):
         assert rows_ is not None, "a cache of two planes takes keys and values"
-        plane.index_copy_(0, meta.slot_mapping, rows_)
+        if kv8.is_coded(kv_cache):
+            kv8.write(rows_, plane, meta.slot_mapping)
+        else:
+            plane.index_copy_(0, meta.slot_mapping, rows_)
 
 
 def paged_attention_reference(
@@ -29,7 +35,7 @@ def paged_attention_reference(
         first, last = meta.query_start[i], meta.query_start[i + 1]
         token = torch.arange(length, device=q.device)
         where = meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size
-        sides = slots[:, where].float().repeat_interleave(group, 2)  # [planes, length, heads, dim]
+        sides = _numbers(slots[:, where], q.shape[2], torch.float32).repeat_interleave(group, 2)  # [planes, length, heads, dim]
         for row, start, stop in zip(range(first, last), *meta.ranges(i).tolist(), strict=True):
             keys, values = sides[0, start:stop], sides[-1, start:stop]
             scores = _capped(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)
@@ -54,7 +60,8 @@ def paged_attention_native(
     out = torch.empty((n, heads, dim), dtype=q.dtype)
     numbers = (meta.block_tables.shape[0], meta.block_tables, meta.block_tables.shape[1], meta.block_size)
     values = kv_cache if v is not None and not len(v) else v  # an empty tensor has no address, which means: keys are values
-    where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), kv_cache, slots, out)
+    cache = (kv_cache, slots, kv_cache.stride(2), _NATIVE_CODES.get(kv_cache.dtype, 0))
+    where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), *cache, out)
     sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
     sees = (int(meta.causal), meta.window or 0, meta.seen, n)
     call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], *sees)
@@ -76,7 +83,8 @@ def paged_attention(
         q: `[rows, heads, dim]`; heads a multiple of the key/value heads (grouped-query attention).
         k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots; v None where keys are values,
             both None where they are in the cache already (`placing.place`).
-        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, `[1, ...]` where keys are values; written in place.
+        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, `[1, ...]` where keys are values; in codes of 8 bits
+            `[2, blocks, block_size, kv_heads, width]` (`kv8`). Written in place; rows see what it holds then, not `k` and `v`.
         scale: factor of the scores, usually `dim ** -0.5`.
         soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`; None: they stay.
 
@@ -103,12 +111,11 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap))
     for request in meta.chunks:
         rows = slice(meta.query_start[request], meta.query_start[request + 1])
-        if (
-            k is not None and meta.causal and rows.stop - rows.start == meta.seq_lens[request]
-        ):  # its keys are those of this step
+        fresh = meta.causal and rows.stop - rows.start == meta.seq_lens[request]  # its keys are those of this step
+        if k is not None and fresh and not kv8.is_coded(kv_cache):
             keys, values = k[rows], k[rows] if v is None else v[rows]
         else:
-            keys, values = _context(kv_cache, meta, request, meta.first_block(request))
+            keys, values = _context(q, kv_cache, meta, request, meta.first_block(request))
         if meta.plain and soft_cap is None:
             out[rows] = _several(q[rows], keys, values, scale, meta.causal)
         else:
@@ -123,17 +130,24 @@ def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float, soft_ca
     """One row a request: the query heads that share a key head stand in for query rows, so keys are not repeated."""
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
-    sides = [side.index_select(0, plan.blocks).view(n, -1, kv_heads, dim).transpose(1, 2) for side in kv_cache]
+    found = [_numbers(side.index_select(0, plan.blocks), dim, q.dtype) for side in kv_cache]
+    sides = [side.view(n, -1, kv_heads, dim).transpose(1, 2) for side in found]
     done = _attend(q.view(n, kv_heads, -1, dim), sides[0], sides[-1], plan.mask, scale, soft_cap)
     return done.reshape(n, heads, dim)
 
 
-def _context(kv_cache: Tensor, meta: AttentionMetadata, request: int, start: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one request from block `start` on, `[keys, kv_heads, dim]` each."""
+def _context(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, request: int, start: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one request from block `start` on, `[keys, kv_heads, dim]` each, in the dtype of queries."""
     length = meta.seq_lens[request]
     blocks = meta.block_tables[request, start : -(-length // meta.block_size)].long()
-    sides = [side.index_select(0, blocks).flatten(0, 1)[: length - start * meta.block_size] for side in kv_cache]
+    found = [side.index_select(0, blocks).flatten(0, 1)[: length - start * meta.block_size] for side in kv_cache]
+    sides = [_numbers(side, q.shape[2], q.dtype) for side in found]
     return sides[0], sides[-1]
+
+
+def _numbers(cached: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Of a cache, or a part of one, the numbers `[..., kv_heads, dim]`."""
+    return (kv8.decode(cached, dim) if kv8.is_coded(cached) else cached).to(dtype)
 
 
 def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "common.h"
+#include "codes.h"
 
 static const int TILE = 64;         // keys taken at once
 static const int ROWS = 6;          // query rows in registers
@@ -27,6 +27,7 @@ struct Problem {
     const int64_t* seen;  // first key of every row, then the ends; null: as causal and window say
     int64_t rows;         // of seen
     float cap;            // of the scores, times log2(e), 0: none; scale is then that of 2 log2(e) score / cap
+    int codes;            // of keys and values; a row ends with a scale of each head, and strides count bytes
 
     int64_t first(int64_t row, int64_t position) const {
         return seen ? seen[row] : window && position >= window ? position + 1 - window : 0;
@@ -71,7 +72,7 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #define NAMESPACE avx512
 #define VECTORS 4
-#define TRANSPOSE
+#define WIDE
 #include "attention_body.h"
 #pragma GCC pop_options
 
@@ -79,7 +80,7 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
 #define NAMESPACE avx512_bf16
 #define VECTORS 4
-#define TRANSPOSE
+#define WIDE
 #define PAIRS
 #include "attention_body.h"
 #pragma GCC pop_options
@@ -119,29 +120,45 @@ static void run(int type, Problem problem, int64_t requests, int threads) {
     parallel_for(threads, (int64_t)work.size(), [&](int64_t i) { attend(problem, work[work.size() - 1 - i], scratch); });
 }
 
-static void write(const char* from, int64_t stride, char* cache, int64_t row, const int64_t* slots, int64_t n, int threads) {
+CLONES static void encode_row(int type, int codes, const char* from, char* to, int64_t row, int64_t heads, int64_t dim) {
+    for (int64_t h = 0; h < heads; h++) {
+        uint8_t* made = (uint8_t*)to + h * dim;
+        const float scale = type == FLOAT32 ? encode(codes, (const float*)from + h * dim, made, dim)
+                                            : encode(codes, (const bf16*)from + h * dim, made, dim);
+        memcpy(to + row + (h - heads) * sizeof scale, &scale, sizeof scale);
+    }
+}
+
+// Rows of keys or values, `stride` bytes apart, to their slots of `row` bytes.
+static void write(int type, int codes, const char* from, int64_t stride, char* cache, int64_t row, const int64_t* slots,
+                  int64_t n, int64_t heads, int64_t dim, int threads) {
     const int64_t piece = 64;
     parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
-        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++) memcpy(cache + slots[i] * row, from + i * stride, row);
+        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++) {
+            if (codes)
+                encode_row(type, codes, from + i * stride, cache + slots[i] * row, row, heads, dim);
+            else
+                memcpy(cache + slots[i] * row, from + i * stride, row);
+        }
     });
 }
 
 extern "C" {
 
-// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, kv_heads, dim], where v
-// is null [1, ...]: keys are values.
+// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, cache_row], where v is
+// null [1, ...]: keys are values. A row is kv_heads * dim numbers, or codes with their scales.
 void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
-                               int64_t v_stride, char* cache, int64_t cache_slots, char* out, int64_t heads, int64_t kv_heads,
-                               int64_t dim, float scale, float cap, const int64_t* starts, const int64_t* lengths,
+                               int64_t v_stride, char* cache, int64_t cache_slots, int64_t cache_row, int codes, char* out,
+                               int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap, const int64_t* starts, const int64_t* lengths,
                                int64_t requests, const int32_t* tables, int64_t width, int64_t block_size,
                                const int64_t* slots, int64_t written, int causal, int64_t window, const int64_t* seen,
                                int64_t rows, int threads) {
-    int64_t size = type == FLOAT32 ? 4 : 2, row = kv_heads * dim;
-    char* values = v ? cache + cache_slots * row * size : cache;
-    write(k, k_stride * size, cache, row * size, slots, written, threads);
-    if (v) write(v, v_stride * size, values, row * size, slots, written, threads);
-    Problem problem{q,      cache,   values, out,   q_stride,   row,         row,    heads, kv_heads, dim, scale,
-                    starts, lengths, tables, width, block_size, causal != 0, window, seen,  rows,     cap};
+    int64_t size = type == FLOAT32 ? 4 : 2, row = cache_row * (codes ? 1 : size);  // in bytes
+    char* values = v ? cache + cache_slots * row : cache;
+    write(type, codes, k, k_stride * size, cache, row, slots, written, kv_heads, dim, threads);
+    if (v) write(type, codes, v, v_stride * size, values, row, slots, written, kv_heads, dim, threads);
+    Problem problem{q,       cache,  values, out,        q_stride,    cache_row, cache_row, heads, kv_heads, dim,  scale, starts,
+                    lengths, tables, width,  block_size, causal != 0, window,    seen,      rows,  cap,      codes};
     run(type, problem, requests, threads);
 }
 
@@ -150,7 +167,7 @@ void sensorium_varlen_attention(int type, const char* q, int64_t q_stride, const
                                 int64_t v_stride, char* out, int64_t heads, int64_t kv_heads, int64_t dim, float scale,
                                 const int64_t* starts, const int64_t* lengths, int64_t segments, int threads) {
     Problem problem{q,      k,       v,       out, q_stride, k_stride, v_stride, heads,   kv_heads, dim, scale,
-                    starts, lengths, nullptr, 0,   1,        false,    0,        nullptr, 0,        0};
+                    starts, lengths, nullptr, 0,   1,        false,    0,        nullptr, 0,        0,   NONE};
     run(type, problem, segments, threads);
 }
 }

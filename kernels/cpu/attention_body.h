@@ -1,7 +1,7 @@
 // The arithmetic of attention, compiled by attention.cpp once for each instruction set. No include guard: that is its purpose.
 //
 // NAMESPACE: its name. VECTORS: vectors of 16 columns in registers. PAIRS: products of bfloat16 pairs (vdpbf16ps), else of floats.
-// TRANSPOSE: 16 x 16 words are turned in registers.
+// WIDE: 16 x 16 words are turned in registers, and 16 bytes become words, at once.
 namespace NAMESPACE {
 
 #ifdef PAIRS
@@ -77,7 +77,7 @@ INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
 
 // `count` rows of `depth` words, both multiples of 16 -> turned[depth, TILE].
 INLINE void transpose(const float* const* rows, int64_t depth, int count, float* turned) {
-#ifdef TRANSPOSE
+#ifdef WIDE
     for (int64_t d = 0; d < depth; d += 16)
         for (int key = 0; key < count; key += 16) {
             __m512i a[16], b[16];
@@ -115,8 +115,9 @@ INLINE void transpose(const float* const* rows, int64_t depth, int count, float*
 INLINE int up_to_16(int64_t n) { return (int)((n + 15) / 16 * 16); }
 
 struct Tile {
-    float *staged, *keys, *values;  // words [TILE, depth], [depth, TILE], [TILE / PER_WORD, wide]
-    int64_t depth, wide;            // words of a row of keys, columns of a row of values; multiples of 16
+    float *staged, *keys, *values;     // words [TILE, depth], [depth, TILE], [TILE / PER_WORD, wide]
+    int64_t depth, wide;               // words of a row of keys, columns of a row of values; multiples of 16
+    float *k_scales, *v_scales, *own;  // of keys and values in codes [TILE]; words for TILE rows of them
 };
 
 // Slots of the keys from `start` on, fetched ahead: those of a decode step lie in memory in short pieces that the processor
@@ -129,9 +130,10 @@ INLINE int find(const Problem& p, const Work& w, int64_t start, int64_t end, int
     for (int i = 0; i < count; i++) {
         slots[i] = table ? *table * p.block_size + offset : p.starts[w.request] + start + i;
         if (++offset == p.block_size) offset = 0, table += table != nullptr;
-        const T *k = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
-        const T *v = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
-        for (int64_t d = 0; d < p.dim; d += 64 / sizeof(T)) __builtin_prefetch(k + d), __builtin_prefetch(v + d);
+        const int64_t size = p.codes ? 1 : sizeof(T);
+        const char *k = p.k + (slots[i] * p.k_stride + w.kv_head * p.dim) * size;
+        const char *v = p.v + (slots[i] * p.v_stride + w.kv_head * p.dim) * size;
+        for (int64_t d = 0; d < p.dim * size; d += 64) __builtin_prefetch(k + d), __builtin_prefetch(v + d);
     }
     return count;
 }
@@ -145,6 +147,65 @@ INLINE v16 pair(const bf16* even, const bf16* odd) {
 }
 #endif
 
+// Codes without their scale, and where they go; both dtypes hold them exactly.
+INLINE v16 numbers(int codes, v16b x) {
+#ifdef WIDE
+    if (codes == INT8) return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x));
+    const v16u bits = (v16u)_mm512_cvtepu8_epi32((__m128i)x);
+#else
+    typedef int8_t v16c __attribute__((vector_size(16)));
+    if (codes == INT8) return __builtin_convertvector(__builtin_convertvector((v16c)x, v16i), v16);
+    const v16u bits = __builtin_convertvector(x, v16u);
+#endif
+    const v16u rest = (bits & 0x7f) << 20;
+    const v16 normal = (v16)(rest + (120u << 23)), small = (v16)(rest + (121u << 23)) - LEAST;
+    return (v16)((v16u)((bits & 0x78) != 0 ? normal : small) | (bits & 0x80) << 24);
+}
+
+INLINE void put(float* p, v16 x) { store(p, x); }
+
+INLINE void put(bf16* p, v16 x) {
+#ifdef PAIRS
+    const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+    memcpy(p, &half, sizeof half);
+#else
+    store(p, x);
+#endif
+}
+
+// n codes of a head.
+template <class T>
+INLINE void widen(int codes, const uint8_t* from, T* to, int64_t n) {
+    v16b some = {};
+    int64_t d = 0;
+    for (; d + 16 <= n; d += 16) {
+        memcpy(&some, from + d, sizeof some);
+        put(to + d, numbers(codes, some));
+    }
+    if (d < n) {
+        memcpy(&some, from + d, n - d);
+        store_part(to + d, numbers(codes, some), n - d);
+    }
+}
+
+// The row of one head at each of so many slots, from the `skip`th on: where it lies or, of codes, its numbers in `own`, and their
+// scales; 0 for those before and behind.
+template <class T>
+INLINE void look_up(const Problem& p, const Work& w, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
+                    const T** found, float* scales, T* own) {
+    if (!p.codes) {
+        for (int i = skip; i < count; i++) found[i] = (const T*)base + slots[i] * stride + w.kv_head * p.dim;
+        return;
+    }
+    memset(scales, 0, TILE * sizeof(float));
+    for (int i = skip; i < count; i++) {
+        const char* row = base + slots[i] * stride;
+        memcpy(scales + i, row + stride + (w.kv_head - p.kv_heads) * sizeof(float), sizeof(float));
+        widen(p.codes, (const uint8_t*)row + w.kv_head * p.dim, own + i * p.dim, p.dim);
+        found[i] = own + i * p.dim;
+    }
+}
+
 // Lay out the keys and values of one head at so many slots; zeros behind the keys, up to a multiple of 16, and in place of the
 // first `skip`, which nobody sees. Keys that fill whole words and vectors are read where they lie.
 template <class T>
@@ -152,10 +213,7 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int s
     const T *k[TILE], *v[TILE];
     if (skip) memset(t.staged, 0, t.depth * 4);
     for (int i = 0; i < skip; i++) k[i] = v[i] = (const T*)t.staged;
-    for (int i = skip; i < count; i++) {
-        k[i] = (const T*)p.k + slots[i] * p.k_stride + w.kv_head * p.dim;
-        v[i] = (const T*)p.v + slots[i] * p.v_stride + w.kv_head * p.dim;
-    }
+    look_up<T>(p, w, p.k, p.k_stride, slots, skip, count, k, t.k_scales, (T*)t.own);
     const bool whole = sizeof(T) * PER_WORD == 4 && p.dim == t.depth * PER_WORD;
     const float* rows[TILE];
     for (int i = 0; i < count; i++) {
@@ -165,6 +223,7 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int s
     if (count % 16) memset(t.staged + count * t.depth, 0, t.depth * 4);
     for (int i = count; i < up_to_16(count); i++) rows[i] = t.staged + count * t.depth;
     transpose(rows, t.depth, up_to_16(count), t.keys);
+    look_up<T>(p, w, p.v, p.v_stride, slots, skip, count, v, t.v_scales, (T*)t.own);
 #ifdef PAIRS
     const bf16 zeros[16] = {};
     for (int i = 0; i < count; i += 2)
@@ -191,9 +250,9 @@ INLINE v16 capped(v16 x, float cap) {
 }
 
 // The first `count` of scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what
-// remains of older sums. A row sees the keys from hidden[row] to seen[row].
-INLINE void soften(int rows, int count, float* scores, const int* hidden, const int* seen, const Problem& p, float* top,
-                   float* sums, float* weights, float* keep) {
+// remains of older sums. The scales of codes are a part of scores and weights. A row sees the keys from hidden[row] to seen[row].
+INLINE void soften(int rows, int count, float* scores, const int* hidden, const int* seen, const Problem& p, const Tile& t,
+                   float* top, float* sums, float* weights, float* keep) {
     const float scale = p.scale, cap = p.cap;
     const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 change = {};
@@ -201,6 +260,7 @@ INLINE void soften(int rows, int count, float* scores, const int* hidden, const 
         v16 most = none;
         for (int n = 0; n < count; n += 16) {
             v16 x = load(scores + r * TILE + n) * scale;
+            if (p.codes) x *= load(t.k_scales + n);
             if (cap) x = capped(x, cap);
             if (seen[r] < n + 16) x = lanes < splat(seen[r] - n) ? x : none;
             if (hidden[r] > n) x = lanes < splat(hidden[r] - n) ? none : x;
@@ -218,6 +278,7 @@ INLINE void soften(int rows, int count, float* scores, const int* hidden, const 
         for (int n = 0; n < count; n += 16) {
             v16 x = exp2(load(scores + r * TILE + n) - top[r]);
             total = n ? total + x : total * keep[r] + x;
+            if (p.codes) x *= load(t.v_scales + n);
 #ifdef PAIRS
             __m256bh half = _mm512_cvtneps_pbh((__m512)x);
             memcpy(weights + (r * TILE + n) / 2, &half, sizeof half);
@@ -234,13 +295,16 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
     int64_t group = p.heads / p.kv_heads, rows = w.count * group, depth = (p.dim / PER_WORD + 15) / 16 * 16;
     int64_t wide = (p.dim + 15) / 16 * 16, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
     int64_t before = length - (p.starts[w.request + 1] - p.starts[w.request]) + w.first;  // position of the first row
-    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + 2 * ROWS * TILE + 64) + 16 * 64);
+    const int64_t coded = p.codes ? TILE : 0;
+    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + coded * (wide + 2) + 2 * ROWS * TILE + 64) +
+                          16 * 64);
     char* at = scratch.memory.data() + (64 - (uintptr_t)scratch.memory.data() % 64);
     float *q = Scratch::take<float>(at, rows * depth), *out = Scratch::take<float>(at, rows * wide);
     float *top = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
     float *scores = Scratch::take<float>(at, ROWS * TILE), *weights = Scratch::take<float>(at, ROWS * TILE);
     float* keep = Scratch::take<float>(at, 16);
-    Tile tile{Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * wide), depth, wide};
+    Tile tile{Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * wide), depth, wide,
+              Scratch::take<float>(at, coded), Scratch::take<float>(at, coded), Scratch::take<float>(at, coded * wide)};
     for (int64_t r = 0; r < rows; r++)
         stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
     memset(out, 0, rows * wide * 4);
@@ -266,7 +330,7 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
                 hidden[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
             }
             multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count) / 16, nullptr);
-            soften(n, (int)count, scores, hidden, seen, p, top + r, sums + 16 * r, weights, keep);
+            soften(n, (int)count, scores, hidden, seen, p, tile, top + r, sums + 16 * r, weights, keep);
             multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, keep);
         }
     }
@@ -282,5 +346,5 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
 }  // namespace NAMESPACE
 #undef NAMESPACE
 #undef VECTORS
-#undef TRANSPOSE
+#undef WIDE
 #undef PAIRS
