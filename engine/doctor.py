@@ -13,8 +13,8 @@ from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
 from .loader import check_kernels, load_processing, resolve_max_model_len, slow_dtype
 from .memory import MemoryPlan, plan_memory
-from .paths import choose, describe, rehearse
-from .source import build_model
+from .paths import check, choose, describe, rehearse
+from .source import Source, build_model
 
 
 def describe_device(name: str) -> dict[str, str]:
@@ -63,9 +63,10 @@ def explain(config: EngineConfig) -> MemoryPlan:
     """What an engine with these options takes and holds, from the checkpoint's JSON alone. ConfigError as LLM raises it."""
     files = load_model_files(config.model)
     row, dtype = choose(files), files.dtype(config.dtype)
+    check(row, config)
     check_kernels(config, dtype)
     info = load_processing(row, files, config.mm_processor_kwargs)
-    model = build_model(row, files, info, dtype, torch.device("meta"))
+    model = Source(config, files, row, info).empty()
     rehearse(model, info, dtype)
     with dispatch.using(config.kernels):
         return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))

@@ -59,15 +59,15 @@ def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
 def allocate_caches(
     specs: Sequence[CacheSpec], num_blocks: Sequence[int], block_size: int, device: torch.device
 ) -> list[Tensor]:
-    """One zeroed `[planes, num_blocks, block_size, kv_heads, head_dim]` per layer. On a CPU, pages cost memory once written.
+    """One zeroed `[planes, num_blocks, block_size, kv_heads, width]` per layer. On a CPU, pages cost memory once written.
 
     `num_blocks`: of each group.
     """
     counts = [num_blocks[group] for group in group_of_layer(group_layers(specs))]
-    shapes = [(spec.planes, count, block_size, spec.kv_heads, spec.head_dim) for spec, count in zip(specs, counts, strict=True)]
+    shapes = [(spec.planes, count, block_size, spec.kv_heads, spec.width) for spec, count in zip(specs, counts, strict=True)]
     if device.type != "cpu":
-        return [torch.zeros(shape, dtype=spec.dtype, device=device) for shape, spec in zip(shapes, specs, strict=True)]
-    return [_lazy_zeros(shape, spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
+        return [torch.zeros(shape, dtype=spec.stored, device=device) for shape, spec in zip(shapes, specs, strict=True)]
+    return [_lazy_zeros(shape, spec.stored) for shape, spec in zip(shapes, specs, strict=True)]
 
 
 def group_of_layer(groups: Sequence[CacheGroup]) -> list[int]:

@@ -217,7 +217,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
     items = largest_items(config, info, max_model_len)
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.rows, keys)
-    work = Work(rows, keys, sizes.keys, device, config.quantization is not None)
+    in_8_bits = config.quantization is not None, config.kv_cache_dtype != "auto"
+    work = Work(rows, keys, sizes.keys, device, *in_8_bits)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     called = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # rows of one call at most
     waiting = _QUEUE_BYTES if config.encoder_cache_dir is not None else 0

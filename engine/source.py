@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
 from ..kernels.dispatch import using
+from ..kernels.kv8 import CODES
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError
 from ..mm.registry import Architecture
 from ..models.adapters import adapter_spec, attach
-from ..models.interface import Model
+from ..models.interface import CacheSpec, Model
 from ..models.weights import load as load_weights
 from ..processors.files import ADAPTER, read_json
 from ..processors.interface import ProcessingInfo
@@ -38,11 +39,11 @@ class Source:
 
     def empty(self) -> Model:
         """On the meta device: it answers what it is and takes no memory."""
-        return build_model(self.row, self.files, self.info, self.dtype, torch.device("meta"))
+        return self._on(torch.device("meta"))
 
     def on_device(self) -> Model:
-        """With memory for its weights; ConfigError as `build_model`."""
-        return build_model(self.row, self.files, self.info, self.dtype, self.config.torch_device)
+        """With memory for its weights; ConfigError as `build_model`, and where its caches cannot be kept as is asked for."""
+        return self._on(self.config.torch_device)
 
     def fill(self, model: Model) -> None:
         """CheckpointError for missing, surplus or misshapen weights, ConfigError for a model that cannot be served."""
@@ -61,6 +62,23 @@ class Source:
             model = self.on_device()
             self.fill(model)
         return model
+
+    def _on(self, device: torch.device) -> Model:
+        model = build_model(self.row, self.files, self.info, self.dtype, device)
+        model.cache_specs = kept_as(self.config.kv_cache_dtype, model.cache_specs)
+        return model
+
+
+def kept_as(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpec]:
+    """With keys and values as `kv_cache_dtype` says; ConfigError for latent rows in 8 bits."""
+    if name == "auto":
+        return specs
+    if any(spec.kind == "latent" for spec in specs):
+        raise ConfigError(
+            f"kv_cache_dtype={name!r} is for keys and values; this model keeps latent rows, which are small as they are: "
+            "leave it out"
+        )
+    return [replace(spec, codes=CODES[name]) for spec in specs]
 
 
 def build_model(row: Architecture, files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:

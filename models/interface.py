@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.kv8 import width
 from ..kernels.metadata import AttentionMetadata
 
 
@@ -19,7 +20,7 @@ class CacheSpec:
     Kind "full": a key and a value per token of the sequence. "window": the same, but a row reads only the last `window` keys
     up to its own (and its own run of rows, where items see themselves), so that earlier ones are forgotten. "latent": one
     row per token, of one head, that is key and value in one. "cross": a key and a value per row of the encoder's output,
-    written once.
+    written once. `codes`: of 8 bits, in which keys and values are kept (`kernels.kv8`); None: as they are, in `dtype`.
     """
 
     kind: str
@@ -27,6 +28,7 @@ class CacheSpec:
     head_dim: int
     dtype: torch.dtype
     window: int | None = None
+    codes: torch.dtype | None = None
 
     @property
     def planes(self) -> int:
@@ -34,13 +36,24 @@ class CacheSpec:
         return 1 if self.kind == "latent" else 2
 
     @property
+    def stored(self) -> torch.dtype:
+        return self.dtype if self.codes is None else self.codes
+
+    @property
+    def width(self) -> int:
+        """Numbers that the cache has by head, with what scales take."""
+        return self.head_dim if self.codes is None else width(self.kv_heads, self.head_dim)
+
+    @property
     def bytes_per_token(self) -> int:
-        return self.planes * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.planes * self.kv_heads * self.width * self.stored.itemsize
 
 
 @dataclass(frozen=True)
 class Work:
     """The most that a step computes, from which its memory follows, on `device`; `int8`: products in 8 bits.
+
+    `codes`: keys and values are cached in 8 bits.
 
     Args:
         rows: of the step.
@@ -53,6 +66,7 @@ class Work:
     longest: int
     device: torch.device
     int8: bool = False
+    codes: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ class ForwardBatch:
         input_ids: int64 `[rows]`; at media placeholders any id of the vocabulary.
         positions: int64 `[axes, rows]`; axes as the model's `rope_axes` declares.
         attn: who owns which row, and where keys and values live, one per cache; caches of equal spec share the object.
-        kv_caches: one per entry of the model's `cache_specs`, `[planes, num_blocks, block_size, kv_heads, head_dim]`, keys
-            then values.
+        kv_caches: one per entry of the model's `cache_specs`, `[planes, num_blocks, block_size, kv_heads, width]`, keys then
+            values.
         embed_index: int64 `[n]` rows of the batch to be replaced by `embed_rows`, or None for a text-only step.
         embed_rows: `[n, row_size]` encoder rows in that order: the first `hidden` take the place of token embeddings, each
             further `hidden` is added to the residual stream after one more of the first layers.
