@@ -6,23 +6,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..kernels.dispatch import interpreted
-from ..kernels.graph import Watched, capture, capture_cuda
+from ..kernels.graph import Recorded, Watched, capture, capture_cuda
 from ..kernels.metadata import AttentionMetadata
 from ..models.interface import ForwardBatch
 
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
-
-
-class _Recorded(Protocol):
-    def replay(self) -> Tensor: ...
+_Run = tuple[Tensor, Recorded[Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,10 @@ class _Kind:
     sizes: Sequence[int] | None
     most_rows: int
     most_graphs: int
-    record: Callable[[Callable[[], Tensor], Sequence[AttentionMetadata]], tuple[Tensor, _Recorded | None]]
+    record: Callable[[Callable[[], Tensor], Sequence[AttentionMetadata]], _Run]
 
 
-def _record_on_cpu(forward: Callable[[], Tensor], groups: Sequence[AttentionMetadata]) -> tuple[Tensor, _Recorded | None]:
+def _record_on_cpu(forward: Callable[[], Tensor], groups: Sequence[AttentionMetadata]) -> _Run:
     return capture(forward, [cast(Watched, attn.seq_lens) for attn in groups])
 
 
@@ -128,7 +125,7 @@ class _Lasting(AttentionMetadata):
 class _Decode:
     """A recorded step and what it reads."""
 
-    graph: _Recorded
+    graph: Recorded[Tensor]
     inputs: ForwardBatch
     groups: tuple[_Lasting, ...]  # each once
 
