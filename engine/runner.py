@@ -24,6 +24,7 @@ from ..mm.types import MultiModalFeature, name_item
 from ..models.interface import Model
 from .batch import Caches, Row, Track, build_batch
 from .decode_graphs import DecodeGraphs
+from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore
 from .kv import allocate_caches, group_layers, group_of_layer
 from .pooling import Pooling, pool
@@ -81,6 +82,7 @@ class ModelRunner:
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
         self.graphs, self.staging, self.overlaps = DecodeGraphs(device), Staging(device), overlaps
+        self.encoder_graphs = EncoderGraphs(device)
         self.draws_there = device.type != "cpu"  # all rows at once; on a CPU one by one, and looked at
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
@@ -95,6 +97,7 @@ class ModelRunner:
         self.tracks.clear()
         self.store.clear()
         self.graphs, self.staging = DecodeGraphs(self.device), Staging(self.device)
+        self.encoder_graphs = EncoderGraphs(self.device)
         gc.collect()
         _give_back(self.device)
 
@@ -200,7 +203,8 @@ class ModelRunner:
         if ROWS in items[0].kwargs:
             found = [torch.as_tensor(item.kwargs[ROWS].data).to(self.device, self.store.dtype) for item in items]
         else:
-            found = self.model.embed_multimodal(items[0].modality, merge([item.kwargs for item in items], self.device))
+            merged = merge([item.kwargs for item in items], self.device)
+            found = self.encoder_graphs(self.model.embed_multimodal, items[0].modality, merged)
         for item, rows in zip(items, found, strict=True):
             if rows.shape[0] != item.range.num_embeds:
                 raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
