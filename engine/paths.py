@@ -46,9 +46,9 @@ def check(row: Architecture, config: EngineConfig) -> None:
     """ConfigError for what only models of ours can do."""
     if row is not FALLBACK:
         return
-    for name in ("quantization", "batch_invariant", "media_device"):
-        value = getattr(config, name)
-        if value not in (None, False, "cpu"):
+    usual = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
+    for name in usual:
+        if (value := getattr(config, name)) != usual[name]:
             raise ConfigError(f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out")
 
 
