@@ -43,8 +43,8 @@ class LLM:
         metrics: True or a CollectorRegistry: numbers for Prometheus, see `engine.metrics`.
         tracing: True or a TracerProvider: OpenTelemetry spans, one per request with one per stage in it.
         options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
-            gpu_memory_fraction, media_workers, media (what may come in), mm_processor_cache_bytes, trust_uuid. All
-            options are explained at `engine.config.EngineConfig`.
+            gpu_memory_fraction, media_workers, media_device, media (what may come in), mm_processor_cache_bytes, trust_uuid.
+            All options are explained at `engine.config.EngineConfig`.
 
     `speech` says how the model is asked to write down speech, None if it does not.
 
