@@ -10,6 +10,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from ..mm.errors import InputError
+
 MOST_AT_ONCE = 64 << 20
 """Bytes that go to a device at once, and as many that come back; one picture may be more."""
 
@@ -29,9 +31,16 @@ class MediaDevice:
         self._own = threading.local()
 
     def fill(self, parts: Iterable[tuple[Tensor, Tensor]], work: Callable[[Tensor], Tensor]) -> None:
-        """Of each pair: what `work` makes of the first on the device, written to the second, of as many numbers, here."""
-        for given, out in parts:
-            out.copy_(work(given.to(self.device)).view(out.shape))  # waits for this thread's stream
+        """Of each pair: what `work` makes of the first on the device, written to the second, of as many numbers, here.
+
+        InputError where the device has no room.
+        """
+        try:
+            for given, out in parts:
+                out.copy_(work(given.to(self.device)).view(out.shape))  # waits for this thread's stream
+        except torch.OutOfMemoryError as error:
+            less = "lower gpu_memory_fraction, max_num_seqs or media_workers, or leave media_device out"
+            raise InputError(f"{self.device} has no room to process it: {less}") from error
 
     def stream(self) -> AbstractContextManager[object]:
         """Inside, this thread's work on the device is queued in its own stream."""

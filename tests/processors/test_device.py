@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sensorium.kernels import pixels as kernel
+from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import patch_grid
 from sensorium.mm.tiling import AspectTiles, CropPlan, EdgeTiles, PanAndScan, Resize, View, Window
 from sensorium.processors import mel, pictures
@@ -107,6 +108,14 @@ def test_every_thread_has_a_stream_of_its_own() -> None:
         list(pool.map(work, range(6)))
     assert sorted(made) == ["stream 0", "stream 1"]
     assert sorted(map(sorted, inside.values())) == [["stream 0"], ["stream 1"]]
+
+
+def test_a_device_without_room_says_what_to_lower() -> None:
+    def work(_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(InputError, match="cpu has no room to process it: lower gpu_memory_fraction, "):
+        MediaDevice(CPU).fill([(torch.zeros(1), torch.zeros(1))], work)
 
 
 def test_a_failure_leaves_nothing_behind() -> None:
