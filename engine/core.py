@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..mm.errors import InputError, SensoriumError, hint
+from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, name_item
+from .failures import explain
 from .quarantine import Quarantine, is_out_of_memory
 from .request import Request, State
-from .runner import Launched, ModelRunner, describe
+from .runner import Launched, ModelRunner
 from .scheduler import Scheduler
 from .source import Source
 from .types import EngineRequest, EngineStats, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 ASLEEP = "the engine is asleep; wake() it first"
 _NOTHING = SchedulerOutput(step=0, scheduled=())
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +190,8 @@ class EngineCore:
                     self._lose(after.output)
                 self._lose(output)
                 raise
-            _log.exception("a step failed")
-            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=_broken(error)) for task in output.scheduled))
+            told = explain(error, "a step")
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=told) for task in output.scheduled))
         self._book_items(output, done)
         wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
@@ -268,15 +267,6 @@ class EngineCore:
         for token in token_ids:
             if not 0 <= token < vocab:
                 raise InputError(f"{what} holds {token}; the vocabulary has the ids 0 to {vocab - 1}")
-
-
-def _broken(error: Exception) -> str:
-    """One line for those whose step failed."""
-    if isinstance(error, SensoriumError):
-        return describe(error)
-    if is_out_of_memory(error):
-        return f"a step failed: {describe(error)}; ask for fewer or smaller requests at once"
-    return f"internal error of a step: {describe(error)}; report it with its traceback (in the log, or with --debug)"
 
 
 def _ended(request: Request, result: TokenOutput) -> TokenOutput:

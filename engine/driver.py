@@ -19,10 +19,10 @@ import torch
 from ..mm.errors import InputError
 from ..processors.text import Tokenizer
 from .core import ASLEEP, EngineCore
+from .failures import explain
 from .feeder import Entry, Feeder
 from .input import Prepared, Unfinished
 from .output import Assembly
-from .runner import describe
 from .threads import use_threads
 from .ticket import Job, Ticket
 from .trace import Observer
@@ -238,7 +238,7 @@ class Driver:
         if ticket.assembly.finished:
             return
         if isinstance(result, Exception):  # not raised again: its traceback would hold this frame, and that the error
-            self._end(ticket, "error", describe(result))
+            self._end(ticket, "error", explain(result, "reading a prompt"))
             return
         try:
             ticket.assembly.start(result)
@@ -247,7 +247,7 @@ class Driver:
                 self.core.add(request)
                 self._owners[request.request_id] = ticket
         except Exception as error:
-            self._end(ticket, "error", describe(error))
+            self._end(ticket, "error", explain(error, "beginning an answer"))
 
     def _step(self) -> None:
         outputs = self.core.step()
@@ -287,7 +287,7 @@ class Driver:
                 elif stopped or output.finish_reason is None:
                     self.core.abort(name)
         except Exception as error:
-            self._end(ticket, "error", describe(error))
+            self._end(ticket, "error", explain(error, "writing an answer"))
         else:
             if changed and ticket.partial and not ticket.posted:
                 self._news.add(ticket)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..mm.errors import InputError
 from ..processors.text import StreamDecoder, Tokenizer
+from .failures import describe
 from .input import Prepared
-from .runner import describe
 from .sampling_params import SamplingParams
 from .trace import Clock, RequestTrace
 from .types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..kernels.dispatch import using
 from ..mm.embeddings import ROWS
-from ..mm.errors import InputError, SensoriumError
+from ..mm.errors import InputError
 from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature, name_item
 from ..models.interface import Model
@@ -26,6 +26,7 @@ from .batch import Caches, Row, Track, build_batch
 from .decode_graphs import DecodeGraphs
 from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore
+from .failures import describe
 from .kv import allocate_caches, group_layers, group_of_layer
 from .pooling import Pooling, pool
 from .quarantine import bisect, is_out_of_memory
@@ -340,9 +341,3 @@ def _whole(finite: Tensor, starts: Sequence[int]) -> list[bool]:
 def _finite(rows: Tensor) -> Tensor:
     """bool `[n]`: rows without NaN and infinities (a float32 sum of finite half-precision values does not overflow)."""
     return rows.sum(-1, dtype=torch.float32).isfinite()
-
-
-def describe(error: Exception) -> str:
-    """One line for an exception."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, SensoriumError) else f"{type(error).__name__}: {text}"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..processors.text import Tokenizer
+from .failures import explain
 from .feeder import Entry
 from .input import Prepared, Unfinished
 from .output import Assembly
 from .pooling import Pooling
-from .runner import describe
 from .sampler import mix
 from .sampling_params import SamplingParams
 from .trace import Clock
@@ -81,7 +81,7 @@ class Ticket:
             try:
                 return self.assembly.output(delta)
             except Exception as error:  # text that cannot be decoded ends its own request
-                self.assembly.end("error", describe(error))
+                self.assembly.end("error", explain(error, "writing an answer"))
                 self.assembly.freeze()
                 return self.assembly.output(delta)
 

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+from waiting import heard, hold_steps
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -213,7 +214,9 @@ def test_errors_have_one_base() -> None:
     assert issubclass(InputError, ValueError)
 
 
-def test_an_answer_that_cannot_be_assembled_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_assembled_fails_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from sensorium.engine.output import Assembly
 
     real = Assembly.add
@@ -226,12 +229,35 @@ def test_an_answer_that_cannot_be_assembled_fails_alone(llm: LLM, monkeypatch: p
     monkeypatch.setattr(Assembly, "add", add)
     good, bad = llm.generate(["def", "def " * 30], GREEDY, use_tqdm=False)
     assert good.error is None
-    assert "no text today" in str(bad.error)
+    assert str(bad.error).startswith("internal error in writing an answer: RuntimeError: no text today; report it")
+    assert [record.message for record in caplog.records if record.exc_info] == ["writing an answer failed"]
     assert not llm._driver.core.scheduler.requests
+
+
+def test_a_bug_in_reading_a_prompt_is_told_as_one(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from sensorium.engine.input import InputProcessor
+
+    real = InputProcessor.begin
+
+    def begin(self: InputProcessor, prompt: object, *rest: Any) -> Any:
+        return real(self, prompt, *rest) if prompt == "def" else {}["read me"]
+
+    monkeypatch.setattr(InputProcessor, "begin", begin)
+    good, bad = llm.generate(["def", "bad"], GREEDY, use_tqdm=False)
+    assert good.error is None
+    assert bad.error == (
+        "internal error in reading a prompt: KeyError: 'read me'; report it with its traceback (in the log, or with --debug)"
+    )
+    assert [record.message for record in caplog.records if record.exc_info] == ["reading a prompt failed"]
 
 
 def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two callers share a step that is cut: both get a typed end, the next call works."""
+    core, broken = llm._driver.core, []
+    monkeypatch.setattr(core, "step", core.step)
+    hold_steps(core, lambda: broken or heard(llm))  # so that there are steps left to cut
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 
@@ -239,7 +265,8 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._driver.core.runner, "launch", interrupted)
+        patch.setattr(core.runner, "launch", interrupted)
+        broken.append(True)
         assert "interrupted" in str(llm.generate("def", GREEDY, use_tqdm=False)[0].error)
     assert "interrupted" in str(list(other)[-1].error)
     (again,) = llm.generate("def", GREEDY, use_tqdm=False)

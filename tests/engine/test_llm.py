@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sensorium import LLM, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
-from waiting import hold_steps
+from waiting import heard, hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -107,7 +107,7 @@ def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     core, outputs = llm._driver.core, []
     with monkeypatch.context() as patch:
         patch.setattr(core, "step", core.step)
-        hold_steps(core, lambda: outputs or not any(ticket.posted for ticket in llm._driver._names.values()))
+        hold_steps(core, lambda: outputs or heard(llm))
         for output in llm.stream(messages, GREEDY):
             outputs.append(output)
     assert outputs[-1].finished

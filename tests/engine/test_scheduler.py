@@ -126,7 +126,7 @@ def test_a_failing_step_ends_its_sequences_and_the_engine_goes_on(toy):
     forward = core.runner.model.forward
     for error, told in (
         (RuntimeError("out of memory"), "a step failed: RuntimeError: out of memory; ask for fewer"),
-        (IndexError("two\nlines"), "internal error of a step: IndexError: two lines; report it"),
+        (IndexError("two\nlines"), "internal error in a step: IndexError: two lines; report it"),
     ):
         core.add(toy.make_request("lost", rng))
         core.runner.model.forward = lambda batch, error=error: (_ for _ in ()).throw(error)
