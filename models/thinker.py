@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def nested(prefixes: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return (*((f"thinker.{stored}", name) for stored, name in prefixes), ("thinker.", ""), *prefixes)
 
 
-class Thinker(NativeModel):
+class Thinker(NativeModel, ABC):
     """A NativeModel with an `audio_tower`; of each item "audio" it reads `input_features` and `audio_frames`.
 
     A family makes the tower, says how many frames at most so many rows are made of, and what the tower takes for them. Sounds
@@ -48,13 +49,13 @@ class Thinker(NativeModel):
     audio_tower: Any
     mels: int
 
+    @abstractmethod
     def frames_of(self, rows: int) -> int:
         """At most, of so many rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def audio_bytes(self, frames: int, work: Work) -> int:
         """As `encoder_bytes`, for so many frames."""
-        raise NotImplementedError
 
     def embed_audio(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
         """`[rows, hidden]` of each sound."""

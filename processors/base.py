@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
@@ -24,7 +25,7 @@ _UNREADABLE = "\ufffd"  # what decoding writes for bytes that are no character y
 _CLIPS = ("video", "vision_chunk")  # modalities whose frames are sampled
 
 
-class FamilyInfo:
+class FamilyInfo(ABC):
     """A ProcessingInfo but for `read`, `geometry` and `process`; a family overrides what else differs.
 
     Class attributes say the rest:
@@ -60,21 +61,21 @@ class FamilyInfo:
         self.decode_spec = self.decoding()
         self.adapters = {name: where for name, where in self.adapters.items() if self._brings(where)}
 
+    @abstractmethod
     def read(self, modality: str) -> Any:
         """The resolved spec of one modality, a frozen dataclass; ConfigError for a checkpoint that contradicts itself."""
-        raise NotImplementedError
 
     def decoding(self) -> DecodeSpec:
         """How its items are decoded: frames of clips, rate of sounds."""
         return DecodeSpec()
 
+    @abstractmethod
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """As in ProcessingInfo."""
-        raise NotImplementedError
 
+    @abstractmethod
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """As in ProcessingInfo."""
-        raise NotImplementedError
 
     def token(self, *names: str | int) -> int:
         """The id under the first of these keys that config.json has, else the last: a published id, or the text of a token.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import torch
@@ -25,9 +26,9 @@ class SoundInfo(FamilyInfo):
     known = {"audio": ()}
     mel: ClassVar[MelSpec] = MelSpec()
 
+    @abstractmethod
     def num_rows(self, frames: int) -> int:
         """Rows of a sound of so many frames."""
-        raise NotImplementedError
 
     def num_frames(self, sounding: int) -> int:
         """Frames that the encoder reads of a sound, those of the silence behind it included: the whole window."""
