@@ -8,7 +8,7 @@ import pytest
 import torch
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.types import EmbeddingItem
+from sensorium.mm.types import EmbeddingItem, ItemGeometry
 from sensorium.processors.base import FamilyInfo, build_span, slotted
 from sensorium.processors.files import ProcessorFiles
 
@@ -26,6 +26,20 @@ class Info(FamilyInfo):
 
     def read(self, modality):
         return Spec(next((layer["size"] for layer in reversed(self.layers[modality]) if "size" in layer), 1))
+
+    def geometry(self, header):
+        return ItemGeometry(1, 1, 1)
+
+    def process(self, item, dtype):
+        return {}, self.geometry(item.header)
+
+
+def test_what_every_family_has_to_say():
+    class Silent(FamilyInfo):
+        modalities = ("image",)
+
+    with pytest.raises(TypeError, match="abstract methods.* geometry.* process.* read"):
+        Silent(ProcessorFiles())
 
 
 def made(*options, encode=None, **config):
