@@ -1,12 +1,16 @@
 """Recorded forwards: a replay gives the bits of running again; what cannot be replayed is noticed."""
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from sensorium.kernels import native
 from sensorium.kernels.activation import gated
-from sensorium.kernels.graph import Watched, capture
+from sensorium.kernels.gpu.upload import keeping, used
+from sensorium.kernels.graph import Sent, Watched, capture, capture_cuda
 from sensorium.kernels.linear import Weights, linear, pack
 from sensorium.kernels.norm import rms_norm
 from torch import Tensor
@@ -120,3 +124,201 @@ def test_an_error_ends_the_recording() -> None:
         gated("silu", torch.ones(2, 4))
     gated("silu", torch.ones(2, 4))
     assert len(seen) == (native.library() is not None)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda t: t.tolist()[0], lambda t: t[1].item(), lambda t: int(t.sum())], ids=["list", "item", "sum"]
+)
+def test_what_is_fixed_may_be_read(read: Any) -> None:
+    fixed = torch.tensor([3, 5])
+    assert capture(lambda: X * read(fixed))[1] is None
+    result, graph = capture(lambda: X * read(fixed), fixed=[fixed])
+    assert (graph is None) == (read(fixed) == 8), "what is computed from it is not fixed itself"
+    assert torch.equal(result, X * read(fixed))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_pictures_are_resized_to_the_same_bits(mode: str, antialias: bool) -> None:
+    x = torch.randn(1, 3, 9, 7)
+
+    def forward() -> Tensor:
+        return F.interpolate(x, (5, 11), mode=mode, antialias=antialias and mode != "nearest")
+
+    result, graph = capture(forward)
+    assert graph is not None
+    assert torch.equal(result, forward())
+    x.copy_(torch.randn(x.shape))
+    assert torch.equal(graph.replay(), forward())
+
+
+THERE = torch.device("meta")
+"""A device that is not the host, of which only shapes are known."""
+
+
+def twice(forward: Any) -> tuple[Sent, list[Tensor]]:
+    """What a forward that ran twice sent, and to where in the second run it would have sent again."""
+    sent, missed = Sent(), []
+    with sent:
+        forward()
+    known, sent.again = sent._sent, True
+
+    def look(tensor: Tensor, device: torch.device) -> Tensor:
+        found = known(tensor, device)
+        if found is tensor:
+            missed.append(found)
+        return found
+
+    sent._sent = look  # type: ignore[method-assign]
+    with sent:
+        forward()
+    return sent, missed
+
+
+TABLE = torch.empty(8, 4, device=THERE)
+INDEX = torch.tensor([3, 1])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda: TABLE[(INDEX + 1).to(THERE)],
+        lambda: TABLE[INDEX],
+        lambda: TABLE.index_select(0, INDEX.to(THERE, torch.int32)),
+        lambda: TABLE.clone().copy_(torch.ones(4)),
+        lambda: torch.ones(3).to(THERE).add_(1),
+        lambda: torch.tensor(3.0).to(THERE) * TABLE,
+        lambda: TABLE.clone().index_put_((INDEX,), torch.ones(2, 4)),
+        lambda: torch.tensor([True, False]).to(THERE).logical_not(),
+    ],
+    ids=["to", "index", "dtype", "copy", "in place", "scalar", "put", "mask"],
+)
+def test_what_the_host_sends_is_there_the_second_time(forward: Any) -> None:
+    sent, missed = twice(forward)
+    assert not sent.varies
+    assert not missed
+    assert sent.used
+    assert {id(tensor) for tensor in sent.used} == {id(tensor) for tensor in sent._there.values()}
+
+
+def test_numbers_of_the_host_are_used_where_they_are() -> None:
+    sent, missed = twice(lambda: TABLE * torch.tensor(3.0) + torch.arange(5)[2] + 1.5)
+    assert not sent.varies
+    assert not missed
+    assert not sent.used
+
+
+def test_what_was_sent_is_nobodys_to_write_to() -> None:
+    made = []
+    sent, _ = twice(lambda: made.append(torch.ones(3).to(THERE)))
+    (kept,) = sent._there.values()
+    assert all(tensor is not kept for tensor in made)
+
+
+def test_other_numbers_than_the_first_time_are_sent() -> None:
+    count = iter(range(9))
+    sent, missed = twice(lambda: torch.full((2,), next(count)).to(THERE))
+    assert [tensor.tolist() for tensor in missed] == [[1, 1]]
+    assert not sent.used
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda: TABLE.cpu(),
+        lambda: TABLE.to("cpu", torch.float64),
+        lambda: torch.ones(8, 4).copy_(TABLE),
+        lambda: TABLE.sum().item(),
+        lambda: bool((TABLE > 3).any()),
+        lambda: TABLE[TABLE > 3],
+        lambda: TABLE.nonzero(),
+        lambda: TABLE.clone().index_put_((TABLE > 3,), TABLE.sum()),
+        lambda: torch.equal(TABLE, TABLE),
+    ],
+    ids=["cpu", "to", "copy", "item", "bool", "mask", "nonzero", "put", "equal"],
+)
+def test_waiting_for_the_device_is_noticed(forward: Any) -> None:
+    sent = Sent()
+    with sent, contextlib.suppress(NotImplementedError, RuntimeError):  # there are no numbers there
+        forward()
+    assert sent.varies
+
+
+class Driver:
+    """In place of a GPU's: what runs while it records is counted, and fails where it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.runs, self.recorded, self.recording = error, 0, 0, False
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        assert (graph, pool, capture_error_mode) == (self, "pool", "thread_local")
+        self.recording = True
+        try:
+            yield
+        finally:
+            self.recording = False
+
+    def forward(self) -> Tensor:
+        self.runs += 1
+        self.recorded += self.recording
+        if self.recording and self.error is not None:
+            raise self.error
+        return TABLE[INDEX.to(THERE)]
+
+    def replay(self) -> None:
+        self.runs += 100
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    return made
+
+
+def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver) -> None:
+    result, graph = capture_cuda(driver.forward, "pool")
+    assert (driver.runs, driver.recorded) == (2, 1)
+    assert graph is not None
+    assert len(graph._tables) == 1
+    kept = graph.replay()
+    assert driver.runs == 102
+    assert kept is graph.replay()
+    assert kept is not result
+
+
+def test_what_cannot_be_recorded_there_has_run_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    def reads() -> Tensor:
+        result = driver.forward()
+        with contextlib.suppress(NotImplementedError):
+            result.cpu()
+        return result
+
+    assert capture_cuda(reads, "pool")[1] is None
+    assert (driver.runs, driver.recorded) == (1, 0)
+    driver.error = RuntimeError("operation not permitted when stream is capturing")
+    result, graph = capture_cuda(driver.forward, "pool")
+    assert graph is None
+    assert result.shape == (2, 4)
+    assert "a forward is not recorded" in caplog.text
+
+
+def test_tables_that_a_graph_reads_are_its_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: driver.recording)
+    there: Any = SimpleNamespace(is_cuda=True, record_stream=lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    there.device = THERE
+
+    def forward() -> Tensor:
+        assert used(there) is there
+        assert used(there) is there
+        return driver.forward()
+
+    _, graph = capture_cuda(forward, "pool")
+    assert graph is not None
+    assert [table is there for table in graph._tables] == [False, True]
+    with keeping() as tables:
+        used(there)
+    assert not tables, "nothing is being recorded"
