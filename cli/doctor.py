@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
             dtype, device = str(options.get("dtype", "auto")), str(options["device"])
-            _print("checkpoint", list(describe_checkpoint(args.model, dtype, device).items()))
+            found = describe_checkpoint(args.model, dtype, device).items()
+            _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found])
             _print("memory", describe_memory(args.model, options))
     return int(bool(missing))
 

@@ -102,7 +102,7 @@ def slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
     """What to say where a checkpoint's own dtype is a bad choice for the device, else nothing."""
     if config.dtype != "auto" or dtype != torch.float16 or config.torch_device.type != "cpu":
         return ""
-    return "the checkpoint is float16, several times slower on a CPU than float32 and bfloat16: pass dtype= one of them"
+    return "the checkpoint is float16, several times slower on a CPU than others: pass dtype=float32 or dtype=bfloat16"
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
