@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .files import add_model, ending_at_once
+from .files import add_model, code_of, ending_at_once, in_options, warn_of_the_end
 
 EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 
@@ -25,19 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..engine.llm import LLM
-    from ..mm.errors import SensoriumError
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
     shown = 0
     with ending_at_once(print):
         for output in llm.stream(messages(args), replace(llm.default_params, **sampling(args))):
             if output.error:
-                raise SensoriumError(output.error)
+                print(f"sensorium: error: {in_options(output.error, args)}", file=sys.stderr)
+                return code_of([output.error])
             text = output.outputs[0].text
             sys.stdout.write(text[shown:])
             sys.stdout.flush()
             shown = len(text)
     print()
+    if output.outputs[0].finish_reason == "length":
+        warn_of_the_end(args, "the answer")
     return 0
 
 

@@ -45,7 +45,7 @@ def print_finished(args: argparse.Namespace, finished: Iterable[tuple[int, T]], 
         told: what JSON says of a result, with its "finish_reason" and its "error" or None, and its text.
 
     Returns:
-        The exit code: 2 where a file failed, which its sender can put right, else 0.
+        The exit code, see `code_of`.
     """
     done: dict[int, T] = {}
     with ending_at_once(lambda: print_results(args, {place: told(done[place]) for place in sorted(done)})):
@@ -66,9 +66,22 @@ def print_results(args: argparse.Namespace, results: Mapping[int, Told]) -> int:
         if known["error"] is not None:
             print(f"sensorium: error: {file}: {in_options(str(known['error']), args)}", file=sys.stderr)
         elif known["finish_reason"] == "length":
-            more = "; raise --max-tokens" if hasattr(args, "max_tokens") else ""
-            print(f"sensorium: warning: {file}: its text is cut off where no more tokens are allowed{more}", file=sys.stderr)
-    return 2 if any(known["error"] is not None for known, _ in results.values()) else 0
+            warn_of_the_end(args, f"{file}: its text")
+    return code_of(known["error"] for known, _ in results.values())
+
+
+def warn_of_the_end(args: argparse.Namespace, what: str) -> None:
+    """On stderr: `what` ends where no more tokens are allowed."""
+    more = "; raise --max-tokens" if hasattr(args, "max_tokens") else ""
+    print(f"sensorium: warning: {what} is cut off where no more tokens are allowed{more}", file=sys.stderr)
+
+
+def code_of(errors: Iterable[str | None]) -> int:
+    """The exit code after these: 1 where one is a bug of ours, else 2 where there is one, which its sender can put right."""
+    from ..engine.failures import is_ours
+
+    found = [error for error in errors if error is not None]
+    return 1 if any(map(is_ours, found)) else 2 if found else 0
 
 
 def in_options(text: str, args: argparse.Namespace) -> str:

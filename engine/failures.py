@@ -7,6 +7,7 @@ import logging
 from ..mm.errors import SensoriumError
 from .quarantine import is_out_of_memory
 
+_OURS = "internal error in "
 _log = logging.getLogger(__name__)
 
 
@@ -30,4 +31,9 @@ def explain(error: Exception, what: str) -> str:
     _log.error("%s failed", what, exc_info=error)
     if is_out_of_memory(error):
         return f"{what} failed: {describe(error)}; ask for fewer or smaller requests at once"
-    return f"internal error in {what}: {describe(error)}; report it with its traceback (in the log, or with --debug)"
+    return f"{_OURS}{what}: {describe(error)}; report it with its traceback (in the log, or with --debug)"
+
+
+def is_ours(told: str) -> bool:
+    """Whether what `explain` said of an error is that it is a bug."""
+    return told.startswith(_OURS)

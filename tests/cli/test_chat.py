@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium.cli.main import main
+from sensorium.cli.ocr import SHIPPED
+from sensorium.engine.runner import ModelRunner
 
 
 @pytest.fixture
@@ -37,6 +39,29 @@ def test_answer_is_generate_s(checkpoint: Path, picture: Path, capsys: pytest.Ca
 def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "Hello") == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_an_answer_that_is_cut_off_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    image = str(SHIPPED.parent / "media" / "line1.png")
+    words = ["chat", "--model", str(SHIPPED), "--image", image, "Read the text.", "--temperature", "0"]
+    assert main(words) == 0
+    assert not capsys.readouterr().err
+    assert main([*words, "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().err == (
+        "sensorium: warning: the answer is cut off where no more tokens are allowed; raise --max-tokens\n"
+    )
+
+
+def test_a_bug_of_ours(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails is neither the question nor the machine: exit code 1, as of any other bug."""
+
+    def broken(*_: object) -> None:
+        raise IndexError("gone")
+
+    monkeypatch.setattr(ModelRunner, "launch", broken)
+    assert chat(checkpoint, "Hello") == 1
+    assert capsys.readouterr().err.startswith("sensorium: error: internal error in a step: IndexError: gone; report it")
+    assert main(["ocr", str(SHIPPED.parent / "media" / "line1.png")]) == 1
 
 
 def test_in_any_thread(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
