@@ -38,7 +38,7 @@ def test_what_every_family_has_to_say():
     class Silent(FamilyInfo):
         modalities = ("image",)
 
-    with pytest.raises(TypeError, match="abstract methods.* geometry.* process.* read"):
+    with pytest.raises(TypeError, match=r"abstract methods.*geometry.*process.*read"):
         Silent(ProcessorFiles())
 
 
