@@ -23,6 +23,7 @@ class SchedulerLimits:
         prefill: "causal", cut anywhere; "item_atomic", a run of an item's rows is computed together; "prompt_atomic", the
             whole prompt is.
         prefix_caching: blocks of equal beginnings are shared.
+        encode_beside: encoder rows are made beside steps, and read in later ones.
     """
 
     max_num_seqs: int
@@ -31,6 +32,7 @@ class SchedulerLimits:
     max_encoder_tokens: int = 1 << 30
     prefill: str = "causal"
     prefix_caching: bool = True
+    encode_beside: bool = False
 
 
 def check_length(length: int, limit: int) -> None:

@@ -83,8 +83,8 @@ class EngineConfig:
             token and head, in about half the memory of 16 bits; not of latent rows, and not for transformers' own classes.
         kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton", or "torch" for all that have
             it; the rest is chosen by device, dtype and shape (`sensorium doctor` prints what).
-        async_scheduling: start a decode step before the tokens of the one before are on the host; None: on a GPU, where it
-            hides what the host does between two steps.
+        async_scheduling: start a decode step before the tokens of the one before are on the host, and encode items beside
+            steps of those that do not need them; None: on a GPU, where it hides what the host does between two steps.
         batch_invariant: the same request gives the same bits whatever runs beside it, however it is cut; slower.
 
     Raises:
@@ -157,6 +157,11 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise ConfigError(f"limit_mm_per_prompt[{modality!r}]={limit!r} must be an integer, 0 or above")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may start before the one before is looked at, and items are encoded beside steps."""
+        return self.torch_device.type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     @property
     def torch_device(self) -> torch.device:

@@ -14,7 +14,16 @@ from .request import Request, State
 from .runner import Launched, ModelRunner
 from .scheduler import Scheduler
 from .source import Source
-from .types import EngineRequest, EngineStats, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
+from .types import (
+    EncodeResult,
+    EncodeTask,
+    EngineRequest,
+    EngineStats,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+    TokenOutput,
+)
 
 ASLEEP = "the engine is asleep; wake() it first"
 _NOTHING = SchedulerOutput(step=0, scheduled=())
@@ -48,6 +57,7 @@ class EngineCore:
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.asleep = False
         self._encoder_calls = self._disk_hits = 0
+        self._asked: dict[str, EncodeTask] = {}  # by hash: items that are being encoded
         self._flight: _Flight | None = None  # a step whose tokens nobody has looked at
 
     def add(self, request: EngineRequest) -> None:
@@ -159,8 +169,9 @@ class EngineCore:
 
     def _launch(self, output: SchedulerOutput | None, after: Launched | None = None) -> _Flight | None:
         """None if there is nothing to do."""
-        if output is None or output == replace(_NOTHING, step=output.step):
+        if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder.coming):
             return None
+        self._asked.update((task.hash, task) for task in output.encode)
         sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
         epochs = [request.epoch for request in sequences]
         try:
@@ -192,11 +203,11 @@ class EngineCore:
                 raise
             told = explain(error, "a step")
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=told) for task in output.scheduled))
-        self._book_items(output, done)
+        broken = self._book_items(done)
         wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
         results = [self._book(task, result) for good, task, result in pairs if good]
-        return (*results, *self._fail_others(done))
+        return (*results, *self._fail_others(broken))
 
     @property
     def stats(self) -> EngineStats:
@@ -211,24 +222,33 @@ class EngineCore:
     def _lose(self, output: SchedulerOutput) -> None:
         """The step broke off: nobody knows which items were encoded, or what was freed."""
         for task in output.encode:
+            self._asked.pop(task.hash, None)
             self.scheduler.encoder.fail(task.hash)
         self.scheduler.redeliver(output)
 
-    def _book_items(self, output: SchedulerOutput, done: StepOutput) -> None:
-        tasks = {task.hash: task for task in output.encode}
+    def _book_items(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
+        """Of items that were encoded; those that could not be."""
+        broken = []
         for result in done.encoded:
-            task = tasks[result.hash]
-            request = self.scheduler.requests[task.request_id]
-            request.encode_seconds += done.encode_seconds / len(done.encoded)
+            task = self._asked.pop(result.hash, None)
+            if task is None:  # it was lost with its step
+                continue
+            request = self.scheduler.requests.get(task.request_id)
+            if request is not None:
+                request.encode_seconds += result.seconds
+            self.scheduler.encoder.arrive(result.hash)
             if result.error is not None:
+                broken.append((task, result))
                 self.scheduler.encoder.fail(result.hash)
                 if result.poison:
                     self._quarantine.add(result.hash)
             elif result.source == "disk":
                 self._disk_hits += 1
-                request.sources[task.index] = "disk"
+                if request is not None:
+                    request.sources[task.index] = "disk"
             else:
                 self._encoder_calls += 1
+        return broken
 
     def _book(self, task: ScheduledRequest, result: TokenOutput) -> TokenOutput:
         request = self.scheduler.requests[task.request_id]
@@ -242,15 +262,15 @@ class EngineCore:
             return result
         return _ended(request, replace(result, finish_reason=done.finish_reason, stop_reason=done.stop_token))
 
-    def _fail_others(self, done: StepOutput) -> list[TokenOutput]:
-        """Sequences that were not in this step and hold an item that broke the encoder."""
+    def _fail_others(self, broken: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
+        """Sequences that were not in this step and hold an item that broke the encoder, or asked for one that failed."""
         failed = []
-        for result in done.encoded:
-            for name in self.scheduler.encoder.holders(result.hash) if result.poison else ():
-                request = self.scheduler.requests[name]
-                self.scheduler.abort(name)
+        for task, result in broken:
+            names = self.scheduler.encoder.holders(result.hash) if result.poison else [task.request_id]
+            for request in [self.scheduler.requests[name] for name in names if name in self.scheduler.requests]:
+                self.scheduler.abort(request.request_id)
                 error = f"{name_item(request.features, result.hash)}: {result.error}"
-                failed.append(_ended(request, TokenOutput(name, (), finish_reason="error", error=error)))
+                failed.append(_ended(request, TokenOutput(request.request_id, (), finish_reason="error", error=error)))
         return failed
 
     def _check_items(self, features: Sequence[MultiModalFeature]) -> None:

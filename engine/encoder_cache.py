@@ -19,6 +19,7 @@ class _Entry:
     num_rows: int
     holders: set[User] = field(default_factory=set)  # live sequences that have the item
     readers: set[User] = field(default_factory=set)  # those that are computing it: the rows must stay
+    asker: User | None = None  # for whom the rows are made beside steps, until it reads them
 
 
 class EncoderCache:
@@ -34,6 +35,7 @@ class EncoderCache:
         self._entries: dict[str, _Entry] = {}
         self._resident: OrderedDict[str, None] = OrderedDict()  # least recently used first
         self._dropped: list[str] = []
+        self.coming: set[str] = set()  # resident, but not made yet
         self.bytes = self.hits = self.misses = self.evictions = 0
 
     def __len__(self) -> int:
@@ -57,7 +59,7 @@ class EncoderCache:
         """Keep the rows until `unread`: True when they are here, False when they have to be made, None for no room."""
         entry = self._entries[key]
         if key in self._resident:
-            self.hits += user not in entry.readers
+            self._count_hit(entry, user, key in self.coming)
             self._resident.move_to_end(key)
             entry.readers.add(user)
             return True
@@ -68,6 +70,15 @@ class EncoderCache:
         self._resident[key] = None
         entry.readers.add(user)
         return False
+
+    def postpone(self, key: str, user: User) -> None:
+        """Rows that `read` said are to be made are made beside steps: they are coming until `arrive`."""
+        self.coming.add(key)
+        self._entries[key].asker = user
+
+    def arrive(self, key: str) -> None:
+        """The rows are there; harmless for others."""
+        self.coming.discard(key)
 
     def unread(self, key: str, user: User) -> None:
         """The user has computed the item, or was interrupted: the rows need not stay for it."""
@@ -81,6 +92,7 @@ class EncoderCache:
             return
         entry.holders.discard(user)
         entry.readers.discard(user)
+        entry.asker = None if entry.asker == user else entry.asker
         self._tidy(key)
 
     def fail(self, key: str) -> None:
@@ -107,6 +119,13 @@ class EncoderCache:
         dropped, self._dropped = tuple(key for key in dict.fromkeys(self._dropped) if key not in self), []
         return dropped
 
+    def _count_hit(self, entry: _Entry, user: User, coming: bool) -> None:
+        """Once for each that reads rows which were not made for it."""
+        if coming:
+            return
+        self.hits += user not in entry.readers and user != entry.asker
+        entry.asker = None if entry.asker == user else entry.asker
+
     def _make_room(self, size: int) -> bool:
         idle = [key for key in self._resident if not self._entries[key].readers]
         fixed = self.bytes - sum(self._entries[key].num_rows for key in idle) * self.row_bytes
@@ -121,6 +140,7 @@ class EncoderCache:
 
     def _drop(self, key: str) -> None:
         del self._resident[key]
+        self.coming.discard(key)
         self.bytes -= self._entries[key].num_rows * self.row_bytes
         self._dropped.append(key)
         self._tidy(key)

@@ -16,10 +16,11 @@ class ItemRows:
 
     Args:
         whole: a prompt's items are read all at once or not at all (a prefix-LM).
+        beside: rows are made beside steps and read in a later one.
     """
 
-    def __init__(self, encoder: EncoderCache, whole: bool) -> None:
-        self.encoder, self._whole = encoder, whole
+    def __init__(self, encoder: EncoderCache, whole: bool, beside: bool = False) -> None:
+        self.encoder, self._whole, self._beside = encoder, whole, beside
 
     def hold(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
         """Announce items of a sequence: all or, with an InputError, none."""
@@ -39,27 +40,44 @@ class ItemRows:
             self.encoder.release(feature.hash, request.user(index))
 
     def read(self, request: Request, count: int, budget: int, first: bool) -> tuple[int, list[EncodeTask]]:
-        """Of the next `count` tokens those before the first item whose rows can neither be had nor made, and what to make.
+        """Of the next `count` tokens those before the first item whose rows are not there in this step, and what to make.
 
         Args:
             budget: rows that encoders may still make in this step.
             first: nothing is to be encoded in this step yet; then one item may be larger than the budget.
         """
         tasks: list[EncodeTask] = []
+        stop = count
         for index, feature in self._needed(request, count):
             rows = feature.range.num_embeds
             before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
             alone = before == 0 or self._whole  # without this item nothing can be computed
             if rows > budget and not (first and (alone or not tasks)) and feature.hash not in self.encoder:
-                return before, self._leave(request, index, tasks)
+                return min(stop, before), self._leave(request, index, tasks)
             here = self.encoder.read(feature.hash, request.user(index))
             if here is None:
-                return before, self._leave(request, index, tasks)
+                return min(stop, before), self._leave(request, index, tasks)
             request.sources.setdefault(index, "cache" if here else "encoded")
             if not here:
                 tasks.append(EncodeTask(request.request_id, index, feature.hash))
                 budget -= rows
-        return count, tasks
+                if self._beside:
+                    self.encoder.postpone(feature.hash, request.user(index))
+            if feature.hash in self.encoder.coming:
+                stop = min(stop, before)
+        return stop, tasks
+
+    def stand(self, request: Request, tasks: list[EncodeTask], keep: bool) -> list[EncodeTask]:
+        """The sequence is not computed in this step; what is made for it all the same. `keep`: rows that are there stay."""
+        if not keep:
+            self.unread(request, () if self._beside else tasks)
+        return tasks if self._beside else []
+
+    def awaits(self, request: Request) -> bool:
+        """Rows of an item that it has not computed are coming."""
+        if not self.encoder.coming:
+            return False
+        return any(feature.hash in self.encoder.coming for _, feature in self._needed(request, len(request.token_ids)))
 
     def unread(self, request: Request, tasks: Iterable[EncodeTask] = ()) -> None:
         """The sequence is not computed after all; `tasks` of it are not run."""

@@ -160,12 +160,17 @@ def build_core(
     specs = [group.spec for group in group_layers(model.cache_specs)]
     pools = [PoolSpec(count, spec.kind, spec.window) for count, spec in zip(blocks, specs, strict=True)]
     limits = SchedulerLimits(
-        config.max_num_seqs, sizes.rows, sizes.length, config.max_encoder_tokens, prefill, config.enable_prefix_caching
+        config.max_num_seqs,
+        sizes.rows,
+        sizes.length,
+        config.max_encoder_tokens,
+        prefill,
+        config.enable_prefix_caching,
+        encode_beside=config.overlaps,
     )
     encoder = EncoderCache(encoder_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, config.block_size, kept), encoder, limits)
     invariant, device = config.batch_invariant, config.torch_device
-    overlaps = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
     runner = ModelRunner(
         model,
         blocks,
@@ -176,6 +181,6 @@ def build_core(
         invariant=invariant,
         prefill=prefill,
         kernels=config.kernels,
-        overlaps=overlaps,
+        overlaps=config.overlaps,
     )
     return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds), source)

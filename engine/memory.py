@@ -141,7 +141,7 @@ class MemoryPlan:
         kv_cache: all blocks. On a CPU, pages cost memory once written.
         encoder_cache: encoder rows, and those that wait to be written to the folder.
         decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call; they run one
-            after the other, so the largest counts.
+            after the other, so the largest counts, or, with `encode_beside`, the encoder call beside the others.
         media_held: processed media of requests under way.
         processor_cache: processed media kept for later ones.
         sequences: tokens and positions of requests under way.
@@ -163,10 +163,12 @@ class MemoryPlan:
     decoding: int
     largest: tuple[Largest, ...]
     decoding_limits: str = ""
+    encode_beside: bool = False
 
     @property
     def activations(self) -> int:
-        return max(self.decoder_step, self.logits_step, self.encoder_step)
+        steps = max(self.decoder_step, self.logits_step)
+        return steps + self.encoder_step if self.encode_beside else max(steps, self.encoder_step)
 
     @property
     def total(self) -> int:
@@ -244,6 +246,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         decoding=config.media_workers * decoding.get(worst, 0),
         largest=tuple(largest_item(name, info, room) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
+        encode_beside=config.overlaps,
     )
 
 

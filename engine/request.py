@@ -13,7 +13,7 @@ from .admission import check_features
 from .encoder_cache import User
 from .kv import Blocks
 from .prefix_cache import extend_keys, root_key
-from .types import EngineRequest, SequenceStats
+from .types import EngineRequest, ScheduledRequest, SequenceStats
 
 CROSS = -1  # index of the encoder side among a sequence's items
 
@@ -154,6 +154,11 @@ class Request:
         """Whether the next token, whichever it is, leaves room for one after it; `limit` as in `finish_reason`."""
         most = self.message.params.max_tokens
         return len(self.token_ids) + 1 < limit and (most is None or self.num_generated + 1 < most)
+
+    def task(self, count: int) -> ScheduledRequest:
+        """Its next `count` rows."""
+        sample, cross = count == self.remaining, not self.cross_done
+        return ScheduledRequest(self.request_id, self.num_computed, count, self.block_ids, sample, cross)
 
     def timings(self) -> dict[str, float]:
         """Seconds of each stage up to now."""

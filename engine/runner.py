@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,23 +16,21 @@ import torch
 from torch import Tensor
 
 from ..kernels.dispatch import using
-from ..mm.embeddings import ROWS
 from ..mm.errors import InputError
-from ..mm.fields import group, merge
-from ..mm.types import MultiModalFeature, name_item
+from ..mm.types import name_item
 from ..models.interface import Model
 from .batch import Caches, Row, Track, build_batch
 from .decode_graphs import DecodeGraphs
-from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore
+from .encoding import Encoding, is_finite
 from .failures import describe
 from .kv import allocate_caches, group_layers, group_of_layer
 from .pooling import Pooling, pool
-from .quarantine import bisect, is_out_of_memory
+from .quarantine import bisect
 from .sampler import NOT_FINITE, Sampled, gather_logprobs, sample, sample_together
 from .staging import Staging, fetch
 from .structured import GrammarFactory, StructuredOutputs
-from .types import EncodeResult, EncodeTask, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
+from .types import EncodeResult, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
 
 _LOGITS_ROWS = 256  # prompt rows whose logits are held at once
 _log = logging.getLogger(__name__)
@@ -73,7 +70,7 @@ class ModelRunner:
         """`num_blocks`: of each cache group. `prefill`: as in SchedulerLimits. `kernels`: as in EngineConfig.
 
         `grammars`: of the checkpoint's tokenizer; without it none are asked for. `overlaps`: a step may start before the
-        tokens of the one before are on the host.
+        tokens of the one before are on the host, and items are encoded beside steps that do not need them.
         """
         self.model, self.device, self.store, self.grammars = model, device, store, grammars
         groups = group_layers(model.cache_specs)
@@ -83,7 +80,7 @@ class ModelRunner:
         self.prefill, self.kernels = prefill, kernels
         self.tracks: dict[str, Track] = {}
         self.graphs, self.staging, self.overlaps = DecodeGraphs(device), Staging(device), overlaps
-        self.encoder_graphs = EncoderGraphs(device)
+        self.encoding = Encoding(store, device)
         self.draws_there = device.type != "cpu"  # all rows at once; on a CPU one by one, and looked at
 
     def check_grammar(self, wanted: StructuredOutputs) -> None:
@@ -96,9 +93,8 @@ class ModelRunner:
         """Give back what takes memory, all that sequences had here with it. `empty`: the model without any."""
         self.model, self.caches = empty, replace(self.caches, tensors=())
         self.tracks.clear()
-        self.store.clear()
+        self.encoding.clear()
         self.graphs, self.staging = DecodeGraphs(self.device), Staging(self.device)
-        self.encoder_graphs = EncoderGraphs(self.device)
         gc.collect()
         _give_back(self.device)
 
@@ -120,9 +116,8 @@ class ModelRunner:
 
     def _launch(self, output: SchedulerOutput, after: Launched | None) -> Launched:
         self._update(output)
-        start = time.perf_counter()
-        encoded = self._encode(output.encode)
-        seconds = time.perf_counter() - start if encoded else 0.0
+        items = [self.tracks[task.request_id].item(task.index) for task in output.encode]
+        encoded = () if self.overlaps else self.encoding.encode(self.model, items)
         failed = {result.hash: result.error for result in encoded if result.error is not None}
         rows: list[Row] = []
         results: dict[str, TokenOutput] = {}
@@ -136,13 +131,15 @@ class ModelRunner:
             else:
                 error = f"{name_item(track.features, broken)}: {failed[broken]}"
                 results[task.request_id] = TokenOutput(task.request_id, (), error=error)
-        if rows:
-            hidden, starts = self._forward(rows, after)
-            if self.overlaps and not results and all(_is_free(*row, self.draws_there) for row in rows):
-                return self._choose_there(output, rows, hidden, starts, encoded, seconds)
+        hidden, starts = self._forward(rows, after) if rows else (None, ())
+        if self.overlaps:
+            self.encoding.begin(self.model, items)  # behind the forward, which needs none of it: beside it
+        if hidden is not None:
+            if self.overlaps and all(_is_free(*row, self.draws_there) for row in rows):
+                return self._choose_there(output, rows, hidden, starts)
             results.update((result.request_id, result) for result in self._results(rows, hidden, starts))
-        done = StepOutput(tuple(results[task.request_id] for task in output.scheduled), encoded, seconds)
-        return Launched(lambda: done)
+        tokens = tuple(results[task.request_id] for task in output.scheduled)
+        return Launched(lambda: StepOutput(tokens, encoded or self._arrived(wait=not tokens)))
 
     def _choose_there(
         self,
@@ -150,28 +147,32 @@ class ModelRunner:
         rows: Sequence[Row],
         hidden: Tensor,
         starts: Sequence[int],
-        encoded: tuple[EncodeResult, ...],
-        seconds: float,
     ) -> Launched:
         """A token of every sequence on the device, and what the host will make of it."""
         logits = self.model.compute_logits(self._pick(hidden, [stop - 1 for stop in starts[1:]]))
         ahead = rows[0][1].num_computed + rows[0][1].num_tokens - len(rows[0][0].token_ids)
         sampling = sample_together(logits, [track.row for track, _ in rows], self.staging, ahead)
-        finite = fetch(_finite(hidden))
+        finite = fetch(is_finite(hidden))
 
         def collect() -> StepOutput:
             fine, results = finite(), []
             for (track, task), found, start, stop in zip(rows, sampling.read(), starts, starts[1:], strict=False):
                 whole = all(fine[start:stop])
                 results.append(_book(track, found) if whole else TokenOutput(task.request_id, (), error=NOT_FINITE))
-            return StepOutput(tuple(results), encoded, seconds)
+            return StepOutput(tuple(results), self._arrived(wait=False))
 
         return Launched(collect, {task.request_id: i for i, task in enumerate(output.scheduled)}, sampling.tokens)
+
+    @torch.inference_mode()
+    def _arrived(self, wait: bool) -> tuple[EncodeResult, ...]:
+        """What became of items that were encoded beside steps. `wait`: there is nothing else to do."""
+        with using(self.kernels):
+            return self.encoding.arrived(self.model, wait)
 
     def _update(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
             self.tracks.pop(request_id, None)
-        self.store.drop(output.free_encoder)
+        self.encoding.drop(output.free_encoder)
         for tensor, number in zip(self.caches.tensors, self.caches.group_of, strict=True):
             if output.zero_blocks and output.zero_blocks[number]:
                 tensor[:, list(output.zero_blocks[number])] = 0
@@ -179,39 +180,6 @@ class ModelRunner:
             self.tracks[message.request_id] = Track(message, self.model.rope_axes, self.prefill, grammars=self.grammars)
         for change in output.updates:
             self.tracks[change.request_id].update(change)
-
-    def _encode(self, tasks: Sequence[EncodeTask]) -> tuple[EncodeResult, ...]:
-        """Items of many requests in one call per kind; those with files are read."""
-        results, todo = [], []
-        for task in tasks:
-            item = self.tracks[task.request_id].item(task.index)
-            if self.store.load(item.hash, item.range.num_embeds) is None:
-                todo.append(item)
-            else:
-                results.append(EncodeResult(item.hash, "disk"))
-        for ids in group([item.kwargs for item in todo], [item.modality for item in todo]):
-            items = [todo[i] for i in ids]
-            for item, rows in zip(items, bisect(items, self._rows), strict=True):
-                if isinstance(rows, Exception):
-                    results.append(_failed(item, rows))
-                else:
-                    self.store.put(item.hash, rows, keep=ROWS not in item.kwargs)
-                    results.append(EncodeResult(item.hash))
-        return tuple(results)
-
-    def _rows(self, items: Sequence[MultiModalFeature]) -> list[Tensor]:
-        """Encoder rows of items that merge: the caller's own, or the encoder's."""
-        if ROWS in items[0].kwargs:
-            found = [torch.as_tensor(item.kwargs[ROWS].data).to(self.device, self.store.dtype) for item in items]
-        else:
-            merged = merge([item.kwargs for item in items], self.device)
-            found = self.encoder_graphs(self.model.embed_multimodal, items[0].modality, merged)
-        for item, rows in zip(items, found, strict=True):
-            if rows.shape[0] != item.range.num_embeds:
-                raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
-            if not _finite(rows).all():
-                raise InputError("the encoder made values that are not finite")
-        return [rows.clone() for rows in found] if len(items) > 1 else found  # a view would keep all of them alive
 
     def _forward(self, rows: list[Row], after: Launched | None) -> tuple[Tensor, Sequence[int]]:
         """Hidden rows, and where those of each sequence begin."""
@@ -226,7 +194,7 @@ class ModelRunner:
     def _results(self, rows: list[Row], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
         # logits of a sampled row say by themselves whether it is finite, so steps of nothing else are not looked at twice
         decode = all(task.sample and task.num_tokens == 1 and track.message.pooling is None for track, task in rows)
-        whole = [True] * len(rows) if decode else _whole(_finite(hidden), starts)
+        whole = [True] * len(rows) if decode else _whole(is_finite(hidden), starts)
         good = [(row, start) for row, start, fine in zip(rows, starts, whole, strict=False) if fine]
         prompts = {task.request_id: self._prompt_logprobs(track, task, hidden, start) for (track, task), start in good}
         lasts = [(row[0], stop - 1) for row, stop, fine in zip(rows, starts[1:], whole, strict=True) if row[1].sample and fine]
@@ -320,13 +288,6 @@ def _is_free(track: Track, task: ScheduledRequest, drawn: bool) -> bool:
     return task.sample and free and not asked
 
 
-def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:
-    _log.warning("encoding failed", exc_info=error if not isinstance(error, InputError) else None)
-    memory = is_out_of_memory(error)
-    hint = "send fewer or smaller items at once" if memory else "send another one, this one is refused for a while"
-    return EncodeResult(item.hash, "", f"encoding failed: {describe(error)}; {hint}", poison=not memory)
-
-
 def _with_prompt(result: TokenOutput, logprobs: tuple[dict[int, Logprob] | None, ...] | None) -> TokenOutput:
     return result if logprobs is None else replace(result, prompt_logprobs=logprobs)
 
@@ -336,8 +297,3 @@ def _whole(finite: Tensor, starts: Sequence[int]) -> list[bool]:
     if finite.all():
         return [True] * (len(starts) - 1)
     return [bool(finite[start:stop].all()) for start, stop in pairwise(starts)]
-
-
-def _finite(rows: Tensor) -> Tensor:
-    """bool `[n]`: rows without NaN and infinities (a float32 sum of finite half-precision values does not overflow)."""
-    return rows.sum(-1, dtype=torch.float32).isfinite()

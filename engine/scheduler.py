@@ -6,6 +6,7 @@ import time
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
@@ -19,6 +20,8 @@ from .repetition import find_loop
 from .request import Request, State
 from .types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, ScheduledRequest, SchedulerOutput
 
+_ORDER = attrgetter("order")
+
 
 @dataclass
 class _Step:
@@ -28,6 +31,7 @@ class _Step:
     encoder_budget: int
     chunks: dict[str, int] = field(default_factory=dict)
     encode: list[EncodeTask] = field(default_factory=list)
+    waits: bool = False  # a sequence does, for rows that are coming, and keeps those that are there
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,15 @@ class Scheduler:
     sequence none to start with, idle sequences lose theirs first, then the running one with the largest (priority, arrival).
 
     Progress: only running sequences keep encoder rows from being dropped, each until it has computed the item; a sequence at
-    the start of an item keeps none. So there is always one that can go on, and one item always fits.
+    the start of an item keeps none, except the first of those that wait for rows made beside steps. So there is always one
+    that can go on, and one item always fits.
     """
 
     def __init__(self, kv: KVBlocks, encoder: EncoderCache, limits: SchedulerLimits) -> None:
         self.kv, self.encoder, self.limits = kv, encoder, limits
         caching = limits.prefix_caching and limits.prefill != "prompt_atomic"
         self.tables = BlockTables(kv, caching, limits.max_num_batched_tokens)
-        self.items = ItemRows(encoder, limits.prefill == "prompt_atomic")
+        self.items = ItemRows(encoder, limits.prefill == "prompt_atomic", limits.encode_beside)
         self.limit = min(limits.max_model_len, kv.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # by order
@@ -79,7 +84,7 @@ class Scheduler:
         self._arrivals += 1
         self.requests[message.request_id] = request
         self._new.append(message)
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request, key=_ORDER)
 
     def append(
         self,
@@ -170,27 +175,30 @@ class Scheduler:
         step = _Step(self.limits.max_num_batched_tokens, self.limits.max_encoder_tokens)
         self._grow_running()
         self._make_way()
-        for request in sorted(self.running, key=_by_need):
+        for request in sorted(self.running, key=lambda request: (request.remaining > 1, request.order)):
             self._take(request, step)
         while self.waiting and step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             if not self._admit(self.waiting[0]):
                 break
             self._take(self.running[-1], step)
-        assert step.chunks or not (self.waiting or self.running), "sequences wait and none can run"
-        return self._output([_scheduled(self.requests[name], count) for name, count in step.chunks.items()], step.encode)
+        going = step.chunks or step.encode or self.encoder.coming
+        assert going or not (self.waiting or self.running), "sequences wait and none can run"
+        return self._output([self.requests[name].task(count) for name, count in step.chunks.items()], step.encode)
 
     def ahead(self, output: SchedulerOutput) -> SchedulerOutput | None:
         """The step after `output`, while its tokens are not known: a row more for each sequence that may have one.
 
-        None where something else is to be done first, or not all that run were in it up to their last token. What a sequence
-        that ends with its unknown token computes is for nobody; it writes into blocks of its own.
+        None where something else is to be done first, or not all that run were in it up to their last token, except those
+        that wait for encoder rows. What a sequence that ends with its unknown token computes is for nobody; it writes into
+        blocks of its own.
         """
-        tasks = {task.request_id: task for task in output.scheduled}
+        sampled = {task.request_id for task in output.scheduled if task.sample}
         if self._new or self._updates or any(self._unclean) or self._someone_may_start():
             return None
-        if not all(request.request_id in tasks and tasks[request.request_id].sample for request in self.running):
+        if not all(request.request_id in sampled or self.items.awaits(request) for request in self.running):
             return None
-        going = [request for request in sorted(self.running, key=_order) if request.outlasts(self.limit)]
+        mates = [request for request in sorted(self.running, key=_ORDER) if request.request_id in sampled]
+        going = [request for request in mates if request.outlasts(self.limit)]
         if not going or not all(self.tables.grow(request, ahead=True) for request in going):
             return None
         self._steps_ahead += 1
@@ -279,12 +287,12 @@ class Scheduler:
             while request.state is State.RUNNING:
                 if self.tables.grow(request):
                     break
-                self._evict(self._spare(request) or max(self.running, key=_order))
+                self._evict(self._spare(request) or max(self.running, key=_ORDER))
 
     def _make_way(self) -> None:
         """Running sequences give way to a more urgent one (by priority, not by arrival) that waits."""
         while self.waiting and self.running:
-            first, last = self.waiting[0], max(self.running, key=_order)
+            first, last = self.waiting[0], max(self.running, key=_ORDER)
             seat = len(self.running) < self.limits.max_num_seqs
             if last.message.priority <= first.message.priority or (seat and self._admit(first)):
                 return
@@ -329,7 +337,7 @@ class Scheduler:
 
     def _wake(self, request: Request) -> None:
         request.state = State.WAITING
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request, key=_ORDER)
 
     def _take(self, request: Request, step: _Step) -> None:
         """Rows for one running sequence, as many as budgets, atoms and encoder rows allow."""
@@ -338,12 +346,15 @@ class Scheduler:
         readable, tasks = self.items.read(request, count, step.encoder_budget, first=not step.encode)
         count = clip(start, readable, readable, parts)
         if count == 0:
-            self.items.unread(request, tasks)
+            keep = not step.waits and self.items.awaits(request)
+            step.waits |= keep
+            tasks = self.items.stand(request, tasks, keep)
+        step.encode += tasks
+        step.encoder_budget -= sum(request.item(task.index).range.num_embeds for task in tasks)
+        if count == 0:
             return
         step.chunks[request.request_id] = count
         step.budget -= count
-        step.encode += tasks
-        step.encoder_budget -= sum(request.item(task.index).range.num_embeds for task in tasks)
         stop = start + count
         self._cut_items += any(f.range.offset < stop < f.range.end for f in request.features[request.next_feature :])
 
@@ -381,18 +392,3 @@ class Scheduler:
         room = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a row for each of the others
         rows = self.encoder.capacity // max(1, self.encoder.row_bytes)
         check_atoms(self._atoms(request), request.features, request.cross_rows, room, rows)
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
-
-
-def _by_need(request: Request) -> tuple[bool, tuple[int, int]]:
-    """Sequences with one token to compute first."""
-    return request.remaining > 1, request.order
-
-
-def _scheduled(request: Request, count: int) -> ScheduledRequest:
-    sample = count == request.remaining
-    cross = not request.cross_done
-    return ScheduledRequest(request.request_id, request.num_computed, count, request.block_ids, sample, cross)

@@ -81,7 +81,7 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Item `index` of the request (-1: its encoder side) is to be encoded before this step's forward."""
+    """Item `index` of the request (-1: its encoder side) is to be encoded: before this step's forward, or beside it."""
 
     request_id: str
     index: int
@@ -160,21 +160,25 @@ class EncodeResult:
         source: "encoded", or "disk" when the rows were found there.
         error: why there are no rows and what to do, without the item's name; or None.
         poison: the item itself broke the encoder (not the memory that was short): it should not be tried again soon.
+        seconds: its share of the call that made its rows.
     """
 
     hash: str
     source: str = "encoded"
     error: str | None = None
     poison: bool = False
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a worker answers to a SchedulerOutput: one TokenOutput per scheduled request, in order."""
+    """What a worker answers to a SchedulerOutput: one TokenOutput per scheduled request, in order.
+
+    `encoded`: one for each EncodeTask of the step, or of it and earlier ones, once their rows are there.
+    """
 
     tokens: tuple[TokenOutput, ...]
     encoded: tuple[EncodeResult, ...] = ()
-    encode_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

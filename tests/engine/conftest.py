@@ -12,6 +12,7 @@ from sensorium.engine.admission import SchedulerLimits
 from sensorium.engine.core import EngineCore
 from sensorium.engine.encoder_cache import EncoderCache
 from sensorium.engine.encoder_store import EncoderStore
+from sensorium.engine.encoding import Encoding
 from sensorium.engine.kv import KVBlocks, PoolSpec, group_layers
 from sensorium.engine.quarantine import Quarantine
 from sensorium.engine.runner import ModelRunner
@@ -127,19 +128,38 @@ def make_core(
     model: torch.nn.Module | None = None,
     invariant: bool = False,
     overlaps: bool = False,
+    late: int = 0,
 ) -> EngineCore:
-    """An engine around the toy; `encoder_rows` fit into its encoder cache."""
+    """An engine around the toy; `encoder_rows` fit into its encoder cache. `late`: looks that a call beside steps needs."""
     model = model or ToyModel()
     pools = [PoolSpec(blocks, group.spec.kind, group.spec.window) for group in group_layers(model.cache_specs)]
     device = torch.device("cpu")
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
-    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching)
+    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching, encode_beside=overlaps)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(KVBlocks(pools, block_size, kept), encoder, limits)
     runner = ModelRunner(
         model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill, overlaps=overlaps
     )
+    runner.encoding = Encoding(store, device, lambda: Late(late))
     return EngineCore(scheduler, runner, Quarantine(quarantine))
+
+
+class Late:
+    """An event that is there at the n-th look, or once somebody waits for it."""
+
+    def __init__(self, looks: int) -> None:
+        self.left, self.recorded = looks, False
+
+    def record(self) -> None:
+        self.recorded = True
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.recorded and self.left < 0
+
+    def synchronize(self) -> None:
+        self.left = 0
 
 
 def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:

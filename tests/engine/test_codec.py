@@ -65,7 +65,7 @@ def messages():
         types.SchedulerOutput(
             3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)
         ),
-        done, stats, encoded, types.StepOutput((done,), (encoded,), 0.5), types.EngineStats(1, 2),
+        done, stats, encoded, types.StepOutput((done,), (encoded,)), types.EngineStats(1, 2),
         completion,
         types.RequestOutput(
             "r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}, (item,), 3, 1,

@@ -219,10 +219,10 @@ def test_an_engine_answers_the_same_and_forgets_them_asleep(replays: list[Any]) 
         llm.wake()
         assert not replays or len(set(replays)) < 4, "of decode steps"
         replays.clear()
-        runner.encoder_graphs = EncoderGraphs(CPU, on_cpu)
+        runner.encoding.graphs = EncoderGraphs(CPU, on_cpu)
         found = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in pictures]
         assert found == expected
-        (call,) = runner.encoder_graphs._graphs.values()
+        (call,) = runner.encoding.graphs._graphs.values()
         assert replays.count(call.graph) == 3
         held = sum(part.nbytes for part in call.inputs) + sum(rows.nbytes for rows in call.graph._result)
         rows = sum(len(part) for part in call.graph._result)
@@ -231,4 +231,4 @@ def test_an_engine_answers_the_same_and_forgets_them_asleep(replays: list[Any]) 
         assert held <= graph_bytes(runner.model, {"image": rows}, Work(1, 1, 1, torch.device("cuda"))) / MOST_GRAPHS
         llm.sleep()
         assert one() is None
-        assert not runner.encoder_graphs._graphs
+        assert not runner.encoding.graphs._graphs

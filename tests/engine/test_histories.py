@@ -32,6 +32,7 @@ class History(RuleBasedStateMachine):
         kept=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
         overlaps=st.booleans(),
+        late=st.sampled_from([0, 0, 1, 3]),
         draws_there=st.booleans(),
     )
     def start(self, seed, budget, seqs, prefill, reads, window, draws_there, **options):

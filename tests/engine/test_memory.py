@@ -91,6 +91,12 @@ def test_caches_are_those_allocated() -> None:
     assert plan.total > plan.kv_cache + plan.weights + plan.activations
 
 
+def test_an_encoder_beside_steps_takes_memory_of_its_own() -> None:
+    after, beside = (explain(make_config(TINY_VL, {**SMALL, "async_scheduling": flag})) for flag in (False, True))
+    assert after.activations == max(after.decoder_step, after.logits_step, after.encoder_step)
+    assert beside.activations == max(beside.decoder_step, beside.logits_step) + beside.encoder_step > after.activations
+
+
 def test_an_engine_explains_itself() -> None:
     llm = LLM(TINY_VL, max_model_len=512, **SMALL)
     assert llm.explain() == explain(llm.config)

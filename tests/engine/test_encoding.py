@@ -1,0 +1,151 @@
+"""Items encoded beside steps: who goes on meanwhile, what arrives when, and what becomes of rows nobody wants any more."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+
+def requests(toy):
+    """One that only answers, and two with items, one of them in both."""
+    talks = toy.make_request("talks", random.Random(1), media=False, max_tokens=30, ignore_eos=True)
+    sees = toy.of("sees", [5, 6, *[toy.PAD] * 4, 7], [toy.item(2, 4)])
+    both = toy.of("both", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8], [toy.item(0, 4), toy.item(5, 5, 2)])
+    return talks, sees, both
+
+
+def told(outputs, name):
+    return [output for output in outputs if output.request_id == name]
+
+
+def test_others_answer_on_while_rows_are_made(toy):
+    talks, sees, both = requests(toy)
+    core = toy.make_core(overlaps=True, late=6)
+    core.add(talks)
+    got = [output for _ in range(3) for output in core.step()]
+    early = core.stats.steps_ahead
+    core.add(sees)
+    core.add(both)
+    for _ in range(6):
+        before = len(told(got, "talks"))
+        got += core.step()
+        assert len(told(got, "talks")) == before + 1, "a token of each step"
+    assert not toy.tokens_of(told(got, "sees"))
+    assert core.stats.steps_ahead >= early + 4, "and its steps go on starting early"
+    got += [output for outputs in toy.drain(core).values() for output in outputs]
+    for request in (talks, sees, both):
+        assert toy.tokens_of(told(got, request.request_id)) == toy.alone(request)[0]
+    stats = core.stats
+    assert (stats.encoder_calls, stats.encoder_hits) == (2, 1), "what one asked for is a hit of the other alone"
+    assert told(got, "sees")[-1].stats.items == ("encoded",)
+    assert told(got, "both")[-1].stats.items == ("cache", "encoded")
+    toy.assert_empty(core)
+
+
+def test_who_is_alone_waits_for_its_rows(toy):
+    _, _, both = requests(toy)
+    core = toy.make_core(overlaps=True, late=10**9)
+    core.add(both)
+    outputs = toy.drain(core)["both"]
+    assert toy.tokens_of(outputs) == toy.alone(both)[0]
+    assert outputs[-1].timings["encode"] > 0
+    assert core.stats.steps <= 2 + both.params.max_tokens
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_encoder_side_and_a_prompt_that_sees_itself_wait_too(toy, reads):
+    model = toy.ToyModel(reads)
+    prefill = "causal" if reads else "prompt_atomic"
+    core = toy.make_core(overlaps=True, late=3, model=model, prefill=prefill)
+    _, sees, both = requests(toy)
+    asked = [replace(one, cross=toy.item(0, 6, 4)) if reads else one for one in (sees, both)]
+    for request in asked:
+        core.add(request)
+    got = toy.drain(core)
+    for request in asked:
+        alone = toy.alone(request, toy.ToyModel(reads), prefill)
+        assert toy.tokens_of(got[request.request_id]) == alone[0]
+    toy.assert_empty(core)
+
+
+def test_an_item_that_breaks_the_encoder_ends_its_own(toy):
+    core = toy.make_core(overlaps=True, late=2)
+    embed = core.runner.model.embed_multimodal
+
+    def broken(modality, tensors):
+        rows = embed(modality, tensors)
+        if 2 in tensors["seed"].tolist():  # of which the whole call has none that are finite
+            rows = [torch.full_like(one, torch.nan) for one in rows]
+        return rows
+
+    core.runner.model.embed_multimodal = broken
+    talks, sees, both = requests(toy)
+    for request in (talks, sees, both):
+        core.add(request)
+    got = toy.drain(core)
+    assert got["both"][-1].error.startswith("image 1: encoding failed: the encoder made values that are not finite")
+    for request in (talks, sees):
+        assert toy.tokens_of(got[request.request_id]) == toy.alone(request)[0]
+    assert core.stats.quarantined == 1
+    toy.assert_empty(core)
+
+
+def test_memory_that_runs_out_ends_who_asked_and_nobody_else(toy):
+    core = toy.make_core(overlaps=True, late=2)
+    embed, left = core.runner.model.embed_multimodal, [1]
+
+    def short(modality, tensors):
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("out of memory")
+        return embed(modality, tensors)
+
+    core.runner.model.embed_multimodal = short
+    _, sees, both = requests(toy)
+    core.add(sees)
+    (failed,) = (output for output in core.step() if output.error)
+    assert failed.request_id == "sees"
+    assert "image 0: encoding failed: " in failed.error
+    assert "send fewer or smaller items at once" in failed.error
+    core.add(both)
+    got = toy.drain(core)
+    assert toy.tokens_of(got["both"]) == toy.alone(both)[0]
+    assert core.stats.quarantined == 0
+    toy.assert_empty(core)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_that_nobody_waits_for_any_more(toy, again):
+    """They come all the same, and stay until their room is needed; who asks again finds them, or asks anew."""
+    _, sees, _ = requests(toy)
+    core = toy.make_core(overlaps=True, late=3, encoder_rows=6)
+    talks = toy.make_request("talks", random.Random(1), media=False, max_tokens=30, ignore_eos=True)
+    core.add(talks)
+    core.add(sees)
+    core.step()
+    core.abort("sees")
+    other = toy.of("other", [*[toy.PAD] * 5, 8], [toy.item(0, 5, 2)])  # there is no room for both
+    core.add(other)
+    core.step()
+    assert not core.runner.store.rows, "dropped on their way"
+    if again:
+        core.add(sees)
+    got = toy.drain(core)
+    for request in (talks, other, *[sees] * again):
+        assert toy.tokens_of(got[request.request_id])[-4:] == toy.alone(request)[0][-4:]
+    assert core.stats.encoder_calls == 1 + again
+    toy.assert_empty(core)
+    core.step()
+    assert set(core.runner.store.rows) <= set(core.scheduler.encoder._resident)
+
+
+def test_asleep_nothing_is_on_its_way(toy):
+    _, sees, _ = requests(toy)
+    core = toy.make_core(overlaps=True, late=10**9)
+    core.add(sees)
+    core.step()
+    core.abort("sees")
+    core.runner.sleep(core.runner.model)
+    assert not core.runner.encoding._calls
+    assert not core.runner.store.rows
