@@ -252,5 +252,5 @@ def assert_empty(core: EngineCore) -> None:
 def toy():
     """Everything above, for test files that cannot import it."""
     names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "of")
-    names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty")
+    names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty", "Late")
     return SimpleNamespace(**{name: globals()[name] for name in names})

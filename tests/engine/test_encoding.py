@@ -2,9 +2,11 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from sensorium import LLM, SamplingParams
 
 
 def requests(toy):
@@ -149,3 +151,23 @@ def test_asleep_nothing_is_on_its_way(toy):
     core.runner.sleep(core.runner.model)
     assert not core.runner.encoding._calls
     assert not core.runner.store.rows
+
+
+@pytest.mark.parametrize("late", [0, 2, 10**9])
+def test_pictures_are_read_alike_either_way(toy, late):
+    """The shipped model in float32, more pictures than one call takes, prompts cut in the middle of them."""
+    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
+    prompt = "<|vision_start|><|image_pad|><|vision_end|>Read the text."
+    pictures = [str(model.parent / "media" / f"line{i}.png") for i in (1, 2, 3, 1)]
+    prompts = [{"prompt": prompt, "multi_modal_data": {"image": path}} for path in pictures]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    found = []
+    for beside in (False, True):
+        options = {"max_encoder_tokens": 50, "max_num_batched_tokens": 40, "dtype": "float32", "async_scheduling": beside}
+        with LLM(model, **options) as llm:
+            encoding = llm._driver.core.runner.encoding
+            encoding._event = lambda: toy.Late(late)
+            found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+            assert llm.stats.encoder_calls == 3
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][3]
