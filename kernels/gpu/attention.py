@@ -14,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv8 import is_coded
 from ..metadata import AttentionMetadata
 from ..native import rows
 from . import tune
+from .kv8 import scales_of, widened, write_codes
 from .tiles import MOST_PARTS, Tiles, parts, tiles_of
 from .varlen import parts as halves
 
@@ -94,19 +96,22 @@ def _stretches(first, stop, BLOCK_N: tl.constexpr, CUT: tl.constexpr, LEAST: tl.
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _absorb(  # type: ignore[no-untyped-def]
-    most, total, left, right, q_left, q_right, k_ptr, v_ptr, at, inside, key, first, stop, inner, factor,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, DIM: tl.constexpr,
+    most, total, left, right, q_left, q_right, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, at, scale_at, inside, key, first, stop,
+    inner, factor, LEFT: tl.constexpr, RIGHT: tl.constexpr, DIM: tl.constexpr,
     MASKED: tl.constexpr, LATE: tl.constexpr, CAPPED: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
     """Highest score, sum of exponentials and both pieces of the weighted sum, with a tile of keys and values added.
 
-    The tile lies `at`, is of keys `key`, and some rows do not see all of it only where MASKED.
+    The tile lies `at`, is of keys `key`, and some rows do not see all of it only where MASKED. Codes have scales at `scale_at`,
+    which become a part of scores and weights.
     """
-    k_left = _columns(k_ptr, at, inside, 0, LEFT, DIM, MASKED)
+    k_left = widened(_columns(k_ptr, at, inside, 0, LEFT, DIM, MASKED), q_left.dtype)
     score = tl.dot(q_left, tl.trans(k_left), input_precision="ieee")
     if RIGHT:
-        k_right = _columns(k_ptr, at, inside, LEFT, RIGHT, DIM, MASKED)
+        k_right = widened(_columns(k_ptr, at, inside, LEFT, RIGHT, DIM, MASKED), q_left.dtype)
         score = tl.dot(q_right, tl.trans(k_right), score, input_precision="ieee")
+    if k_scale_ptr is not None:
+        score = score * tl.load(k_scale_ptr + scale_at, mask=inside, other=0.0)[None, :]
     if CAPPED:
         score = 1.0 - 2.0 / (1.0 + tl.exp2(score * inner))
     if MASKED:
@@ -118,11 +123,16 @@ def _absorb(  # type: ignore[no-untyped-def]
     fade = tl.exp2((most - higher) * factor)
     weight = tl.exp2(score * factor - (higher * factor)[:, None])
     total = total * fade + tl.sum(weight, 1)
-    v_left = k_left if SAME else _columns(v_ptr, at, inside, 0, LEFT, DIM, MASKED)
+    kind: tl.constexpr = (
+        tl.bfloat16 if q_left.dtype == tl.float16 else q_left.dtype
+    )  # a scaled weight may be too small for halves
+    if v_scale_ptr is not None:
+        weight = weight * tl.load(v_scale_ptr + scale_at, mask=inside, other=0.0)[None, :]
+    v_left = k_left if SAME else widened(_columns(v_ptr, at, inside, 0, LEFT, DIM, MASKED), kind)
     weight = weight.to(v_left.dtype)
     left = tl.dot(weight, v_left, left * fade[:, None], input_precision="ieee")
     if RIGHT:
-        v_right = k_right if SAME else _columns(v_ptr, at, inside, LEFT, RIGHT, DIM, MASKED)
+        v_right = k_right if SAME else widened(_columns(v_ptr, at, inside, LEFT, RIGHT, DIM, MASKED), kind)
         right = tl.dot(weight, v_right, right * fade[:, None], input_precision="ieee")
     return higher, total, left, right
 
@@ -154,8 +164,10 @@ def _leave(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=TABLES)  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [rows, heads, DIM], q_stride from row to row
-    k_ptr,  # [slots, KV_HEADS, DIM]
+    k_ptr,  # [slots, ROW]: numbers or codes [KV_HEADS, DIM], and what stands behind them
     v_ptr,
+    k_scale_ptr,  # of codes, the same as float32 [slots, ROW / 4], of which the last KV_HEADS are scales; else None
+    v_scale_ptr,
     out_ptr,  # [rows, heads, DIM]; with parts [tiles, columns, parts, BLOCK_M, DIM] in float32
     weight_ptr,  # with parts [tiles, columns, parts, BLOCK_M]: log2 of the sum of exponentials; else None
     tile_ptr,  # int32 [tiles, 2]: request, first of its rows; None: tile i is request i
@@ -173,6 +185,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,  # query heads of a key head
     HEADS: tl.constexpr,  # of them in a tile
     DIM: tl.constexpr,
+    ROW: tl.constexpr,
     LEFT: tl.constexpr,  # columns are taken in two pieces, each a power of two
     RIGHT: tl.constexpr,
     PAGE: tl.constexpr,
@@ -227,10 +240,12 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             for tile_at in range(from_, to, BLOCK_N):
                 key = tl.multiple_of(tile_at, BLOCK_N) + lanes
                 inside = (key >= low) & (key < high)
-                k_at = ((page.to(tl.int64) * PAGE + key % PAGE) * KV_HEADS + kv_head) * DIM
+                slot = page.to(tl.int64) * PAGE + key % PAGE
+                k_at, scale_at = slot * ROW + kv_head * DIM, (slot + 1) * (ROW // 4) - KV_HEADS + kv_head
                 page = _pages(table_ptr, key + BLOCK_N, key + BLOCK_N < to, PAGE)  # early: addresses wait for it
                 most, total, left, right = _absorb(
-                    most, total, left, right, q_left, q_right, k_ptr, v_ptr, k_at, inside, key, first, stop, inner, factor,
+                    most, total, left, right, q_left, q_right, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
+                    k_at, scale_at, inside, key, first, stop, inner, factor,
                     LEFT, RIGHT, DIM, stretch != 1, LATE, CAPPED, SAME,
                 )  # fmt: skip
 
@@ -295,6 +310,9 @@ def _write_kernel(k_ptr, v_ptr, k_out_ptr, v_out_ptr, slot_ptr, k_stride, v_stri
 
 def write(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
     """As `attention.write_cache`; negative slots take nothing."""
+    if is_coded(kv_cache):
+        assert v is not None, "codes are of keys and values"
+        return write_codes(k, v, kv_cache, meta.slot_mapping)
     k, v = rows(k), None if v is None else rows(v)
     size = k.shape[1] * k.shape[2]
     config = tune.launch("write_cache")
@@ -357,9 +375,9 @@ def _launch(
     factor = LOG2E * (soft_cap or scale)
     heads_ = {"KV_HEADS": kv_heads, "GROUP": group, "HEADS": together, "DIM": dim}
     _attend_kernel[(tiles.count, columns, cuts)](
-        q, kv_cache[0], kv_cache[-1], made, weights, tiles.table, starts, lengths, *where,
+        q, kv_cache[0], kv_cache[-1], *scales_of(kv_cache), made, weights, tiles.table, starts, lengths, *where,
         2 * LOG2E * scale / soft_cap if soft_cap else 0.0, factor,
-        **heads_, LEFT=left, RIGHT=right, PAGE=meta.block_size, CAUSAL=meta.causal,
+        **heads_, ROW=kv_cache.stride(2), LEFT=left, RIGHT=right, PAGE=meta.block_size, CAUSAL=meta.causal,
         WINDOWED=meta.window is not None, LATE=not meta.plain,
         CAPPED=soft_cap is not None, SAME=len(kv_cache) == 1, LEAST=LEAST, ALIKE=meta.invariant, **config,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tune
+from .kv8 import largest_of, nearest, scale_of, scales_of
 
 
 @triton.jit
@@ -61,43 +62,11 @@ def _rounded(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _rotate_kernel(
-    x_ptr,
-    cos_ptr,  # float32 [rows, HALF]
-    sin_ptr,
-    x_row,
-    x_head,
-    heads,
-    HALF: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    kind = x_ptr.dtype.element_ty
-    x_ptr += row * x_row
-    a, b = _pairs(x_ptr, head * x_head, head < heads, 2 * HALF, HALF, NEIGHBOURS, HEADS, BLOCK)
-    a, b = _turned(a, b, cos_ptr + row * HALF, sin_ptr + row * HALF, HALF, BLOCK)
-    _put(x_ptr, head * x_head, head < heads, a.to(kind), b.to(kind), 2 * HALF, HALF, NEIGHBOURS, HEADS, BLOCK)
-
-
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> None:
-    """As `rope.rotate_`; the numbers of a head end to end."""
-    rows, heads, dim = x.shape
-    if not x.numel():
-        return
-    block = triton.next_power_of_2(dim // 2)
-    config = tune.launch("rotary", str(block))
-    grid = (rows, triton.cdiv(heads, config["HEADS"]))
-    constants = {"HALF": dim // 2, "NEIGHBOURS": neighbours, "BLOCK": block}
-    _rotate_kernel[grid](x, cos.contiguous(), sin.contiguous(), x.stride(0), x.stride(1), heads, **constants, **config)
-
-
-@triton.jit
 def _part(
-    x_ptr,  # of the first head of a part of the row, heads DIM apart
+    x_ptr,  # of the first head of a part of the row
     out_ptr,  # where they go
+    scale_ptr,  # and their scales, float32; None: they are not kept in codes
+    apart,  # from head to head
     weight_ptr,  # [DIM]; None: heads are not normed
     cos_ptr,  # float32 [HALF] of the row; None: heads are not turned
     sin_ptr,
@@ -113,8 +82,9 @@ def _part(
     BLOCK: tl.constexpr,
 ):
     head = tile * HEADS + tl.arange(0, HEADS)
-    kind = x_ptr.dtype.element_ty
-    a, b = _pairs(x_ptr, head * DIM, head < heads, DIM, HALF, NEIGHBOURS, HEADS, BLOCK)
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    stored: tl.constexpr = out_ptr.dtype.element_ty
+    a, b = _pairs(x_ptr, head * apart, head < heads, DIM, HALF, NEIGHBOURS, HEADS, BLOCK)
     if weight_ptr is not None:
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / DIM + eps)[:, None]
         one = tl.arange(0, 1)
@@ -126,8 +96,48 @@ def _part(
         a, b = _rounded(a, kind), _rounded(b, kind)
     if cos_ptr is not None:
         a, b = _turned(a, b, cos_ptr, sin_ptr, HALF, BLOCK)
-    a, b = a.to(kind).to(out_ptr.dtype.element_ty), b.to(kind).to(out_ptr.dtype.element_ty)
-    _put(out_ptr, head * DIM, head < heads, a, b, DIM, HALF, NEIGHBOURS, HEADS, BLOCK)
+    if scale_ptr is not None:
+        a, b = _rounded(a, kind), _rounded(b, kind)
+        scale = scale_of(tl.maximum(largest_of(a), largest_of(b)), stored)
+        tl.store(scale_ptr + head, scale, mask=head < heads)
+        a, b = nearest(a, scale, stored), nearest(b, scale, stored)
+    else:
+        a, b = a.to(kind).to(stored), b.to(kind).to(stored)
+    _put(out_ptr, head * apart, head < heads, a, b, DIM, HALF, NEIGHBOURS, HEADS, BLOCK)
+
+
+@triton.jit
+def _rotate_kernel(
+    x_ptr,
+    cos_ptr,  # float32 [rows, HALF]
+    sin_ptr,
+    x_row,
+    x_head,
+    heads,
+    HALF: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some heads of one row, where they are."""
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_row
+    _part(
+        x_ptr, x_ptr, None, x_head, None, cos_ptr + row * HALF, sin_ptr + row * HALF, heads, tl.program_id(1), 0.0, 0.0,
+        False, 2 * HALF, HALF, NEIGHBOURS, HEADS, BLOCK,
+    )  # fmt: skip
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool = False) -> None:
+    """As `rope.rotate_`; the numbers of a head end to end."""
+    rows, heads, dim = x.shape
+    if not x.numel():
+        return
+    block = triton.next_power_of_2(dim // 2)
+    config = tune.launch("rotary", str(block))
+    grid = (rows, triton.cdiv(heads, config["HEADS"]))
+    constants = {"HALF": dim // 2, "NEIGHBOURS": neighbours, "BLOCK": block}
+    _rotate_kernel[grid](x, cos.contiguous(), sin.contiguous(), x.stride(0), x.stride(1), heads, **constants, **config)
 
 
 @triton.jit
@@ -137,10 +147,13 @@ def _place_kernel(
     k_weight_ptr,
     cos_ptr,  # float32 [rows, HALF]
     sin_ptr,
-    k_cache_ptr,  # [slots, kv_heads, DIM]
+    k_cache_ptr,  # [slots, cache_row]: numbers or codes [kv_heads, DIM], and what stands behind them
     v_cache_ptr,
+    k_scale_ptr,  # of codes, the same as float32 [slots, cache_row / 4], of which the last kv_heads are scales; else None
+    v_scale_ptr,
     slot_ptr,
     x_row,
+    cache_row,
     heads,
     kv_heads,
     eps,
@@ -158,23 +171,26 @@ def _place_kernel(
     x_ptr += row * x_row
     if cos_ptr is not None:
         cos_ptr, sin_ptr = cos_ptr + row * HALF, sin_ptr + row * HALF
-    slot = tl.load(slot_ptr + row).to(tl.int64) * kv_heads * DIM
+    slot = tl.load(slot_ptr + row).to(tl.int64)
     if tile < q_tiles:
         _part(
-            x_ptr, x_ptr, q_weight_ptr, cos_ptr, sin_ptr, heads, tile, eps, offset,
+            x_ptr, x_ptr, None, DIM, q_weight_ptr, cos_ptr, sin_ptr, heads, tile, eps, offset,
             OFFSET, DIM, HALF, NEIGHBOURS, HEADS, BLOCK,
         )  # fmt: skip
     elif slot >= 0:
         x_ptr, tile = x_ptr + heads * DIM, tile - q_tiles
+        if k_scale_ptr is not None:
+            scales = (slot + 1) * (cache_row // 4) - kv_heads
+            k_scale_ptr, v_scale_ptr = k_scale_ptr + scales, v_scale_ptr + scales
         if tile < kv_tiles:
             _part(
-                x_ptr, k_cache_ptr + slot, k_weight_ptr, cos_ptr, sin_ptr, kv_heads, tile, eps, offset,
-                OFFSET, DIM, HALF, NEIGHBOURS, HEADS, BLOCK,
+                x_ptr, k_cache_ptr + slot * cache_row, k_scale_ptr, DIM, k_weight_ptr, cos_ptr, sin_ptr, kv_heads, tile,
+                eps, offset, OFFSET, DIM, HALF, NEIGHBOURS, HEADS, BLOCK,
             )  # fmt: skip
         else:
             _part(
-                x_ptr + kv_heads * DIM, v_cache_ptr + slot, None, None, None, kv_heads, tile - kv_tiles, eps, offset,
-                OFFSET, DIM, HALF, NEIGHBOURS, HEADS, BLOCK,
+                x_ptr + kv_heads * DIM, v_cache_ptr + slot * cache_row, v_scale_ptr, DIM, None, None, None, kv_heads,
+                tile - kv_tiles, eps, offset, OFFSET, DIM, HALF, NEIGHBOURS, HEADS, BLOCK,
             )  # fmt: skip
 
 
@@ -196,7 +212,8 @@ def place_(
     block = triton.next_power_of_2(dim // 2)
     config = tune.launch("rotary_cache", str(block))
     tiles = triton.cdiv(heads - 2 * kv_heads, config["HEADS"]) + 2 * triton.cdiv(kv_heads, config["HEADS"])
-    tensors = (qkv, q_weight, k_weight, cos, sin, kv_cache[0], kv_cache[1], slots)
+    tensors = (qkv, q_weight, k_weight, cos, sin, kv_cache[0], kv_cache[1], *scales_of(kv_cache), slots)
     half = 0 if turns is None else turns[0].shape[1]
     constants = {"OFFSET": offset != 0.0, "DIM": dim, "HALF": half, "NEIGHBOURS": neighbours, "BLOCK": block}
-    _place_kernel[(rows, tiles)](*tensors, qkv.stride(0), heads - 2 * kv_heads, kv_heads, eps, offset, **constants, **config)
+    sizes = (qkv.stride(0), kv_cache.stride(2), heads - 2 * kv_heads, kv_heads)
+    _place_kernel[(rows, tiles)](*tensors, *sizes, eps, offset, **constants, **config)

@@ -118,6 +118,12 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     },
     "join_attention": {"": {"any": {"WIDTH": 128, "num_warps": 4, "num_stages": 1}}},
     "write_cache": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
+    # A program makes codes of HEADS heads of one row; classes by the power of two in a head.
+    "write_codes": {
+        "": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
+        "256": {"any": {"HEADS": 2, "num_warps": 4, "num_stages": 1}},
+        "512": {"any": {"HEADS": 1, "num_warps": 4, "num_stages": 1}},
+    },
     # A program holds QUERIES of a head against KEYS at a time; classes by the power of two in a head.
     "varlen_attention": {
         "": {"any": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2}, "gfx942": {"num_warps": 4, "num_stages": 1}},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
 import torch
+from paged import case, sees_itself
 from sensorium.kernels import native
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
-from torch import Tensor
 
 TYPES = [torch.float32, torch.bfloat16]
 LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
@@ -22,37 +21,6 @@ needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ ker
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SENSORIUM_KERNELS", f"attention={request.param}")
     return str(request.param)
-
-
-def case(
-    requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16, planes: int = 2
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor, AttentionMetadata]:
-    """Queries, keys and values of a step, a cache that holds the earlier ones and zeros elsewhere, and its layout."""
-    gen = torch.Generator().manual_seed(7)
-    lengths = [done + rows for done, rows in requests]
-    needs = [-(-n // block) for n in lengths]
-    free = (1 + torch.randperm(sum(needs), generator=gen)).tolist()
-    tables, slots = torch.zeros(len(requests), max(needs), dtype=torch.int32), []
-    cache = torch.zeros(planes, sum(needs) + 1, block, kv_heads, dim, dtype=dtype)
-    for i, (done, rows) in enumerate(requests):
-        tables[i, : needs[i]] = torch.tensor([free.pop() for _ in range(needs[i])], dtype=torch.int32)
-        token = torch.arange(done + rows)
-        where = tables[i].long()[token // block] * block + token % block
-        cache.flatten(1, 2)[:, where[:done]] = torch.randn(planes, done, kv_heads, dim, generator=gen).to(dtype)
-        slots.append(where[done:])
-    starts = (0, *accumulate(rows for _, rows in requests))
-    q, k, v = (torch.randn(starts[-1], n, dim, generator=gen).to(dtype) for n in (heads, kv_heads, kv_heads))
-    return q, k, v if planes == 2 else None, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
-
-
-def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
-    """Rows `[first, last)` of this step's rows of a request see each other as well."""
-    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
-    for request, (first, last) in atoms.items():
-        start = meta.query_start[request]
-        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
-        seen[1, start + first : start + last] = before + last
-    return replace(meta, seen=seen)
 
 
 VARIANTS = [

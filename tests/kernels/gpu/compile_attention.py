@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
+from sensorium.kernels import kv8
 from sensorium.kernels.gpu import attention, tune
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
@@ -25,11 +26,17 @@ def step(requests: list[tuple[int, int]], **more: object) -> AttentionMetadata:
 
 
 def attend(
-    meta: AttentionMetadata, heads: tuple[int, int, int], dtype: torch.dtype, planes: int = 2, cap: float | None = None
+    meta: AttentionMetadata,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    planes: int = 2,
+    cap: float | None = None,
+    codes: torch.dtype | None = None,
 ) -> None:
     """Of query heads, key heads and their size; keys and values are written, too."""
     q_heads, kv_heads, dim = heads
-    cache = torch.empty(planes, 4, meta.block_size, kv_heads, dim, dtype=dtype)
+    width = dim if codes is None else kv8.width(kv_heads, dim)
+    cache = torch.empty(planes, 4, meta.block_size, kv_heads, width, dtype=codes or dtype)
     k = torch.empty(meta.num_rows, kv_heads, dim, dtype=dtype)
     attention.write(k, k if planes == 2 else None, cache, meta)
     attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap)
@@ -60,3 +67,7 @@ def launches() -> None:
     attend(step(DECODE, causal=False), (20, 20, 64), torch.float16)
     attend(step(MIXED, invariant=True), (28, 4, 128), bf16)
     attend(step(MIXED), (14, 2, 64), torch.float32)
+    for codes in kv8.CODES.values():
+        attend(step(MIXED), (28, 4, 128), bf16, codes=codes)
+        attend(step(DECODE, window=1024), (14, 2, 64), torch.float16, codes=codes)
+        attend(step(MIXED), (8, 4, 256), bf16, cap=50.0, codes=codes)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import torch
+from sensorium.kernels import kv8
 from sensorium.kernels.gpu import rope
+from torch import Tensor
 
 HOT = {"_rotate_kernel", "_place_kernel"}
+
+
+def turn_of(dim: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(64, dim // 2), torch.empty(64, dim // 2)
 
 
 def launches() -> None:
@@ -18,10 +24,15 @@ def launches() -> None:
         (torch.float16, 128, False),
         (torch.float32, 128, False),
     ):
-        turn = torch.empty(64, dim // 2), torch.empty(64, dim // 2)
+        turn = turn_of(dim)
         qkv, weight = torch.empty(64, 48, dim, dtype=dtype), torch.empty(dim, dtype=dtype)
         rope.rotate_(qkv[:, :32], *turn, neighbours)
         cache, slots = torch.empty(2, 4, 16, 8, dim, dtype=dtype), torch.zeros(64, dtype=torch.int64)
         for norms in ((weight, weight, 1e-6, 0.0), (weight, weight, 1e-6, 1.0), None):
             rope.place_(qkv, cache, slots, turn, neighbours, norms)
     rope.place_(qkv, cache, slots, None, False, None)
+    qkv, turn, weight = torch.empty(64, 36, 128, dtype=torch.bfloat16), turn_of(128), torch.empty(128, dtype=torch.bfloat16)
+    for codes in kv8.CODES.values():
+        rope.place_(
+            qkv, torch.empty(2, 4, 16, 4, kv8.width(4, 128), dtype=codes), slots, turn, False, (weight, weight, 1e-6, 0.0)
+        )

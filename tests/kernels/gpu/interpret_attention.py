@@ -6,11 +6,12 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
+import paged
 import pytest
 import torch
+from paged import sees_itself
 from sensorium.kernels import dispatch
 from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
 from sensorium.kernels.gpu import attention, tune
@@ -19,6 +20,10 @@ from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+CODES = {
+    None: LIMITS,
+    **dict.fromkeys((torch.int8, torch.uint8), LIMITS | {torch.float16: 6e-3}),
+}  # weights are in bfloat16 then
 STEP = [(0, 5), (37, 1), (20, 13), (0, 1), (63, 1), (9, 2)]  # earlier tokens, rows of this step
 
 
@@ -26,39 +31,19 @@ def case(
     requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16, planes: int = 2
 ) -> tuple[Tensor, Tensor, AttentionMetadata]:
     """Queries that lie apart, and a cache that holds what the requests see and NaN elsewhere, block 0 included."""
-    lengths = [done + rows for done, rows in requests]
-    needs = [-(-n // block) for n in lengths]
-    free = (1 + torch.randperm(sum(needs))).tolist()
-    tables, slots = torch.zeros(len(requests), max(needs) + 1, dtype=torch.int32), []
-    cache = torch.full((planes, sum(needs) + 1, block, kv_heads, dim), float("nan"), dtype=dtype)
-    for i, (done, rows) in enumerate(requests):
-        tables[i, : needs[i]] = torch.tensor([free.pop() for _ in range(needs[i])], dtype=torch.int32)
-        token = torch.arange(done + rows)
-        where = tables[i].long()[token // block] * block + token % block
-        cache.flatten(1, 2)[:, where] = torch.randn(planes, done + rows, kv_heads, dim).to(dtype)
-        slots.append(where[done:])
-    starts = (0, *accumulate(rows for _, rows in requests))
-    q = torch.randn(starts[-1], heads + 2 * kv_heads, dim).to(dtype)[:, :heads]
-    return q, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
-
-
-def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
-    """Rows `[first, last)` of this step's rows of a request see each other as well."""
-    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
-    for request, (first, last) in atoms.items():
-        start = meta.query_start[request]
-        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
-        seen[1, start + first : start + last] = before + last
-    return replace(meta, seen=seen)
+    q, k, v, cache, meta = paged.case(requests, heads, kv_heads, dim, dtype, block, planes, float("nan"))
+    write_cache(k, v, cache, meta)
+    return q, cache, meta
 
 
 def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
-    """NaN in slots that no row sees, and tables whose blocks behind a window are where no memory is."""
+    """NaN, or scales that are, in slots that no row sees, and tables whose blocks behind a window are where no memory is."""
     tables, flat = meta.block_tables.clone(), cache.flatten(1, 2)
+    nothing = float("nan") if cache.is_floating_point() else -1 if cache.dtype == torch.int8 else 255
     for i, length in enumerate(meta.seq_lens):
         first = int(meta.ranges(i)[0].min()) if meta.query_start[i] < meta.query_start[i + 1] else 0
         token = torch.arange(first)
-        flat[:, tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size] = float("nan")
+        flat[:, tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size] = nothing
         tables[i, : first // meta.block_size] = 10**8
         tables[i, -(-length // meta.block_size) :] = 10**8
     return replace(meta, block_tables=tables)
@@ -67,9 +52,8 @@ def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
 def check(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: float | None = None) -> None:
     expected = paged_attention_reference(q, cache, meta, scale, cap)
     hidden = hide(cache, meta)
-    torch.testing.assert_close(
-        attention.attend(q, cache, hidden, scale, cap), expected, atol=LIMITS[q.dtype], rtol=LIMITS[q.dtype]
-    )
+    limit = CODES[None if cache.is_floating_point() else cache.dtype][q.dtype]
+    torch.testing.assert_close(attention.attend(q, cache, hidden, scale, cap), expected, atol=limit, rtol=limit)
 
 
 @pytest.fixture(params=["shipped", "tiny", "parts"])
@@ -113,6 +97,25 @@ def test_what_rows_see(variant: dict) -> None:
 def test_heads(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     q, cache, meta = case(STEP[1:], heads, kv_heads, dim, dtype)
     check(q, cache, meta, dim**-0.5)
+
+
+@pytest.mark.parametrize("variant", [one for one in VARIANTS if "planes" not in one], ids=str)
+def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
+    number = VARIANTS.index(variant) + len(cut)  # every cut meets other dtypes and codes
+    dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
+    q, cache, meta = case(STEP, 3, 1, 32, dtype)
+    meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
+    if "atoms" in variant:
+        meta = sees_itself(meta, variant["atoms"])
+    check(q, paged.coded(cache, (torch.int8, torch.uint8)[number % 2]), meta, 0.3, variant.get("soft_cap"))
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("codes", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 3, 18), (7, 1, 80), (8, 2, 128)])
+def test_heads_in_codes(heads: int, kv_heads: int, dim: int, codes: torch.dtype, dtype: torch.dtype) -> None:
+    q, cache, meta = case(STEP[1:3], heads, kv_heads, dim, dtype)
+    check(q, paged.coded(cache, codes), meta, dim**-0.5)
 
 
 @pytest.mark.parametrize("heads", [4, 18])
@@ -186,16 +189,19 @@ def test_write(planes: int, dtype: torch.dtype) -> None:
     assert torch.equal(cache, expected)
 
 
-def test_chosen_by_name() -> None:
+@pytest.mark.parametrize("codes", CODES, ids=str)
+def test_chosen_by_name(codes: torch.dtype | None) -> None:
     """Written and read in one call; what a cache of this step's keys alone holds is what was written."""
-    q, cache, meta = case([(0, 20), (0, 1)], 4, 2, 16, torch.float32)
-    k, v = cache.flatten(1, 2)[:, meta.slot_mapping].unbind()
+    q, plain, meta = case([(0, 20), (0, 1)], 4, 2, 16, torch.float32)
+    k, v = plain.flatten(1, 2)[:, meta.slot_mapping].unbind()
+    cache = paged.coded(plain, codes)
     expected = paged_attention_reference(q, cache, meta, 0.3)
-    fresh = torch.full_like(cache, float("nan"))
+    fresh = paged.coded(torch.full_like(plain, float("nan")), codes)
     with dispatch.using("attention=triton"):
         out = paged_attention(q, k, v, fresh, meta, 0.3)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(fresh.nan_to_num(), cache.nan_to_num())
+    found, wanted = (flat[:, meta.slot_mapping] for flat in (fresh.flatten(1, 2), cache.flatten(1, 2)))
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.full
@@ -211,6 +217,7 @@ def test_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         meta = replace(meta, window=pick([None, None, 1, 16, 31]), invariant=pick([False, False, True]))
         atoms = {i: (rows // 3, rows) for i, (_, rows) in enumerate(requests) if rows > 2}
         meta = sees_itself(meta, atoms) if atoms and pick([True, False]) else meta
+    cache = paged.coded(cache, pick([None, None, torch.int8, torch.uint8])) if planes == 2 else cache
     if pick([True, False]):
         monkeypatch.setattr(attention, "LEAST", 1)
         monkeypatch.setattr(attention, "parts", lambda *_: 1 + seed % 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paged import coded
 from sensorium.kernels.gpu import rope
 from sensorium.kernels.norm import rms_norm_reference
 from sensorium.kernels.rope import rotary_cos_sin, rotate_reference
@@ -89,3 +90,25 @@ def test_place(
     near(cache, wanted, 2)
     assert torch.equal(qkv[:, heads:], rest)
     assert torch.equal(cache.flatten(1, 2)[1], wanted.flatten(1, 2)[1])
+
+
+@pytest.mark.parametrize("codes", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("offset", [None, 0.0])
+@pytest.mark.parametrize(("rows", "heads", "kv_heads", "dim", "half"), [(3, 4, 2, 32, 16), (1, 9, 3, 24, 8)])
+def test_place_in_codes(
+    rows: int, heads: int, kv_heads: int, dim: int, half: int, offset: float | None, neighbours: bool, codes: torch.dtype
+) -> None:
+    """The codes of what a cache of numbers would hold, bit for bit; a slot below 0 takes nothing."""
+    dtype = DTYPES[(rows + neighbours) % 3]
+    qkv, cache = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype), torch.randn(2, 3, 4, kv_heads, dim).to(dtype)
+    slots, before, other = torch.randperm(12)[:rows], coded(cache, codes), qkv.clone()
+    slots[-1] = -1 if rows > 2 else slots[-1]
+    weight = (torch.rand(dim) + 0.5).to(dtype)
+    rest = turns(rows, half, "one"), neighbours, None if offset is None else (weight, weight, 1e-6, offset)
+    found = before.clone()
+    rope.place_(qkv, found, slots, *rest)
+    rope.place_(other, cache, slots, *rest)
+    assert torch.equal(qkv, other)
+    assert torch.equal(found, coded(cache, codes))
+    assert not torch.equal(found, before)

@@ -1,0 +1,64 @@
+"""Steps of requests over a paged cache, for tests of attention. Tests only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from sensorium.kernels import kv8
+from sensorium.kernels.metadata import AttentionMetadata
+from torch import Tensor
+
+Step = tuple[Tensor, Tensor, Tensor | None, Tensor, AttentionMetadata]
+
+
+def case(
+    requests: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    block: int = 16,
+    planes: int = 2,
+    rest: float = 0.0,
+) -> Step:
+    """Of `(earlier tokens, rows of this step)` each: queries, keys and values of the step, a cache, and its layout.
+
+    The cache holds earlier keys and values on blocks in random order, and `rest` elsewhere, block 0 included.
+    """
+    lengths = [done + rows for done, rows in requests]
+    needs = [-(-n // block) for n in lengths]
+    free = (1 + torch.randperm(sum(needs))).tolist()
+    tables, slots = torch.zeros(len(requests), max(needs) + 1, dtype=torch.int32), []
+    cache = torch.full((planes, sum(needs) + 1, block, kv_heads, dim), rest, dtype=dtype)
+    for i, (done, rows) in enumerate(requests):
+        tables[i, : needs[i]] = torch.tensor([free.pop() for _ in range(needs[i])], dtype=torch.int32)
+        token = torch.arange(done + rows)
+        where = tables[i].long()[token // block] * block + token % block
+        cache.flatten(1, 2)[:, where[:done]] = torch.randn(planes, done, kv_heads, dim).to(dtype)
+        slots.append(where[done:])
+    starts = (0, *accumulate(rows for _, rows in requests))
+    q, k, v = torch.randn(starts[-1], heads + 2 * kv_heads, dim).to(dtype).split((heads, kv_heads, kv_heads), 1)
+    return q, k, v if planes == 2 else None, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
+
+
+def coded(cache: Tensor, codes: torch.dtype | None) -> Tensor:
+    """The same keys and values in codes; what is no number gets a scale that is none."""
+    if codes is None:
+        return cache
+    heads, dim = cache.shape[3:]
+    made = torch.zeros(*cache.shape[:3], heads, kv8.width(heads, dim), dtype=codes)
+    for plane, numbers in zip(made.flatten(1, 2), cache.flatten(1, 2), strict=True):
+        kv8.write(numbers, plane, torch.arange(len(plane)))
+    return made
+
+
+def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
+    """Rows `[first, last)` of this step's rows of a request see each other as well."""
+    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for request, (first, last) in atoms.items():
+        start = meta.query_start[request]
+        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
+        seen[1, start + first : start + last] = before + last
+    return replace(meta, seen=seen)
