@@ -5,8 +5,7 @@ import asyncio
 from pathlib import Path
 
 from sensorium import AsyncLLM, SamplingParams
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+from shared import ASSETS, run
 
 
 async def ask(engine: AsyncLLM, name: str, image: Path) -> None:
@@ -29,4 +28,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(lambda: asyncio.run(main()))

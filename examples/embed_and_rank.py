@@ -7,8 +7,7 @@ import argparse
 from pathlib import Path
 
 from sensorium import LLM
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+from shared import ASSETS, run
 
 
 def main() -> None:
@@ -19,11 +18,11 @@ def main() -> None:
     args = parser.parse_args()
 
     llm = LLM(args.model)
-    query, *vectors = (found.vector for found in llm.embed([args.query, *args.pictures]))
+    query, *found = llm.embed([args.query, *args.pictures])
     scores = llm.score(args.query, [{"image": path} for path in args.pictures])
-    for path, vector, ranked in zip(args.pictures, vectors, scores, strict=True):
-        print(f"{path.name}: similarity {float(query @ vector):.3f}, score {ranked.score:.3f}")
+    for path, one, ranked in zip(args.pictures, found, scores, strict=True):  # a broken picture fails alone
+        print(f"{path.name}: {one.error or f'similarity {float(query.vector @ one.vector):.3f}, score {ranked.score:.3f}'}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from sensorium import LLM, SamplingParams
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+from shared import ASSETS, run
 
 
 def main() -> None:
@@ -30,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from sensorium import LLM
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+from shared import ASSETS, run
 
 
 def main() -> None:
@@ -21,4 +20,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

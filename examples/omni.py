@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from sensorium import LLM, SamplingParams
+from shared import run
 
 
 def main() -> None:
@@ -23,4 +24,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,11 +4,9 @@ The shipped model was trained on one picture at a time; a larger one compares th
 """
 
 import argparse
-from pathlib import Path
 
 from sensorium import LLM, SamplingParams
-
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+from shared import ASSETS, run
 
 
 def main() -> None:
@@ -27,4 +25,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

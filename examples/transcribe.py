@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from sensorium import LLM
+from shared import run
 
 
 def main() -> None:
@@ -25,4 +26,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "shared")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -41,6 +43,7 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
         ("folder_batch", ["nothing"], "nothing is not a folder"),
         ("folder_batch", ["empty"], "there are no pictures in empty"),
         ("transcribe", ["--model", "empty"], "name sound files"),
+        ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a picture format"),
     ],
 )
 def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_path: Path) -> None:
@@ -50,3 +53,21 @@ def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_p
     done = subprocess.run([sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in EXAMPLES if path.stem not in ("omni", "transcribe")], ids=lambda path: path.stem
+)
+def test_a_model_that_is_not_there_is_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setattr(sys, "argv", [str(path), "--model", "nowhere"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(path), run_name="__main__")
+    assert stop.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: ")
+    assert "nowhere" in err
+    assert err.count("\n") == 1
