@@ -15,11 +15,14 @@ from torch.nn import functional as F
 from ..kernels.dispatch import interpreted
 from ..kernels.graph import Recorded, Watched, capture, capture_cuda
 from ..kernels.metadata import AttentionMetadata
-from ..models.interface import ForwardBatch
+from ..models.interface import ForwardBatch, Model, Work
 
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
 _Run = tuple[Tensor, Recorded[Tensor] | None]
+_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # of steps on a GPU
+_MOST_GRAPHS = 64  # likewise
+_NUMBERS = 128  # bytes of a row's token, positions, slots and length
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,25 @@ def _record_on_cpu(forward: Callable[[], Tensor], groups: Sequence[AttentionMeta
 def _kind(device: torch.device) -> _Kind:
     if device.type == "cpu":
         return _Kind(None, 64, 4, _record_on_cpu)
-    sizes = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))
     pool = torch.cuda.graph_pool_handle()
-    return _Kind(sizes, sizes[-1], 64, lambda forward, _: capture_cuda(forward, pool))
+    return _Kind(_SIZES, _SIZES[-1], _MOST_GRAPHS, lambda forward, _: capture_cuda(forward, pool))
+
+
+def graph_bytes(model: Model, seqs: int, groups: int, blocks: int, work: Work) -> int:
+    """At most so many bytes stay with the graphs of a GPU: each has its inputs and its result, what lies between is shared.
+
+    Args:
+        seqs: in a step at most.
+        groups: of caches, each with tables of its own.
+        blocks: of the longest sequence.
+    """
+    if work.device.type == "cpu":
+        return 0
+    sizes = [size for size, less in zip(_SIZES, (0, *_SIZES), strict=False) if less < seqs]
+    widths = [1 << power for power in range((blocks - 1).bit_length() + 1)]
+    row = model.hidden_size * model.cache_specs[0].dtype.itemsize + _NUMBERS
+    own: list[int] = sorted((size * (4 * groups * width + row) for size in sizes for width in widths), reverse=True)
+    return sum(own[:_MOST_GRAPHS]) + model.forward_bytes(replace(work, rows=min(work.rows, sizes[-1])))
 
 
 class DecodeGraphs:

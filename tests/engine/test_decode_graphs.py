@@ -2,18 +2,19 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from oracle import build_checkpoint
 from sensorium import LLM, SamplingParams
-from sensorium.engine.decode_graphs import DecodeGraphs, _Kind
+from sensorium.engine.decode_graphs import _SIZES, DecodeGraphs, _Kind, graph_bytes
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels import native
 from sensorium.kernels.graph import Graph
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.models.interface import ForwardBatch
+from sensorium.models.interface import CacheSpec, ForwardBatch, Work
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
@@ -173,6 +174,10 @@ def plus_one(batch: ForwardBatch) -> torch.Tensor:
     return batch.input_ids + 1
 
 
+def lookup(batch: ForwardBatch) -> torch.Tensor:
+    return torch.zeros(99, 8)[batch.input_ids]
+
+
 @pytest.mark.parametrize("name", ["embed_index", "cross_rows"])
 def test_rows_of_encoders_are_not_replayed(replays, name):
     graphs = DecodeGraphs(torch.device("cpu"))
@@ -250,3 +255,26 @@ def test_steps_are_filled_up_to_sizes_that_are_recorded(more: str) -> None:
         assert torch.equal(graphs(forward, batch), forward(batch))
     assert {size for (size,) in recorded} == {1, 2, 4, 8}
     assert len(graphs._graphs) == 3
+
+
+def test_graphs_of_a_gpu_hold_no_more_than_is_planned() -> None:
+    graphs = DecodeGraphs(torch.device("cpu"), _Kind(_SIZES, 256, 64, lambda forward, _: (forward(), Again(forward))))
+    model: Any = SimpleNamespace(hidden_size=8, cache_specs=[CacheSpec("full", 1, 8, torch.float32)], forward_bytes=lambda _: 0)
+    rng = torch.Generator().manual_seed(0)
+    for blocks in (30, 15, 8, 4, 2, 1):
+        for rows in (20, 24, 16, 7, 4, 2, 1):
+            for _ in range(2):
+                step = drawn(rows, "nothing", rng, CACHES)
+                tables = torch.zeros(rows, blocks, dtype=torch.int32)
+                graphs(lookup, replace(step, attn=[replace(part, block_tables=tables) for part in step.attn]))
+    assert len(graphs._graphs) == 6 * 6
+    held = sum(
+        sum(part.nbytes for part in (known.inputs.input_ids, known.inputs.positions))
+        + sum(part.nbytes for attn in known.groups for part in (attn.block_tables, attn.lengths, attn.slot_mapping))
+        + known.graph.replay().nbytes
+        for known in graphs._graphs.values()
+        if known is not None
+    )
+    work = Work(64, 1, 1, torch.device("cuda"))
+    assert 0.6 * graph_bytes(model, 24, 2, 30, work) < held <= graph_bytes(model, 24, 2, 30, work)
+    assert graph_bytes(model, 24, 2, 30, replace(work, device=torch.device("cpu"))) == 0
