@@ -1,0 +1,83 @@
+"""Every family's encoder can be recorded: a device is sent and asked nothing the second time, on a CPU replays are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from family import Family, ask
+from parity import World, each
+from sensorium import LLM
+from sensorium.kernels import native
+from sensorium.kernels.graph import Sent, capture
+from sensorium.mm.fields import FieldElem, group, merge
+from sensorium.models.layers.basic import Weighted
+from torch import Tensor
+
+THERE = torch.device("meta")
+DRAWS = ("granite4_vision", "granite_speech", "granite_speech_adapter", "ultravox")  # torch's attention on a CPU says it may
+
+
+def encoder_calls(row: Family, llm: LLM, seed: int) -> Iterator[tuple[str, list[Mapping[str, FieldElem]]]]:
+    """The modality and the items of every encoder call for the row's fullest prompt."""
+    prepared = llm._inputs.prepare(ask(row, max(row.default_cases(), key=len), seed).ours)
+    items = [*prepared.features, *([prepared.cross] if prepared.cross else [])]
+    for ids in group([item.kwargs for item in items], [item.modality for item in items]):
+        yield items[ids[0]].modality, [items[i].kwargs for i in ids]
+
+
+def without_memory(llm: LLM) -> Any:
+    """The model on a device that only knows shapes, its layers laid out."""
+    source = llm._driver.core._source
+    assert source is not None
+    model: Any = source.empty()
+    for module in model.modules():
+        if hasattr(module, "pack"):
+            module.pack()
+    for module in model.modules():
+        if isinstance(module, Weighted):
+            module.filled()
+    return model
+
+
+@each
+@torch.inference_mode()
+def test_what_the_host_works_out_is_sent_once(row: Family, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = world.llm(row.name)
+    model, known = without_memory(llm), Sent._sent
+
+    def send(sent: Sent, tensor: Tensor, device: torch.device) -> Tensor:
+        found = known(sent, tensor, device)
+        assert found is not tensor, "other numbers than the first time"
+        return found
+
+    monkeypatch.setattr(Sent, "_sent", send)
+    for modality, items in encoder_calls(row, llm, 0):
+        sent = Sent()
+        for again in (False, True):
+            sent.again = again
+            with sent:
+                model.embed_multimodal(modality, merge(items, THERE))
+        assert not sent.varies
+
+
+@pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
+@each
+@torch.inference_mode()
+def test_a_recorded_call_has_the_bits_of_any_other(row: Family, world: World) -> None:
+    llm = world.llm(row.name)
+    encode = llm._driver.core.runner.model.embed_multimodal
+    for modality, items in encoder_calls(row, llm, 0):
+        given: dict[str, Any] = merge(items)
+        inputs = [value for value in given.values() if value.is_floating_point()]
+        fixed = [value for value in given.values() if not value.is_floating_point()]
+        _, graph = capture(lambda given=given, modality=modality: encode(modality, given), fixed=fixed)
+        if graph is None:
+            assert row.name in DRAWS
+            continue
+        for value in inputs:
+            value.copy_(value.flip(0))
+        for found, expected in zip(graph.replay(), encode(modality, given), strict=True):
+            assert torch.equal(found, expected)
