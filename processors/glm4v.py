@@ -21,7 +21,8 @@ _AREA = 28 * 28  # pixels of an embedding
 class Glm4VProcessingInfo(NativeInfo):
     """ProcessingInfo of GLM-4.1V. Each temporal step of a clip has a picture's marks, and its time behind them as text.
 
-    One architecture may come with this processor or the one of GLM-4.6V: a checkpoint whose JSON names that one gets it.
+    One architecture, the mixture of experts, may come with this processor or the one of GLM-4.6V: a checkpoint whose JSON
+    names that one gets it. Its slots have other published ids.
     """
 
     slots = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
@@ -42,6 +43,8 @@ class Glm4VProcessingInfo(NativeInfo):
         return super().__new__(Glm46VProcessingInfo if later else cls)
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+        if files.config.get("model_type") == "glm4v_moe":
+            self.slots = {"image": ("image_token_id", 151363), "video": ("video_token_id", 151364)}
         super().__init__(files, *options)
         names = ("image_start_token_id", "image_end_token_id")
         self.start, self.end = (self.token(*both) for both in zip(names, self.marks, strict=True))

@@ -63,6 +63,19 @@ def test_the_large_one_comes_with_either_processor() -> None:
         assert type(info.tuned({})) is type(info)
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("stem", ["Glm4v", "Glm4vMoe"])
+def test_ids_that_config_json_leaves_out(stem: str, later: bool) -> None:
+    import transformers as tf
+
+    config = getattr(tf, f"{stem}Config")()
+    said = {"video_processor_type": "Glm46VVideoProcessor"} if later else {}
+    info = Glm4VProcessingInfo(ProcessorFiles({"model_type": config.model_type}, video=said))
+    assert info.slot_ids == {"image": config.image_token_id, "video": config.video_token_id}
+    assert (info.start, info.end) == (config.image_start_token_id, config.image_end_token_id)
+    assert info.tuned({}).slot_ids == info.slot_ids
+
+
 def test_no_more_frames_than_the_most() -> None:
     policy = info_of(Glm46VProcessingInfo).decode_spec.sampling
     frames = sample_indices(90_000, 30.0, policy)
