@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..mm.cache import CacheStats
-from ..mm.errors import ConfigError, InputError, hint
+from ..mm.errors import ConfigError, InputError, hint, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import find_template
@@ -343,7 +343,7 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * count
         if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
-            raise InputError(f"sampling_params is a SamplingParams or a list of them, not a {type(given).__name__}")
+            raise InputError(f"sampling_params is a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
         return given
@@ -353,7 +353,7 @@ def _listed(prompts: object) -> Sequence[object]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, list | tuple):
-        raise InputError(f"prompts is a string, a mapping or a list of them, not a {type(prompts).__name__}")
+        raise InputError(f"prompts is a string, a mapping or a list of them, not {typed(prompts)}")
     return prompts
 
 
@@ -366,7 +366,7 @@ def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
     if not isinstance(messages, list | tuple):
-        raise InputError(f"messages is a list of messages or of conversations, not a {type(messages).__name__}")
+        raise InputError(f"messages is a list of messages or of conversations, not {typed(messages)}")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):
         return messages  # type: ignore[return-value]
     return [messages]  # type: ignore[list-item]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, hint, typed
 
 _KEYS = (
     "prompt",
@@ -74,13 +74,13 @@ def _single(prompt: object) -> Prompt:
     if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
         return Prompt(token_ids=read_token_ids(prompt))
     if not isinstance(prompt, Mapping):
-        raise InputError(f'a prompt is a string, token ids or {{"prompt": ...}}, not a {type(prompt).__name__}')
+        raise InputError(f'a prompt is a string, token ids or {{"prompt": ...}}, not {typed(prompt)}')
     _check_keys(prompt, _KEYS)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (ids is None):
         raise InputError('a prompt needs either "prompt" or "prompt_token_ids"')
     if text is not None and not isinstance(text, str):
-        raise InputError(f'"prompt" is a string, not a {type(text).__name__}')
+        raise InputError(f'"prompt" is a string, not {typed(text)}')
     return Prompt(
         text,
         None if ids is None else read_token_ids(ids),
@@ -97,7 +97,7 @@ def read_token_ids(ids: object) -> list[int]:
     if isinstance(ids, np.ndarray | Tensor):
         ids = ids.tolist()  # of an array of any other shape, entries are no integers
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise InputError(f'"prompt_token_ids" is a list of integers, not a {type(ids).__name__}')
+        raise InputError(f'"prompt_token_ids" is a list of integers, not {typed(ids)}')
     return [token if type(token) is int else _whole(token, place) for place, token in enumerate(ids)]
 
 
@@ -120,7 +120,7 @@ def _mapping(prompt: Mapping[Any, object], key: str, form: str) -> Mapping[str, 
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InputError(f'"{key}" {form}, not a {type(value).__name__}')
+        raise InputError(f'"{key}" {form}, not {typed(value)}')
     return value
 
 

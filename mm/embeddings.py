@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import MediaError
+from .errors import MediaError, typed
 from .types import EmbeddingItem
 
 ROWS = "encoder_rows"  # the one tensor of an item that needs no encoder, `[rows, width]`
@@ -104,7 +104,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
         raise MediaError(modality, 0, f"rows come with exactly {' and '.join(known)}, not {', '.join(map(str, value))}")
     rows = value[spec.name]
     if not isinstance(rows, Tensor | np.ndarray | list | tuple):
-        raise MediaError(modality, 0, f"{spec.name} is a tensor, not a {type(rows).__name__}")
+        raise MediaError(modality, 0, f"{spec.name} is a tensor, not {typed(rows)}")
     if spec.grid is None:
         several = _split(modality, rows, spec)
         return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(several)]

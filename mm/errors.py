@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 _LONGEST = 100  # characters of a name that is compared with the known ones
+_VOWELS = ("a", "e", "i", "o", "nd")  # as they are said: a uint8, an ndarray
 
 
 class SensoriumError(ValueError):
@@ -45,3 +46,9 @@ def hint(name: object, known: Iterable[str]) -> str:
         return "none is known"
     near = difflib.get_close_matches(str(name)[:_LONGEST], names, n=1, cutoff=0.5)
     return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
+
+
+def typed(value: object) -> str:
+    """What a message calls it: its type with the article, as in "an int", or None."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name.lower().startswith(_VOWELS) else 'a'} {name}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .buffers import BUFFERS
-from .errors import InputError
+from .errors import InputError, typed
 
 Value = Tensor | int | float | str
 Sizes = int | Tensor | Sequence[int] | Sequence[slice]
@@ -64,7 +64,7 @@ def split(data: Value | Sequence[Value], field: Field, sizes: Sizes) -> list[Fie
         dim = _axis(data, field.dim)
         return [FieldElem(one, field) for one in _cut(data, _lengths(sizes, data.shape[dim]), dim)]
     if not isinstance(sizes, int):
-        raise InputError(f"a {type(field).__name__} is split by the number of items, only a flat field by sizes")
+        raise InputError(f"{typed(field)} is split by the number of items, only a flat field by sizes")
     if isinstance(field, SharedField):
         return [FieldElem(data, field)] * sizes  # type: ignore[arg-type]
     values: Sequence[Any] = data if isinstance(data, list | tuple) else []

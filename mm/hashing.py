@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, typed
 
 MAX_DEPTH = 64  # lists and mappings inside each other; what holds itself is deeper than any limit
 _ARRAY_KINDS = "biufcSU"  # of numpy: their bytes are their value, unlike an array of objects
@@ -61,7 +61,7 @@ def _feed(sink: _Sink, value: object, depth: int) -> None:
     elif isinstance(value, int):
         _leaf(sink, b"int", b"%x" % value)  # decimal digits of a large number are limited, and slow
     else:
-        raise InputError(f"a {type(value).__name__} has no identity; give numbers, text, bytes, arrays, lists or mappings")
+        raise InputError(f"{typed(value)} has no identity; give numbers, text, bytes, arrays, lists or mappings")
 
 
 def _key_order(key: object) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..kernels.activation import REFERENCES
-from ..mm.errors import ConfigError, SensoriumError
+from ..mm.errors import ConfigError, SensoriumError, typed
 from .text.rope import kind_of, yarn_temper
 from .text.spec import (
     PLAIN_NORMS,
@@ -87,7 +87,7 @@ def check_parts(config: Mapping[str, Any]) -> None:
     """ConfigError for a part of a config.json that is no object, and for more layers or experts than any model has."""
     for key, value in config.items():
         if key.endswith("_config") and not isinstance(value, Mapping | None):
-            raise ConfigError(f"{key} in config.json is a {type(value).__name__}; it must be an object")
+            raise ConfigError(f"{key} in config.json is {typed(value)}; it must be an object")
         if isinstance(value, Mapping):
             check_parts(value)
         elif any(word in key for word in _MANY):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, typed
 from .config import count
 
 FILE = "params.json"
@@ -137,7 +137,7 @@ def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The object behind this key, an empty one where there is none; ConfigError for what is none."""
     part = owner.get(key)
     if not isinstance(part, dict | None):
-        raise ConfigError(f"{key} in {FILE} is a {type(part).__name__}; it must be an object")
+        raise ConfigError(f"{key} in {FILE} is {typed(part)}; it must be an object")
     return part or {}
 
 

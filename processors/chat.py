@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from ..mm.errors import CheckpointError, InputError
+from ..mm.errors import CheckpointError, InputError, typed
 from ..mm.hashing import MAX_DEPTH
 from ..mm.types import Media
 from .parts import split_media
@@ -133,9 +133,7 @@ def _cut(value: Any, literals: tuple[str, ...], mark: str, depth: int = 0) -> An
         return [_cut(entry, literals, mark, depth + 1) for entry in value]
     if value is None or isinstance(value, int | float):
         return value
-    raise InputError(
-        f"messages, tools and template variables hold text, numbers, lists and objects, not a {type(value).__name__}"
-    )
+    raise InputError(f"messages, tools and template variables hold text, numbers, lists and objects, not {typed(value)}")
 
 
 def _cut_text(text: str, literals: tuple[str, ...], mark: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..mm.errors import ConfigError, InputError
+from ..mm.errors import ConfigError, InputError, typed
 from ..mm.fields import BatchedField, FieldElem
 from ..mm.hashing import digest
 from ..mm.media.policy import DecodeSpec
@@ -282,7 +282,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, list) and len(value) == 1:
         return torch.as_tensor(value[0])[None]
     if not isinstance(value, Tensor):
-        raise InputError(f"the processor of this model gives {name} as a {type(value).__name__}, not as a tensor")
+        raise InputError(f"the processor of this model gives {name} as {typed(value)}, not as a tensor")
     return value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..mm.errors import ConfigError, hint
+from ..mm.errors import ConfigError, hint, typed
 from ..mm.geometry import SamplingPolicy
 
 Known = Mapping[str, Collection[str]]
@@ -27,13 +27,13 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
         ConfigError: a flat key that no modality knows, or a nested one that its own does not, with the nearest known.
     """
     if not isinstance(options, Mapping):
-        raise ConfigError(f"processing options are a mapping by name, not a {type(options).__name__}")
+        raise ConfigError(f"processing options are a mapping by name, not {typed(options)}")
     nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALSO.items() if owner in known}
     names = sorted({name for several in known.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():
         if key in nests and not isinstance(value or {}, Mapping):
-            raise ConfigError(f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not a {type(value).__name__}")
+            raise ConfigError(f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not {typed(value)}")
         if key not in nests:
             _check(key, names, [*names, *nests])
             if key in known[modality] and value is not None:

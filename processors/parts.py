@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, hint, typed
 from ..mm.media.policy import MediaUrl
 from ..mm.types import Media
 
@@ -46,7 +46,7 @@ def split_media(
         if isinstance(content, list | tuple):
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
         elif not (content is None or isinstance(content, str)):
-            raise InputError(f"message {number}: content is text or a list of parts, not a {type(content).__name__}")
+            raise InputError(f"message {number}: content is text or a list of parts, not {typed(content)}")
         plain.append({key: value for key, value in {**message, "content": content}.items() if value is not None})
     return plain, media
 
@@ -63,7 +63,7 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
         raise InputError(f"{where}: a part of type {kind} has a field {kind!r}")
     if kind == "text":
         if not isinstance(part["text"], str):
-            raise InputError(f"{where}: text is a string, not a {type(part['text']).__name__}")
+            raise InputError(f"{where}: text is a string, not {typed(part['text'])}")
         return {"type": "text", "text": part["text"]}
     media.append((modality, _media(part, kind, options, where)))
     return {"type": modality, modality: True}
@@ -92,13 +92,13 @@ def _media(part: Mapping[str, Any], kind: str, options: Sequence[str], where: st
 def _check_object(value: object, kind: str, where: str) -> None:
     form = '{"data": "<base64>", "format": "wav"}' if kind == "input_audio" else '{"url": "data:..."}'
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {kind} is an object {form}, not a {type(value).__name__}")
+        raise InputError(f"{where}: {kind} is an object {form}, not {typed(value)}")
     if "uuid" in value:
         raise InputError(f"{where}: uuid stands beside {kind}, not inside it")
     _check_keys(value, _FIELDS[kind], f"{where}: {kind}: ")
     name = _FIELDS[kind][0]
     if not isinstance(value.get(name), str):
-        raise InputError(f"{where}: {kind} is an object {form}; its {name!r} is a {type(value.get(name)).__name__}")
+        raise InputError(f"{where}: {kind} is an object {form}; its {name!r} is {typed(value.get(name))}")
 
 
 def _address(value: Mapping[str, Any], kind: str, where: str) -> MediaUrl:

@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, hint
+from ..errors import InputError, hint, typed
 from ..types import FramePlan, ImageItem, Media, MediaHeader, MediaItem, VideoItem, VisionChunk
 from .policy import DecodeSpec
 
@@ -132,7 +132,7 @@ def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
     """Frames with the number of each in the video, and the rate in which those numbers count."""
     frames, metadata = _with_metadata(data)
     if not isinstance(frames, list | tuple | np.ndarray | Tensor):
-        raise InputError(f"a piece is frames, not a {type(frames).__name__}; give a file as type video")
+        raise InputError(f"a piece is frames, not {typed(frames)}; give a file as type video")
     count = len(frames) if isinstance(frames, list | tuple) or frames.ndim else 0
     if not count:
         raise InputError("a piece holds no frames")

@@ -9,7 +9,7 @@ import re
 import stat
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from ..errors import InputError
+from ..errors import InputError, typed
 from .fetch import fetch
 from .policy import MediaPolicy, MediaUrl
 
@@ -31,7 +31,7 @@ def read(value: object, modality: str, policy: MediaPolicy) -> object:
         return bytes(value)
     text = value.url if isinstance(value, MediaUrl) else value
     if isinstance(value, MediaUrl) and not isinstance(text, str):
-        raise InputError(f"a URL in a message is a text, not a {type(text).__name__}")
+        raise InputError(f"a URL in a message is a text, not {typed(text)}")
     if isinstance(text, str):
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InputError, hint
+from ..errors import InputError, hint, typed
 from ..geometry import SamplingPolicy, looked_at, sample_indices
 from ..types import FramePlan
 from .image import decode_image, probe_image, to_hwc
@@ -113,7 +113,7 @@ def _fields(metadata: object) -> Mapping[str, object]:
         return {}
     if not isinstance(metadata, Mapping):
         if not (hasattr(metadata, "fps") and hasattr(metadata, "total_num_frames")):
-            raise InputError(f"metadata of frames is a mapping or an object with fps, not a {type(metadata).__name__}")
+            raise InputError(f"metadata of frames is a mapping or an object with fps, not {typed(metadata)}")
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
         if name not in (*_FIELDS, _SOUND):

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, typed
 from .isolate import Reply, Request, receive, send
 
 LIBRARIES = ("PIL.Image", "av", "cv2", "soundfile", "soxr")  # before the limit is set, so that no item pays for them
@@ -51,7 +51,7 @@ def serve(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
 
     def set_aside(value: object) -> object:
         if not isinstance(value, Tensor):
-            raise TypeError(f"a {type(value).__name__} cannot leave the worker")  # a codec's bug: `isolated` lists what may
+            raise TypeError(f"{typed(value)} cannot leave the worker")  # a codec's bug: `isolated` lists what may
         tensors.append(value.contiguous())
         return {"at": len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 

@@ -67,8 +67,8 @@ def test_tokens_are_plain_integers() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (None, "a prompt is a string, token ids or .*, not a NoneType"),
-    (3, "not a int"),
+    (None, "a prompt is a string, token ids or .*, not None"),
+    (3, "not an int"),
     (b"x", "not a bytes"),
     ({1, 2}, "not a set"),
     ({}, 'needs either "prompt" or "prompt_token_ids"'),
@@ -80,19 +80,19 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": ["x"]}, '"prompt" is a string, not a list'),
     ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" maps modality to items, .* not a list'),
     ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" maps modality to names, .* not a str'),
-    ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" maps options to values, .* not a int'),
+    ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" maps options to values, .* not an int'),
     ({"prompt": "x", "cache_salt": ""}, '"cache_salt" is a text that is not empty'),
     ({"prompt": "x", "cache_salt": 7}, "\"cache_salt\" is a text that is not empty, not '7'"),
     ({"prompt": "x", "fit": "window"}, '"fit" is "context" or missing, not \'window\''),
     ({"prompt_token_ids": "12"}, "a list of integers, not a str"),
-    ({"prompt_token_ids": 7}, "a list of integers, not a int"),
+    ({"prompt_token_ids": 7}, "a list of integers, not an int"),
     ({"prompt_token_ids": {1: 2}}, "a list of integers, not a dict"),
     ({"prompt_token_ids": [1, True]}, "number 1 is 'True'"),
     ({"prompt_token_ids": np.array([True])}, "number 0 is 'True'"),
     ({"prompt_token_ids": [1, 2.0]}, "number 1 is '2.0'"),
     ({"prompt_token_ids": np.array([1.0])}, "number 0 is '1.0'"),
     ({"prompt_token_ids": [np.float32(1)]}, "number 0 is '1.0'"),
-    ({"prompt_token_ids": np.array(3)}, "a list of integers, not a int"),
+    ({"prompt_token_ids": np.array(3)}, "a list of integers, not an int"),
     ({"prompt_token_ids": torch.tensor([[1, 2]])}, "number 0 is"),
     ({"prompt_token_ids": [torch.tensor([1, 2])]}, "number 0 is"),
     ({"prompt_token_ids": [[1]]}, "number 0 is"),
@@ -101,7 +101,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"encoder_prompt": None, "decoder_prompt": "x"}, '"encoder_prompt" is missing'),
     ({"encoder_prompt": "x", "prompt": "y"}, "unknown key 'prompt'"),
     ({"encoder_prompt": {"encoder_prompt": "x"}}, "unknown key 'encoder_prompt'"),
-    ({"encoder_prompt": "x", "decoder_prompt": 5}, "not a int"),
+    ({"encoder_prompt": "x", "decoder_prompt": 5}, "not an int"),
 ]
 
 

@@ -1,7 +1,8 @@
-"""What messages about unknown names end with."""
+"""What messages about unknown names end with, and what they call a type."""
 
+import numpy as np
 import pytest
-from sensorium.mm.errors import hint
+from sensorium.mm.errors import hint, typed
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,18 @@ from sensorium.mm.errors import hint
 )
 def test_the_nearest_name_and_all_of_them(name, known, expected):
     assert hint(name, known) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "called"),
+    [
+        (3, "an int"),
+        ("x", "a str"),
+        (None, "None"),
+        (np.zeros(2), "an ndarray"),
+        (np.uint8(1), "a uint8"),
+        (object(), "an object"),
+    ],
+)
+def test_a_type_has_its_article(value, called):
+    assert typed(value) == called

@@ -84,7 +84,7 @@ def test_views_and_lazy_tensors():
 
 OTHERS = [
     ({1}, "a set has no identity"),
-    (object(), "a object has no identity"),
+    (object(), "an object has no identity"),
     (np.array([object()]), "an array of object has no identity"),
     (np.zeros(2, "M8[s]"), "an array of datetime64"),
     (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),

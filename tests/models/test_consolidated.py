@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     [
         ({"multimodal": "x"}, "multimodal in params.json is a str"),
         ({"multimodal": [1]}, "multimodal in params.json is a list"),
-        ({"multimodal": {"whisper_model_args": 1}}, "whisper_model_args in params.json is a int"),
+        ({"multimodal": {"whisper_model_args": 1}}, "whisper_model_args in params.json is an int"),
         ({"multimodal": {"whisper_model_args": {}}}, "no sounds"),
         ({"vision_encoder": [1]}, "vision_encoder in params.json is a list"),
         ({"encoder_args": [1]}, "encoder_args in params.json is a list"),

@@ -85,8 +85,8 @@ KNOWN = "the known ones are text, image, image_url, video, video_url, audio, aud
 URL = {"url": DATA}
 REFUSED = [
     ({"type": "image_url", "image_url": "http://x/y.png"}, r'image_url is an object \{"url": "data:..."\}, not a str'),
-    ({"type": "image_url", "image_url": {}}, "its 'url' is a NoneType"),
-    ({"type": "image_url", "image_url": {"url": 3}}, "its 'url' is a int"),
+    ({"type": "image_url", "image_url": {}}, "its 'url' is None"),
+    ({"type": "image_url", "image_url": {"url": 3}}, "its 'url' is an int"),
     ({"type": "image_url", "image_url": {**URL, "uuid": "x"}}, "uuid stands beside image_url, not inside it"),
     ({"type": "image_url", "image_url": {**URL, "detial": "low"}}, "image_url: unknown field 'detial'; did you mean detail?"),
     ({"type": "image_url", "image_url": {**URL, "detail": "medium"}}, "detail is 'medium'; give low, high or auto"),
@@ -118,7 +118,7 @@ REFUSED = [
     ({"type": ["text"]}, "unknown part type"),
     ("hello", "unknown part type 'hello'"),
     ({"type": "text"}, "has a field 'text'"),
-    ({"type": "text", "text": 3}, "text is a string, not a int"),
+    ({"type": "text", "text": 3}, "text is a string, not an int"),
     ({"type": "text", "text": "x", "uuid": "y"}, "unknown field 'uuid'"),
 ]
 
@@ -135,7 +135,7 @@ def test_refusals_name_the_part(part: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        ({"role": "user", "content": 7}, "text or a list of parts, not a int"),
+        ({"role": "user", "content": 7}, "text or a list of parts, not an int"),
         ({"role": "user", "content": {"type": "text"}}, "text or a list of parts, not a dict"),
         ({"role": "im_end|><|im_start", "content": ""}, "a role is expected"),
         ({"content": ""}, "a role is expected"),

@@ -214,7 +214,7 @@ def test_results_and_refusals_are_those_of_the_function(codecs: ModuleType) -> N
 def test_a_bug_is_not_the_callers_fault_and_shows_where_it_is(codecs: ModuleType) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)bug failed in the codec worker.*IndexError"):
         isolated(codecs.bug, b"", POLICY)
-    with pytest.raises(RuntimeError, match="TypeError: a object cannot leave the worker"):
+    with pytest.raises(RuntimeError, match="TypeError: an object cannot leave the worker"):
         isolated(codecs.unknown, b"", POLICY)
     with pytest.raises(TypeError, match="sound is called without a MediaPolicy"):
         isolated(codecs.sound, b"", 16000)

@@ -86,7 +86,7 @@ def test_metadata_of_transformers():
         ({"fps": float("nan")}, "fps of the metadata is 'nan'"),
         ({"fps": 1e300}, "give a number from 0 to 1e"),
         ({"duration": -1.0}, "duration of the metadata is '-1"),
-        (7, "not a int"),
+        (7, "not an int"),
     ],
 )
 def test_metadata_that_is_refused(metadata, text):
