@@ -91,7 +91,10 @@ class EncoderGraphs:
             name: tree_map(lambda leaf: leaf.clone() if self._varies(leaf) else leaf, value) for name, value in tensors.items()
         }
         fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._varies(leaf)]
-        rows, graph = self._record(partial(encode, modality, own), fixed)
+        try:
+            rows, graph = self._record(partial(encode, modality, own), fixed)
+        except RuntimeError:  # its own, or of an operator that cannot be seen from outside
+            rows, graph = encode(modality, tensors), None
         if graph is None:
             _log.warning("encoder calls for %s are not recorded: they read numbers, or there is no memory left", modality)
             self._plain.add(modality)

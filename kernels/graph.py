@@ -197,7 +197,8 @@ class Sent(_Operators):
             self.varies |= self.reads(func, args, {_aten.index.Tensor, *_WRITES})
             self.varies |= func is _aten.copy_.default and _on_host(args[0])
             device = next(iter(devices))
-            args = tree_map_only(Tensor, lambda leaf: self._sent(leaf, device) if _on_host(leaf) and leaf.ndim else leaf, args)
+            given = {id(leaf) for leaf in tensors if _on_host(leaf) and (leaf.ndim or func in _WRITES)}  # else it is a number
+            args = tree_map_only(Tensor, lambda leaf: self._sent(leaf, device) if id(leaf) in given else leaf, args)
         return func(*args, **kwargs)
 
     def _sent(self, tensor: Tensor, device: torch.device) -> Tensor:

@@ -189,15 +189,28 @@ def test_calls_that_read_their_numbers_stay_as_they_are(caplog: pytest.LogCaptur
 def test_an_encoder_that_fails_fails_as_it_does() -> None:
     def fails(modality: str, given: dict[str, Any]) -> list[Tensor]:
         if given["pixels"].shape[0] == 3:
-            raise ValueError("three")
+            raise RuntimeError("three")
         return plus(modality, given)
 
     graphs = EncoderGraphs(CPU, on_cpu)
     for _ in range(3):
-        with pytest.raises(ValueError, match="three"):
+        with pytest.raises(RuntimeError, match="three"):
             ask_for(graphs, 3, encode=fails)
         ask_for(graphs, 2, encode=fails)
     assert len(graphs._graphs) == 1
+    assert not graphs._plain
+
+
+def test_what_fails_only_while_it_is_recorded_is_no_error() -> None:
+    def record(encode: Any, fixed: Any) -> Any:
+        encode()
+        raise NotImplementedError("an operator that nobody may look into")
+
+    graphs = EncoderGraphs(CPU, record)
+    for _ in range(4):
+        ask_for(graphs, 2)
+    assert len(calls) == 5
+    assert graphs._plain == {"image"}
 
 
 def test_on_a_cpu_nothing_is_recorded() -> None:

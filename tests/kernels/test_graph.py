@@ -189,9 +189,10 @@ INDEX = torch.tensor([3, 1])
         lambda: torch.ones(3).to(THERE).add_(1),
         lambda: torch.tensor(3.0).to(THERE) * TABLE,
         lambda: TABLE.clone().index_put_((INDEX,), torch.ones(2, 4)),
+        lambda: TABLE.clone().index_put_((INDEX.to(THERE),), torch.tensor(2.0)),
         lambda: torch.tensor([True, False]).to(THERE).logical_not(),
     ],
-    ids=["to", "index", "dtype", "copy", "in place", "scalar", "put", "mask"],
+    ids=["to", "index", "dtype", "copy", "in place", "scalar", "put", "put one", "mask"],
 )
 def test_what_the_host_sends_is_there_the_second_time(forward: Any) -> None:
     sent, missed = twice(forward)
