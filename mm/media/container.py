@@ -12,7 +12,8 @@ from ..errors import InputError
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-HEADER_SECONDS = 5.0  # FFmpeg reads most headers in milliseconds, but walks through millions of empty boxes without a limit
+HEADER_SECONDS = 5.0
+"""Of computing, on however busy a machine: FFmpeg reads most headers in milliseconds, but walks through empty boxes for ever."""
 
 
 def open_container(data: bytes, formats: str, unknown: str) -> InputContainer:
@@ -46,8 +47,8 @@ class _Timed(io.BytesIO):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self.deadline, self.late = time.monotonic() + HEADER_SECONDS, False
+        self.deadline, self.late = time.thread_time() + HEADER_SECONDS, False
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self.late = self.late or time.monotonic() > self.deadline
+        self.late = self.late or time.thread_time() > self.deadline
         return b"" if self.late else super().read(size)

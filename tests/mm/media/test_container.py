@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from clips import clip
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import SamplingPolicy
 from sensorium.mm.media import container
@@ -20,6 +23,18 @@ def test_a_header_that_takes_too_long_is_refused(monkeypatch, capfd):
     with pytest.raises(InputError, match="reading its header takes longer than 0 s"):
         probe_audio(BOXES, 16000.0, MediaPolicy())
     assert capfd.readouterr().err == ""
+
+
+def test_a_busy_machine_is_not_the_files_fault(monkeypatch):
+    class Late(container._Timed):
+        def read(self, size=-1, /):
+            if self.tell() == 0:
+                time.sleep(0.6)
+            return super().read(size)
+
+    monkeypatch.setattr(container, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(container, "_Timed", Late)
+    assert probe_video(clip("h264-mp4"), SamplingPolicy(), MediaPolicy()).size
 
 
 def test_other_headers_are_said_to_be_unknown():
