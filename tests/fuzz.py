@@ -39,7 +39,7 @@ POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 <<
 SPEC = DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
 SOME = DecodeSpec(SamplingPolicy(fps=3.0, max_frames=4), RATE)
 LOUDEST = 1e10  # beyond it, and where it is not finite, the gate takes no sound
-SECONDS = 30  # for one case, after which it counts as hung
+SECONDS = 120  # for one case, after which it counts as hung
 
 
 # What the bare codec makes of it: an array, or None for what it refuses or what is over the limits.

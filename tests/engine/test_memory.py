@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from inspect import signature
@@ -306,7 +307,8 @@ print(json.dumps({"errors": [output.error for output in outputs], "rows": most.r
 
 def full_load(options: dict[str, Any], slack_mib: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", FULL_LOAD, str(TINY_VL), json.dumps(options), str(slack_mib)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    env = os.environ | {"OMP_NUM_THREADS": "2"}  # each has a stack
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200, check=False)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA")
