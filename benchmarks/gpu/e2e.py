@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from sensorium.engine.config import EngineConfig, resolve
 from sensorium.engine.core import EngineCore
+from sensorium.engine.encoder_graphs import EncoderGraphs
 from sensorium.engine.encoder_store import EncoderStore
 from sensorium.engine.loader import build_core
 from sensorium.engine.memory import Sizes
@@ -23,7 +24,7 @@ from sensorium.models.decoder_model import DecoderModel
 from sensorium.models.weights import named_layers
 
 from . import shapes
-from .machine import Bench
+from .machine import Bench, of_host
 from .parts import Made
 from .record import Figure, Lacks
 
@@ -46,11 +47,14 @@ def qwen3_vl(bench: Bench) -> Iterator[Made]:
 def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
     ways = [(batch, *switches) for batch in bench.pick((1, 64), (1, 3)) for switches in _SWITCHES]
     decodes = [partial(decode, batch=batch, overlaps=overlaps, graphs=graphs) for batch, overlaps, graphs in ways]
-    return of_model(bench, config, build, [tower, prompts, *decodes])
+    return of_model(bench, config, build, [tower, picture, prompts, *decodes])
 
 
 def of_model(
-    bench: Bench, config: Mapping[str, Any], make: Callable[..., Any], wanted: Iterable[Callable[..., Figure]]
+    bench: Bench,
+    config: Mapping[str, Any],
+    make: Callable[..., Any],
+    wanted: Iterable[Callable[..., Figure] | Callable[..., Iterator[Figure]]],
 ) -> Iterator[Made]:
     """How long it takes to make a model; then what is wanted of it, each called with bench, model and config."""
     need_memory(bench, config)
@@ -168,16 +172,40 @@ def _steps(bench: Bench, core: EngineCore, count: int) -> float:
 
 def tower(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figure:
     """Pictures of one size together, from patches to rows that take the place of tokens."""
-    vision, side, count = config["vision_config"], bench.pick(64, 8), bench.pick(4, 2)
-    numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
-    grids = torch.tensor([[1, side, side]] * count)
-    tensors = {"pixel_values": bench.randn(count * side**2, numbers), "image_grid_thw": grids}
+    side, count = bench.pick(64, 8), bench.pick(4, 2)
+    tensors = _pixels(bench, config, side, count)
     with torch.inference_mode():
         seconds = bench.seconds(lambda: model.embed_multimodal("image", tensors))
     operations = count * shapes.tower(config, side)
     note = f"{seconds * 1e3:,.1f} ms, {count * side**2 / seconds:,.0f} patches/s"
     name = f"tower, {count} x {side} x {side} patches"
     return Figure(name, operations / seconds / bench.matmul, bench.ceiling, 0.50, note=note)
+
+
+def picture(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Iterator[Figure]:
+    """One small picture, each kernel launched by itself and all of them replayed; launching counts."""
+    side, graphs, encode = bench.pick(32, 8), EncoderGraphs(bench.device), model.embed_multimodal
+    seen, tensors = _pixels(bench, config, side, 1), _pixels(bench, config, side, 1)
+    with torch.inference_mode():
+        for _ in range(2):
+            graphs(encode, "image", seen)
+        pairs = zip(graphs(encode, "image", tensors), encode("image", tensors), strict=True)
+        wrong = sum(not torch.equal(replayed, launched) for replayed, launched in pairs)
+        launched = of_host(lambda: (encode("image", tensors), bench.sync()), bench.pick(20, 2))
+        replayed = of_host(lambda: (graphs(encode, "image", tensors), bench.sync()), bench.pick(20, 2))
+    name, operations = f"a picture of {side} x {side} patches alone", shapes.tower(config, side)
+    yield Figure(f"{name}, rows unlike those not replayed", wrong, "items", most=0)
+    for word, seconds in (("on", replayed), ("off", launched)):
+        share = operations / seconds / bench.matmul
+        yield Figure(f"{name}, graphs {word}", share, bench.ceiling, note=f"{seconds * 1e3:.2f} ms")
+
+
+def _pixels(bench: Bench, config: Mapping[str, Any], side: int, count: int) -> dict[str, torch.Tensor]:
+    """What the encoder is given for `count` pictures of `side` x `side` patches."""
+    vision = config["vision_config"]
+    numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    grids = torch.tensor([[1, side, side]] * count)
+    return {"pixel_values": bench.randn(count * side**2, numbers), "image_grid_thw": grids}
 
 
 def recorded(core: EngineCore) -> int:
