@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 HEADER_SECONDS = 5.0
-"""Of computing, on however busy a machine: FFmpeg reads most headers in milliseconds, but walks through empty boxes for ever."""
+"""Of computing, on however busy a machine: FFmpeg reads most headers in milliseconds, but walks empty boxes without a limit."""
 
 
 def open_container(data: bytes, formats: str, unknown: str) -> InputContainer:
