@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sensorium import LLM, AsyncLLM, SamplingParams, Segment, Transcript
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import TimestampRule
 from sensorium.pipelines.transcribe import segments
+from waiting import hold_steps
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=12)
 
@@ -123,12 +125,18 @@ def test_coroutines_get_the_same(llm: LLM) -> None:
             assert (one.text, one.language, one.error) == (two.text, two.language, two.error)
 
 
-def test_cancelling_ends_all(llm: LLM) -> None:
+def test_cancelling_ends_all(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, over = llm._driver.core, threading.Event()
+    monkeypatch.setattr(core, "step", core.step)
+    last = core.stats.steps + 20
+    hold_steps(core, lambda: over.is_set() or core.stats.steps < last)
+
     async def ask() -> None:
         params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
         work = AsyncLLM(llm).transcribe([(sound(seed), 16_000) for seed in range(6)], sampling_params=params)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.1)
+        over.set()
 
     asyncio.run(ask())
     llm._driver.call(lambda driver: None).result()
