@@ -18,9 +18,9 @@ def wait_until(true: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def heard(llm: Any) -> bool:
+def heard(driver: Any) -> bool:
     """Whether every caller has taken what there was to tell."""
-    return not any(ticket.posted for ticket in list(llm._driver._names.values()))
+    return not any(ticket.posted for ticket in list(driver._names.values()))
 
 
 def hold_steps(core: Any, until: Callable[[], object]) -> None:

@@ -1,6 +1,5 @@
 """A driver around the toy model of tests/engine/conftest.py, with letters for tokens and pictures as wide as their rows."""
 
-import time
 from functools import partial
 from types import MappingProxyType
 
@@ -86,16 +85,6 @@ class World:
     def jobs(self, prompts, params=None):
         params = params or SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         return [Job(partial(self.inputs.begin, prompt), params) for prompt in prompts]
-
-    def slow_down(self, seconds=0.005):
-        """Steps that take time, so that whoever waits for them sees each."""
-        forward = self.core.runner.model.forward
-
-        def slow(batch):
-            time.sleep(seconds)
-            return forward(batch)
-
-        self.core.runner.model.forward = slow
 
     def answers(self, prompts, params=None):
         found = dict(self.driver.serve(self.jobs(prompts, params)))

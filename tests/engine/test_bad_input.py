@@ -257,7 +257,7 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
     """Two callers share a step that is cut: both get a typed end, the next call works."""
     core, broken = llm._driver.core, []
     monkeypatch.setattr(core, "step", core.step)
-    hold_steps(core, lambda: broken or heard(llm))  # so that there are steps left to cut
+    hold_steps(core, lambda: broken or heard(llm._driver))  # so that there are steps left to cut
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
-from waiting import hold_steps, wait_until
+from waiting import heard, hold_steps, wait_until
 from world import PROMPTS, World
 
 
@@ -25,9 +25,11 @@ def world(toy):
 def test_streams_grow_and_live_beside_a_batch(world):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (expected,) = world.texts(["stream me"], params)[0]
-    world.slow_down()
+    taken = threading.Event()
+    hold_steps(world.core, lambda: taken.is_set() or heard(world.driver))
     stream = world.driver.serve(world.jobs(["stream me"], params), partial=True)
     first = next(stream)[1]
+    taken.set()
     assert not first.finished
     batch = dict(world.driver.serve(world.jobs(PROMPTS, params)))  # steps for the stream, too
     assert all(output.finished for output in batch.values())

@@ -107,7 +107,7 @@ def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     core, outputs = llm._driver.core, []
     with monkeypatch.context() as patch:
         patch.setattr(core, "step", core.step)
-        hold_steps(core, lambda: outputs or heard(llm))
+        hold_steps(core, lambda: outputs or heard(llm._driver))
         for output in llm.stream(messages, GREEDY):
             outputs.append(output)
     assert outputs[-1].finished
