@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 from family import load_rows, save
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from oracle import build_checkpoint, ensure_torchvision
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 ensure_torchvision()
-settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 
