@@ -1,0 +1,172 @@
+"""kv_cache_dtype: answers are the same however they come about, close to those of a cache of floats, in half the memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fallbacks
+import pytest
+import torch
+from family import Family, ask, load_rows, save
+from sensorium import LLM, SamplingParams
+from sensorium.engine.doctor import describe_memory
+from sensorium.engine.types import EngineRequest
+from sensorium.kernels.kv8 import CODES
+from sensorium.mm.errors import ConfigError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0)
+ROWS = load_rows()
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "gemma3", "whisper"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, Path]:
+    """A model of M-RoPE, one of windows and pictures that see themselves, one of cross-attention."""
+    row = ROWS[request.param]
+    return row, save(row, tmp_path_factory.mktemp("codes") / row.name)
+
+
+def questions(row: Family) -> list[dict[str, Any]]:
+    """Each comes back with another end, or as it was."""
+    letter = "a" if "audio" in row.slots else "i"
+    asked = [ask(row, letter, seed) for seed in (1, 2, 3)]
+    return [replace(one, text=one.text + end).ours for end in ("", " + y", "") for one in asked]
+
+
+def request_of(llm: LLM, name: str, prompt: dict[str, Any]) -> EngineRequest:
+    prepared = llm._inputs.prepare(prompt)
+    return EngineRequest(name, prepared.token_ids, GREEDY, (), prepared.features, cross=prepared.cross)
+
+
+@pytest.mark.parametrize("kernels", ["", "attention=torch"])
+@pytest.mark.parametrize("codes", CODES)
+def test_an_answer_is_the_same_however_it_comes_about(
+    served: tuple[Family, Path], codes: str, kernels: str, toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and whole; then in company, in pieces, behind what others left in the cache, and after it was put back."""
+    monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
+    row, folder = served
+    with LLM(folder, max_model_len=512, dtype="float32", device="cpu", kv_cache_dtype=codes, **row.options) as llm:
+        requests = [request_of(llm, str(i), prompt) for i, prompt in enumerate(questions(row))]
+        model = llm._driver.core.runner.model
+    assert {spec.codes for spec in model.cache_specs} == {CODES[codes]}
+    options = {"block_size": 16, "max_len": 512, "encoder_rows": 9999, "model": model, "prefill": row.prefill}
+
+    def answers(core: Any, requests: list[EngineRequest]) -> dict[str, list[int]]:
+        for request in requests:
+            core.add(request)
+        outputs = toy.drain(core)
+        assert not any(output.error for several in outputs.values() for output in several)
+        return {name: toy.tokens_of(several) for name, several in outputs.items()}
+
+    alone = [answers(toy.make_core(budget=4096, caching=False, **options), [request]) for request in requests]
+    expected = {name: tokens for one in alone for name, tokens in one.items()}
+    items = [*(feature for one in requests for feature in one.features), *(one.cross for one in requests if one.cross)]
+    longest = max(*(len(one.prompt_token_ids) + GREEDY.max_tokens for one in requests), *(f.range.num_embeds for f in items))
+    budget = 23 if row.prefill == "causal" else max(feature.range.length for feature in items) + 8
+    across = row.name == "whisper"  # what is read so takes the room, and is part of no prefix
+    core = toy.make_core(blocks=(1 + across) * (longest // 16) + 3, seqs=6, budget=budget, **options)
+    assert answers(core, requests) == expected
+    assert answers(core, requests[:2]) == {name: expected[name] for name in "01"}
+    assert across or (core.stats.preemptions > 0 and core.stats.prefix_hits > 0)
+    assert core.stats.steps > len(requests) * GREEDY.max_tokens // 6
+
+
+def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
+    prompt = {"prompt_token_ids": list(range(5, 90))}
+    with LLM(checkpoint, max_model_len=256, kv_cache_dtype="int8", device="cpu") as llm:
+        (before,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        llm.sleep()
+        llm.wake()
+        (after,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert llm._driver.core.runner.caches.tensors[0].dtype == torch.int8
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
+    assert after.outputs[0].cumulative_logprob == before.outputs[0].cumulative_logprob
+
+
+@pytest.fixture(scope="module", params=[("int8", "bfloat16"), ("fp8", "float32")])
+def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save(ROWS["qwen2_5_vl"], tmp_path_factory.mktemp("invariant") / "model", 3)
+    codes, dtype = request.param
+    with LLM(folder, max_model_len=1024, dtype=dtype, batch_invariant=True, kv_cache_dtype=codes, device="cpu") as llm:
+        yield llm
+
+
+def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> None:
+    row, model = ROWS["qwen2_5_vl"], invariant._driver.core.runner.model
+    requests = []
+    for seed in range(5):
+        prepared = invariant._inputs.prepare(ask(row, "i", seed).ours)
+        requests.append(EngineRequest(str(seed), prepared.token_ids, GREEDY, (), prepared.features))
+
+    def run(names: list[int], block_size: int = 16, budget: int = 4096, again: bool = False) -> list[Any]:
+        """Log probabilities of the first request."""
+        sizes = {"blocks": 3200 // block_size, "block_size": block_size, "budget": budget, "max_len": 1024}
+        core = toy.make_core(**sizes, encoder_rows=999, model=model, invariant=True)
+        if again:
+            core.add(replace(requests[0], request_id="before", prompt_token_ids=(*requests[0].prompt_token_ids[:-3], 5)))
+            toy.drain(core)
+        for name in names:
+            core.add(requests[name])
+        return [entry for output in toy.drain(core)["0"] for entry in output.logprobs or ()]
+
+    expected = run([0])
+    assert len(expected) == GREEDY.max_tokens
+    for names, rest in (([0], {"budget": 5}), ([3, 1, 0], {"budget": 33, "block_size": 4}), ([0, 2, 4], {"again": True})):
+        assert run(names, **rest) == expected
+
+
+@pytest.mark.parametrize(("codes", "limit"), [("int8", 0.02), ("fp8", 0.1)])
+def test_logits_are_close_to_those_of_floats(checkpoint: Path, codes: str, limit: float) -> None:
+    """On average over the probable tokens of a prompt, as a share of how far their log probabilities lie apart."""
+    rng = random.Random(0)
+    prompt = {"prompt_token_ids": [rng.randrange(5, 600) for _ in range(200)]}
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)
+    found = []
+    for dtype in ("auto", codes):
+        with LLM(checkpoint, max_model_len=256, dtype="float32", kv_cache_dtype=dtype, device="cpu") as llm:
+            (output,) = llm.generate(prompt, params, use_tqdm=False)
+            found.append(output.prompt_logprobs[1:])
+    both = [(one[t].logprob, two[t].logprob) for one, two in zip(*found, strict=True) for t in one.keys() & two.keys()]
+    exact, rounded = torch.tensor(both).T
+    off = float((exact - rounded).std() / exact.std())
+    assert 0 < off < limit, off
+
+
+def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
+    sizes, shapes = {}, {}
+    for codes in ("auto", *CODES):
+        options = {"max_model_len": 512, "dtype": "bfloat16", "kv_cache_dtype": codes, "device": "cpu"}
+        with LLM(checkpoint, **options) as llm:
+            caches = llm._driver.core.runner.caches.tensors
+            sizes[codes], shapes[codes] = sum(cache.nbytes for cache in caches), caches[0].shape
+            assert llm.explain().kv_cache == sizes[codes]
+        plan = dict(describe_memory(checkpoint, options))
+        assert plan["key/value cache"].split() == [f"{sizes[codes] / 2**20:,.1f}", "MiB"]
+    *_, dim = shapes["auto"]
+    assert shapes["int8"] == shapes["fp8"] == (*shapes["auto"][:-1], dim + 8), "4 bytes of a scale, 4 to fill up"
+    assert sizes["int8"] == sizes["fp8"] == sizes["auto"] * (dim + 8) // (2 * dim)
+
+
+def test_more_fits_into_the_same_memory(checkpoint: Path) -> None:
+    lengths = {}
+    for codes in ("auto", "int8"):
+        with LLM(checkpoint, kv_cache_memory_bytes=1 << 18, dtype="float32", kv_cache_dtype=codes, device="cpu") as llm:
+            lengths[codes] = llm.max_model_len
+    assert lengths["int8"] > 2 * lengths["auto"]
+
+
+def test_what_cannot_be_kept_so_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype='int4' must be one of auto, int8, fp8"):
+        LLM(checkpoint, kv_cache_dtype="int4")
+    latent = save(ROWS["kimi_k25"], tmp_path / "latent")
+    for ask_for in (lambda: LLM(latent, kv_cache_dtype="int8"), lambda: describe_memory(latent, {"kv_cache_dtype": "int8"})):
+        with pytest.raises(ConfigError, match="kv_cache_dtype='int8' is for keys and values; this model keeps latent rows"):
+            ask_for()
+    borrowed = fallbacks.build(tmp_path / "borrowed", "ovis2")
+    for ask_for in (lambda: LLM(borrowed, kv_cache_dtype="fp8"), lambda: describe_memory(borrowed, {"kv_cache_dtype": "fp8"})):
+        with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is for models of ours"):
+            ask_for()
