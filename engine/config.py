@@ -56,7 +56,8 @@ class EngineConfig:
         max_num_batched_tokens: rows of one step at most; longer prompts are computed in pieces.
         block_size: tokens per block of the key/value cache.
         kv_cache_memory_bytes: size of the cache; None: what `max_num_seqs` full sequences need, at most 4 GiB or a
-            quarter of the memory on a CPU, `gpu_memory_fraction` of what is free on a GPU.
+            quarter of the memory on a CPU; on a GPU, of `gpu_memory_fraction` of what is free, all that weights, the encoder
+            cache and the largest steps leave.
         gpu_memory_fraction: see above, in (0, 1].
         limit_mm_per_prompt: modality -> items one prompt may hold.
         mm_processor_kwargs: options of the family's own preprocessing.
@@ -322,11 +323,10 @@ def check_max_model_len(asked: int | None, most: int) -> int:
 
 
 def cache_budget(config: EngineConfig, device: torch.device) -> int:
-    """Bytes that the key/value cache may take."""
+    """Bytes that the key/value cache may take; for a GPU they are in the options once `memory.settle` has seen them."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction)
+    assert device.type == "cpu", "what is free on a GPU is looked at once"
     return min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
 
 

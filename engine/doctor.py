@@ -12,7 +12,7 @@ from ..kernels import dispatch
 from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
 from .loader import check_kernels, load_processing, resolve_max_model_len, slow_dtype
-from .memory import MemoryPlan, plan_memory
+from .memory import MemoryPlan, plan_memory, settle
 from .paths import check, choose, describe, rehearse
 from .source import Source, build_model
 
@@ -69,6 +69,7 @@ def explain(config: EngineConfig) -> MemoryPlan:
     model = Source(config, files, row, info).empty()
     rehearse(model, info, dtype)
     with dispatch.using(config.kernels):
+        config = settle(config, lambda: model, info)
         return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))
 
 

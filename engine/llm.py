@@ -89,7 +89,7 @@ class LLM:
                 raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
         self._template = info.template or find_template(files.path)
         engine = in_passing(partial(load_engine, self.config, files, info, self._tokenizer))
-        self.max_model_len = engine.max_model_len
+        self.config, self.max_model_len = engine.config, engine.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
             self.default_params = from_generation_config(files.generation_config)

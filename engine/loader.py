@@ -23,7 +23,7 @@ from .core import EngineCore
 from .encoder_cache import EncoderCache
 from .encoder_store import EncoderStore
 from .kv import KVBlocks, PoolSpec, bytes_per_block, group_layers
-from .memory import Sizes, cache_blocks, encoder_cache_budget, longest_sequence, plan_sizes
+from .memory import Sizes, cache_blocks, encoder_cache_budget, longest_sequence, plan_sizes, settle
 from .paths import check, choose
 from .quarantine import Quarantine
 from .runner import ModelRunner
@@ -40,6 +40,7 @@ class Engine:
     """A loaded model behind its verbs, and what its inputs have to obey."""
 
     core: EngineCore
+    config: EngineConfig  # as settled for the device
     max_model_len: int
     dtype: torch.dtype
     row_bytes: int  # of one encoder row
@@ -85,6 +86,7 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
     source = Source(config, files, row, info)
+    config = settle(config, source.empty, info)
     model = source.on_device()
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)
@@ -95,7 +97,7 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     sizes = plan_sizes(config, info, max_model_len)
     core = build_core(model, config, sizes, info.prefill, encoder_bytes, store, GrammarFactory(tokenizer), source)
     source.fill(model)
-    return Engine(core, max_model_len, dtype, store.row_bytes)
+    return Engine(core, config, max_model_len, dtype, store.row_bytes)
 
 
 def slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:

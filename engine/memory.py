@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 
@@ -19,15 +20,19 @@ from ..models.layers.adapter import LowRank
 from ..models.layers.basic import Weighted
 from ..models.layers.linear import Head, Linear
 from ..models.layers.mla import Unsqueeze
+from ..processors.device import MOST_AT_ONCE
 from ..processors.interface import ProcessingInfo
-from .config import EngineConfig, cache_budget
+from . import decode_graphs, encoder_graphs
+from .config import EngineConfig, cache_budget, check_max_model_len
 from .kv import group_layers
 from .largest import Largest, Room, largest_item, most_rows
 
+_log = logging.getLogger(__name__)
 _LEAST_ENCODER_CACHE = 128 << 20
 _LARGEST_ITEMS = 4  # held at once by default
 _ANY_ROWS = 1 << 40
 _MOST_BLOCKS = 1 << 30
+_ANY_BYTES = 1 << 60
 _MIB = 1 << 20
 _DECODED_BY = {"image": "max_pixels", "audio": "max_audio_seconds"}  # fields of MediaPolicy; a clip by its bytes
 _MEDIA_BYTES = 512 << 20  # of processed media of running requests (engine/driver.py)
@@ -82,7 +87,7 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
     least = [group.blocks(sizes.keys, sizes.rows, size) for group in groups]
     most = [group.most_blocks(config.max_num_seqs, sizes.keys, sizes.rows, size) for group in groups]
-    one, all_ = (sum(n * g.block_bytes(size) for n, g in zip(counts, groups, strict=True)) for counts in (least, most))
+    one, all_ = sequence_bytes(specs, sizes, size), sum(n * g.block_bytes(size) for n, g in zip(most, groups, strict=True))
     if one > budget:
         sequence, shorter = f"a sequence of max_model_len={sizes.length} tokens", "lower max_model_len or "
         if sizes.keys > sizes.length:  # which is the media's, however short the text may be
@@ -94,6 +99,11 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
     if all_ <= budget:
         return tuple(most)
     return tuple(few + (many - few) * (budget - one) // (all_ - one) for few, many in zip(least, most, strict=True))
+
+
+def sequence_bytes(specs: Sequence[CacheSpec], sizes: Sizes, block_size: int) -> int:
+    """Of the longest sequence in the key/value cache."""
+    return sum(g.blocks(sizes.keys, sizes.rows, block_size) * g.block_bytes(block_size) for g in group_layers(specs))
 
 
 def longest_sequence(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
@@ -143,12 +153,15 @@ class MemoryPlan:
         decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call; they run one
             after the other, so the largest counts, or, with `encode_beside`, the encoder call beside the others.
         media_held: processed media of requests under way.
+        graphs: recorded steps and encoder calls of a GPU, with all that they write.
+        media_step: media that workers process on a GPU.
         processor_cache: processed media kept for later ones.
         sequences: tokens and positions of requests under way.
         decoding: media that workers decode at the worst, as far as the limits of `media` let in. It comes on top: the limits
             are far above what is usual.
         largest: what fits, by modality.
         decoding_limits: the fields of `media` that bound `decoding`.
+        device: of the model; on a GPU, media held, processor cache and sequences are the host's.
     """
 
     weights: int
@@ -164,6 +177,9 @@ class MemoryPlan:
     largest: tuple[Largest, ...]
     decoding_limits: str = ""
     encode_beside: bool = False
+    graphs: int = 0
+    media_step: int = 0
+    device: str = "cpu"
 
     @property
     def activations(self) -> int:
@@ -172,8 +188,13 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations)
-        return sum(parts) + self.media_held + self.processor_cache + self.sequences
+        """Of all that is where the model is: on a CPU, everything."""
+        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, self.media_step)
+        return sum(parts) + (self.on_host if self.device == "cpu" else 0)
+
+    @property
+    def on_host(self) -> int:
+        return self.media_held + self.processor_cache + self.sequences
 
     def rows(self) -> list[tuple[str, str]]:
         """(name, value) as text."""
@@ -188,8 +209,12 @@ class MemoryPlan:
             ("media held", self.media_held),
             ("processor cache", self.processor_cache),
             ("sequences", self.sequences),
-            ("total", self.total),
         ]
+        if self.device != "cpu":
+            sizes.insert(6, ("recorded steps", self.graphs))
+            sizes.insert(7, ("media processed there", self.media_step))
+            sizes.append(("total on the host", self.on_host))
+        sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
         codecs = f"{_mib(self.decoding)} at most, beside the total; lower media_workers, or of media {self.decoding_limits}"
         return [
             *((name, _mib(size)) for name, size in sizes),
@@ -242,12 +267,57 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         ),
         media_held=(_MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
+        graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), -(-sizes.keys // config.block_size), work)
+        + encoder_graphs.graph_bytes(model, called, work),
+        media_step=_media_step(config, processed) if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
         decoding=config.media_workers * decoding.get(worst, 0),
         largest=tuple(largest_item(name, info, room) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.overlaps,
+        device=str(device),
     )
+
+
+def settle(config: EngineConfig, make: Callable[[], Model], info: ProcessingInfo) -> EngineConfig:
+    """The options with the bytes of the key/value cache, where a GPU's free memory decides them: what all else leaves.
+
+    A model with more positions than it then has room for has half as many, or half of those, unless `max_model_len` is given.
+
+    Args:
+        make: the model on the meta device.
+
+    Raises:
+        ConfigError: a sequence has no room.
+    """
+    device = config.torch_device
+    if device.type == "cpu" or config.kv_cache_memory_bytes is not None:
+        return config
+    allowed, model = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction), make()
+    length = check_max_model_len(config.max_model_len, model.max_positions)
+    while True:
+        whole = replace(config, kv_cache_memory_bytes=_ANY_BYTES, max_model_len=length)
+        plan, sizes = plan_memory(whole, model, info, length), plan_sizes(whole, info, length)
+        left, one = allowed - plan.total + plan.kv_cache, sequence_bytes(model.cache_specs, sizes, config.block_size)
+        if left >= one:
+            if length < model.max_positions and config.max_model_len is None:
+                _log.warning("max_model_len is %d, which fits; the model has %d positions", length, model.max_positions)
+                return replace(whole, kv_cache_memory_bytes=left)
+            return replace(config, kv_cache_memory_bytes=left)
+        if config.max_model_len is not None or length < 2 * config.block_size:
+            raise ConfigError(
+                f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and beside all else "
+                f"{max(0, left):,} are left of {allowed:,} on {device}: lower max_model_len, max_num_seqs, "
+                "max_num_batched_tokens or max_encoder_tokens, or raise gpu_memory_fraction"
+            )
+        length //= 2
+
+
+def _media_step(config: EngineConfig, processed: int) -> int:
+    """Of workers that process on a GPU: each a part of what it was given, in a step between, and of what it makes of it."""
+    if config.media_device == "cpu":
+        return 0
+    return 2 * config.media_workers * (max(MOST_AT_ONCE, 6 * config.media.max_pixels) + max(MOST_AT_ONCE, processed))
 
 
 def _mib(size: int) -> str:

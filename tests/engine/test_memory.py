@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,49 @@ def test_an_encoder_beside_steps_takes_memory_of_its_own() -> None:
     after, beside = (explain(make_config(TINY_VL, {**SMALL, "async_scheduling": flag})) for flag in (False, True))
     assert after.activations == max(after.decoder_step, after.logits_step, after.encoder_step)
     assert beside.activations == max(beside.decoder_step, beside.logits_step) + beside.encoder_step > after.activations
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A GPU of so many free bytes that can be planned for, and nothing else."""
+
+    def free(size: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a card")
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (size, size))
+
+    return free
+
+
+def test_on_a_gpu_caches_take_what_all_else_leaves(card: Callable[[int], None]) -> None:
+    options = {"device": "cuda", "max_model_len": 2048, "max_num_seqs": 512, "dtype": "bfloat16"}
+    card(1 << 30)
+    plan = explain(make_config(TINY_VL, options))
+    card(3 << 28)
+    less = explain(make_config(TINY_VL, options))
+    block = 16 * 512  # nearer than a block of each layer
+    for one, free in ((plan, 1 << 30), (less, 3 << 28)):
+        assert free * 0.85 - block * 64 < one.total <= free * 0.85
+        parts = (one.weights, one.kv_cache, one.encoder_cache, one.activations, one.graphs, one.media_step)
+        assert one.total == sum(parts)
+        assert one.graphs > 0
+        assert "total on the host" in str(one)
+        assert "total on cuda:0" in str(one)
+    assert plan.kv_cache - less.kv_cache == pytest.approx((1 << 28) * 0.85, rel=1e-3)
+    card(8 << 30)
+    here, there = (
+        explain(make_config(TINY_VL, {**options, "max_num_seqs": 4096, "media_device": at})) for at in ("cpu", "cuda")
+    )
+    assert here.kv_cache - there.kv_cache == pytest.approx(there.media_step, rel=1e-3)
+    assert here.media_step == 0 < there.media_step
+
+
+def test_a_gpu_that_is_too_small_is_said_before_anything_is_read(card: Callable[[int], None]) -> None:
+    card(256 << 20)
+    with pytest.raises(ConfigError, match=r"2048 tokens needs .* are left of .* on cuda:0: lower max_model_len, "):
+        explain(make_config(TINY_VL, {"device": "cuda", "max_model_len": 2048}))
 
 
 def test_an_engine_explains_itself() -> None:
