@@ -147,7 +147,8 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         },
         "256": {
             "any": {"QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 1},
-            "sm_90": {"QUERIES": 128, "num_warps": 8, "num_stages": 2},
+            "sm_80": {"QUERIES": 128, "KEYS": 16, "num_warps": 8, "num_stages": 3},
+            "sm_90": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2},
         },
         "float32": {"any": {"QUERIES": 32, "KEYS": 32, "num_warps": 4, "num_stages": 1}},
     },

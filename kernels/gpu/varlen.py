@@ -1,7 +1,8 @@
 """Attention over packed segments as a Triton kernel: a program has some queries of one head. Imported only where chosen.
 
 A head is cut into a power of two and a smaller one behind it (80 into 64 and 16), so that odd sizes waste few products;
-what is left over is zero in registers. Scores are kept as powers of two, and only a segment's last keys are masked.
+what is left over is zero in registers. The widest, which would not fit into them, are cut into halves. Scores are kept as
+powers of two, and only a segment's last keys are masked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from . import tune
 from .upload import upload, used
 
 _LEAST = 16  # sides of what matrix units multiply
+_CLASSES = {"64": 127, "128": 128, "192": 255, "256": 256}  # the widest head of each
 
 
 @triton.jit
@@ -127,6 +129,8 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     rows, heads, dim = q.shape
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     main, more = parts(dim)
+    if main == 256:
+        main = more = 128
     shape = tune.launch("varlen_attention", _class(main, more, q.dtype, max(lengths, default=0)))
     table = used(tiles(tuple(lengths), shape["QUERIES"], q.device))
     if len(table):
@@ -153,4 +157,4 @@ def _class(main: int, more: int, dtype: torch.dtype, longest: int) -> str:
         return "float32"
     if longest <= 64 and main < 128:
         return "short"
-    return "192" if main == 128 and more else str(max(64, main))
+    return next(name for name, most in _CLASSES.items() if main + more <= most)

@@ -6,7 +6,7 @@ import torch
 from sensorium.kernels.gpu import varlen
 
 HOT = {"_varlen_kernel"}
-DIMS = (64, 72, 80, 88, 96, 128, 192)
+DIMS = (64, 72, 80, 88, 96, 128, 192, 256)
 
 
 def launches() -> None:

@@ -30,7 +30,7 @@ def check(lengths: list[int], heads: int, dim: int, dtype: torch.dtype, scale: f
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("dim", [8, 16, 36, 64, 72, 80, 88, 92, 112, 128, 192, 256])
+@pytest.mark.parametrize("dim", [8, 16, 36, 64, 72, 80, 88, 92, 112, 128, 192, 200, 256])
 def test_head_sizes(dim: int, dtype: torch.dtype) -> None:
     check([37, 70], 2, dim, dtype)
 
