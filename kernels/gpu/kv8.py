@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kv8 import LARGEST, is_coded
 from ..native import rows
 from . import tune
+from .linear import from_e4m3
 
 _LARGEST_INT8, _LARGEST_E4M3 = tl.constexpr(LARGEST[torch.int8]), tl.constexpr(LARGEST[torch.uint8])
 
@@ -20,10 +21,8 @@ _LARGEST_INT8, _LARGEST_E4M3 = tl.constexpr(LARGEST[torch.int8]), tl.constexpr(L
 @triton.jit
 def widened(x, KIND: tl.constexpr):
     """Codes as numbers of KIND, which holds them exactly; what is in no codes stays as it is."""
-    if x.dtype == tl.uint8:  # of a half float whose exponent is 8 less
-        x = x.to(tl.int16)
-        x = (((x & 0x80) << 8) | ((x & 0x7F) << 7)).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-        x = x.to(KIND)
+    if x.dtype == tl.uint8:
+        x = from_e4m3(x).to(KIND)
     elif x.dtype == tl.int8:
         x = x.to(KIND)
     return x
@@ -46,13 +45,15 @@ def nearest(x, scale, KIND: tl.constexpr):
     """Codes of numbers `x [rows, n]` with the `scale` of each row, to nearest, ties to even."""
     x = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     if tl.int8 == KIND:
-        return ((x + 12582912.0) - 12582912.0).to(tl.int8)  # there floats are 1 apart
-    bits = x.to(tl.int32, bitcast=True)
-    most = bits & 0x7FFFFFFF
-    magnitude = most.to(tl.float32, bitcast=True)
-    small = (magnitude + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # there they are 2^-9 apart, as e4m3's first are
-    normal = ((most + 0x7FFFF + ((most >> 20) & 1)) >> 20) - (120 << 3)
-    return (tl.where(magnitude < 0.015625, small, normal) | ((bits >> 24) & 0x80)).to(tl.uint8)
+        codes = (x + 12582912.0) - 12582912.0  # there floats are 1 apart
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        most = bits & 0x7FFFFFFF
+        magnitude = most.to(tl.float32, bitcast=True)
+        small = (magnitude + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # there they are 2^-9 apart, as e4m3's first are
+        normal = ((most + 0x7FFFF + ((most >> 20) & 1)) >> 20) - (120 << 3)
+        codes = tl.where(magnitude < 0.015625, small, normal) | ((bits >> 24) & 0x80)
+    return codes.to(KIND)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slot_ptr"])

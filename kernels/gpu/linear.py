@@ -37,7 +37,7 @@ def products(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.co
             left = tl.load(x[:, None] + (start + k)[None, :], mask=x_inside[:, None] & rest[None, :], other=0.0)
             right = tl.load(w[None, :] + (start + k)[:, None], mask=w_inside[None, :] & rest[:, None], other=0.0)
         if right.dtype == tl.uint8:
-            right = _from_e4m3(right)
+            right = from_e4m3(right)
         if right.dtype != left.dtype:
             right = right.to(left.dtype)
         if eight:  # tensor cores keep few bits of a sum: after each block it is added in float32
@@ -48,7 +48,7 @@ def products(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.co
 
 
 @triton.jit
-def _from_e4m3(byte):
+def from_e4m3(byte):
     """float16 of the bytes of float8_e4m3fn that are numbers, on cards without this dtype too: the exponent is 8 less there."""
     byte = byte.to(tl.int16)
     return (((byte & 0x80) << 8) | ((byte & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
