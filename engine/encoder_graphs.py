@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..kernels.dispatch import interpreted
 from ..kernels.graph import Recorded, capture_cuda
+from ..models.fallback import Fallback
 from ..models.interface import Model, Work
 
 Rows = list[Tensor]
@@ -61,7 +62,7 @@ class EncoderGraphs:
 
     def __call__(self, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
         """`encode(modality, tensors)`, by whatever way. The result is the caller's own."""
-        if self._record is None or modality in self._plain or interpreted():
+        if self._record is None or modality in self._plain or interpreted() or _keeps(encode):
             return encode(modality, tensors)
         key = (modality, torch.get_num_threads(), encode, *map(self._like, tensors.items()))
         if not _hashable(key):
@@ -132,6 +133,11 @@ class _Call:
         for to, given in zip(self.inputs, inputs, strict=True):
             to.copy_(given)
         return [rows.clone() for rows in self.graph.replay()]
+
+
+def _keeps(encode: Encode) -> bool:
+    """Whether it may keep tensors from call to call, as classes of transformers do; a graph would go on with the first ones."""
+    return isinstance(getattr(encode, "__self__", None), Fallback)
 
 
 def _hashable(key: object) -> bool:

@@ -18,6 +18,7 @@ from sensorium.engine.encoder_graphs import MOST_GRAPHS, MOST_ROWS, EncoderGraph
 from sensorium.kernels import native
 from sensorium.kernels.graph import Graph, capture
 from sensorium.mm.fields import merge
+from sensorium.models.fallback import Fallback
 from sensorium.models.interface import Work
 from torch import Tensor
 
@@ -211,6 +212,20 @@ def test_what_fails_only_while_it_is_recorded_is_no_error() -> None:
         ask_for(graphs, 2)
     assert len(calls) == 5
     assert graphs._plain == {"image"}
+
+
+def test_a_class_of_transformers_is_not_recorded() -> None:
+    class Keeps(Fallback):
+        def __init__(self) -> None:
+            """Without a checkpoint."""
+
+        def embed_multimodal(self, modality: str, given: Any) -> list[Tensor]:
+            return plus(modality, given)
+
+    graphs, model = EncoderGraphs(CPU, on_cpu), Keeps()
+    for _ in range(4):
+        ask_for(graphs, 2, encode=model.embed_multimodal)
+    assert len(calls) == 4
 
 
 def test_on_a_cpu_nothing_is_recorded() -> None:
