@@ -9,8 +9,8 @@ from .throughput import ROOT, machine, put
 
 SECTION = "tiny-vl in 8 bits"
 NOTE = (
-    "Character accuracy, of clips the share of right directions, and how many answers are those of float32: with weights and "
-    "rows of products in 8 bits (`quantization`), or keys and values (`kv_cache_dtype`). Wanted: a drop of at most half a point."
+    "Character accuracy, of clips the share of right directions, and how many answers are those of float32: with products in "
+    "8 bits (`quantization`), or keys and values (`kv_cache_dtype`). Wanted: a drop of at most half a point."
 )
 WANTED = 0.005  # the most that character accuracy may drop
 WAYS = {
