@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
+from sensorium.kernels import kv8
 from sensorium.kernels.attention import paged_attention
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.varlen import varlen_attention
@@ -51,6 +52,15 @@ def case(
     return Case(q, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), _PAGE))
 
 
+def in_codes(one: Case, codes: torch.dtype) -> Case:
+    """With the same keys and values in 8 bits."""
+    kv_heads, dim = one.cache.shape[3:]
+    cache = torch.zeros(*one.cache.shape[:4], kv8.width(kv_heads, dim), dtype=codes, device=one.cache.device)
+    for plane, numbers in zip(cache.flatten(1, 2), one.cache.flatten(1, 2), strict=True):
+        kv8.write(numbers, plane, torch.arange(len(plane), device=plane.device))
+    return replace(one, cache=cache)
+
+
 def prompt(bench: Bench) -> Iterator[Made]:
     """Head size 128, operations that are needed counted: half of them where rows see what is before them."""
     heads = bench.pick((32, 8), (4, 2))
@@ -71,6 +81,8 @@ def decode(bench: Bench) -> Iterator[Made]:
     full = ((64, 4096, *wide), (64, 4096, 28, 4, 128), (1, 32768, *wide), (8, 16384, 14, 2, 64), (256, 512, *wide))
     for count, length, heads, kv_heads, dim in bench.pick(full, ((3, 50, 4, 2, 16),)):
         yield partial(_rows, bench, count, length, heads, kv_heads, dim)
+    for name, codes in kv8.CODES.items():
+        yield partial(_rows, bench, *bench.pick(full[0], (3, 50, 4, 2, 16)), name, codes)
 
 
 def towers(bench: Bench) -> Iterator[Made]:
@@ -104,6 +116,8 @@ def exactness(bench: Bench) -> Iterator[Made]:
         yield partial(_exact, bench, "paged, soft cap", step, shapes[0], dtype, soft_cap=20.0)
         long = bench.pick([(16000, 1), (5, 1)], [(90, 1), (5, 1)])
         yield partial(_exact, bench, "paged, a long row in shares", long, shapes[0], dtype)
+        for kind, codes in kv8.CODES.items() if dtype != torch.float16 else ():  # of which weights are no halves
+            yield partial(_exact, bench, f"paged, {kind}", step, shapes[0], dtype, codes=codes)
         latent = bench.pick((16, 1, 576), (2, 1, 48))
         yield partial(_exact, bench, "paged, latent rows", step, latent, dtype, planes=1)
         for heads, dim in bench.pick(((16, 80), (16, 72), (16, 64), (4, 128), (2, 256)), ((2, 20),)):
@@ -145,11 +159,14 @@ def _paged(
     return rate(bench, name, 4 * heads * dim * seen, bench.seconds(lambda: _attend(one)), least)
 
 
-def _rows(bench: Bench, count: int, length: int, heads: int, kv_heads: int, dim: int) -> Figure:
+def _rows(
+    bench: Bench, count: int, length: int, heads: int, kv_heads: int, dim: int, kind: str = "", codes: torch.dtype | None = None
+) -> Figure:
     one = case(bench, [(length - 1, 1)] * count, heads, kv_heads, dim, bench.dtype)
-    moved = 2 * count * length * kv_heads * dim * bench.dtype.itemsize
-    name = f"{count} x {length} keys, {heads}/{kv_heads} heads of {dim}"
-    return bandwidth(bench, name, moved, bench.seconds(lambda: _attend(one)), 0.80)
+    one = one if codes is None else in_codes(one, codes)
+    moved = 2 * count * length * one.cache[0, 0, 0].nbytes
+    name = f"{count} x {length} keys, {heads}/{kv_heads} heads of {dim}{f', {kind}' if kind else ''}"
+    return bandwidth(bench, name, moved, bench.seconds(lambda: _attend(one)), None if kind else 0.80)
 
 
 def _tower(bench: Bench, name: str, lengths: list[int], heads: int, dim: int, least: float | None) -> Figure:
@@ -168,15 +185,17 @@ def _exact(
     mask: Mask = lambda meta: meta,
     soft_cap: float | None = None,
     planes: int = 2,
+    codes: torch.dtype | None = None,
 ) -> Figure:
     made = case(bench, requests, *shape, dtype, planes)
-    one = replace(made, meta=mask(made.meta))
+    one = replace(made if codes is None else in_codes(made, codes), meta=mask(made.meta))
     found, meta, slots = _attend(one, soft_cap), one.meta, one.cache.flatten(1, 2)
     wanted = []
     for i, length in enumerate(meta.seq_lens):
         token = torch.arange(length, device=one.q.device)
         sides = slots[:, meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size]
         first, stop = meta.ranges(i)[..., None]
+        sides = sides if codes is None else kv8.decode(sides, shape[2])
         rows = one.q[meta.query_start[i] : meta.query_start[i + 1]]
         seen = (token >= first) & (token < stop)
         wanted.append(exact.attend(rows, sides[0], sides[-1], seen, one.q.shape[2] ** -0.5, soft_cap))
