@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -84,11 +85,11 @@ def test_sounds_are_heard_in_parts(monkeypatch: pytest.MonkeyPatch, length: int 
 def test_every_thread_has_a_stream_of_its_own() -> None:
     made: list[str] = []
     inside: dict[str, set[str]] = {}
-    both = threading.Barrier(2, timeout=30)
+    both, numbers = threading.Barrier(2, timeout=60), count()
 
     class Stream:
         def __init__(self) -> None:
-            self.name = f"stream {len(made)}"
+            self.name = f"stream {next(numbers)}"
             made.append(self.name)
 
         def __enter__(self) -> None:
