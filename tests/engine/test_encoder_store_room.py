@@ -142,7 +142,7 @@ def test_two_processes_share_the_folder(tmp_path, monkeypatch):
     workers = [context.Process(target=_write_and_read, args=(str(tmp_path), first, results)) for first in (0, 20)]
     for worker in workers:
         worker.start()
-    counts = [results.get(timeout=120) for _ in workers]
+    counts = [results.get(timeout=600) for _ in workers]
     for worker in workers:
         worker.join()
     assert all(count[:3] == (0, 0, 0) for count in counts), counts
