@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
