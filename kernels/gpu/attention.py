@@ -19,6 +19,7 @@ from ..metadata import AttentionMetadata
 from ..native import rows
 from . import tune
 from .kv8 import scales_of, widened, write_codes
+from .table import TABLE
 from .tiles import MOST_PARTS, Tiles, parts, tiles_of
 from .varlen import parts as halves
 
@@ -335,7 +336,7 @@ def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, s
     q, group = rows(q), q.shape[1] // kv_cache.shape[3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kinds = ("alike",) if meta.invariant else ("decode" if group <= 16 else "heads", "prompt")
-    configs = [_config(kind, q.shape[2], q.dtype) for kind in kinds]
+    configs = [_config(kind, q, is_coded(kv_cache)) for kind in kinds]
     at_once = [max(1, config["BLOCK_M"] // group) for config in configs]  # rows of a request in a tile
     cut = tiles_of(meta, 0, *at_once)[1:] if meta.invariant else tiles_of(meta, *at_once)
     for tiles, config in zip(cut, configs, strict=True):
@@ -343,9 +344,11 @@ def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, s
     return out
 
 
-def _config(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
-    width = max(64, triton.next_power_of_2(sum(halves(dim))))
-    return tune.launch("paged_attention", f"{kind} {width}" + (" float32" if dtype == torch.float32 else ""))
+def _config(kind: str, q: Tensor, codes: bool) -> dict[str, int]:
+    shape = f"{kind} {max(64, triton.next_power_of_2(sum(halves(q.shape[2]))))}"
+    coded = f"{shape} codes"
+    shape = f"{shape} float32" if q.dtype == torch.float32 else coded if codes and coded in TABLE["paged_attention"] else shape
+    return tune.launch("paged_attention", shape)
 
 
 def _launch(

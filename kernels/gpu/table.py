@@ -60,12 +60,18 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     # A tile has BLOCK_M rows, queries times heads of one key head, and BLOCK_N keys, fewer than threads: then every thread
     # looks up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": a row of more heads; "prompt": many
     # rows; "alike": the one shape of batch-invariant steps. By the next power of two of the head, 1024 for latent rows.
+    # "codes": they take registers while they are widened.
     "paged_attention": {
         "": {"any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}},
         "decode 64": {
             "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
             "sm_80": {"num_stages": 4},
             "sm_90": {"num_stages": 5},
+        },
+        "decode 64 codes": {
+            "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+            "sm_80": {"num_stages": 4},
+            "sm_90": {"num_stages": 4},
         },
         "decode 128": {
             "any": {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3},
@@ -102,6 +108,11 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
             "any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
             "sm_80": {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 4},
             "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
+        },
+        "prompt 128 codes": {
+            "any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
+            "sm_80": {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 4},
+            "sm_90": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
         },
         "prompt 256": {
             "any": {"BLOCK_M": 32, "BLOCK_N": 16, "num_warps": 4, "num_stages": 2},
