@@ -34,7 +34,7 @@ def graph_bytes(model: Model, called: Mapping[str, int], work: Work) -> int:
 
     `called`: encoder rows of one call at most, by modality.
     """
-    if work.device.type == "cpu":
+    if work.device.type == "cpu" or isinstance(model, Fallback):
         return 0
     size = model.row_size * model.cache_specs[0].dtype.itemsize
     rows = {modality: min(most, MOST_ROWS) for modality, most in called.items()}

@@ -226,6 +226,7 @@ def test_a_class_of_transformers_is_not_recorded() -> None:
     for _ in range(4):
         ask_for(graphs, 2, encode=model.embed_multimodal)
     assert len(calls) == 4
+    assert graph_bytes(model, {"image": 5}, Work(1, 1, 1, torch.device("cuda"))) == 0
 
 
 def test_on_a_cpu_nothing_is_recorded() -> None:
