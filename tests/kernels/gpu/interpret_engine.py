@@ -15,8 +15,16 @@ from triton.runtime.interpreter import GridExecutor
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 
 
-@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-4), pytest.param("bfloat16", 5e-2, marks=pytest.mark.full)])
-def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, near: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cached", "near"),
+    [
+        ("float32", "auto", 1e-4),
+        ("float32", "int8", 2e-2),  # of two numbers that are all but equal, one may be rounded up
+        pytest.param("bfloat16", "auto", 5e-2, marks=pytest.mark.full),
+        pytest.param("bfloat16", "fp8", 1e-1, marks=pytest.mark.full),
+    ],
+)
+def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, cached: str, near: float) -> None:
     cpu, kind = torch.device("cpu"), getattr(torch, dtype)
     every = ",".join(f"{op}=triton" for op, names in BACKENDS.items() if "triton" in names and can_run(op, "triton", cpu, kind))
     launched: set[str] = set()
@@ -32,9 +40,10 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, near: flo
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     prompts = [{"prompt": f"{slot}What?", "multi_modal_data": {"image": picture}}, "one two three four", "x"]
     params = SamplingParams(max_tokens=5, temperature=0.0, logprobs=2)
+    options = {"max_model_len": 64, "max_num_batched_tokens": 16, "max_num_seqs": 4, "kv_cache_dtype": cached}
     answers = []
     for kernels in ("", every):
-        with LLM(MODEL, dtype=dtype, max_model_len=64, max_num_batched_tokens=16, max_num_seqs=4, kernels=kernels) as llm:
+        with LLM(MODEL, dtype=dtype, kernels=kernels, **options) as llm:
             answers.append([output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)])
         assert bool(launched) == bool(kernels)
     assert {
