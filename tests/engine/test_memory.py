@@ -22,10 +22,12 @@ from sensorium.engine import driver, memory, runner
 from sensorium.engine.config import EngineConfig, load_model_files, make_config
 from sensorium.engine.doctor import explain
 from sensorium.engine.encoder_store import EncoderStore
+from sensorium.engine.kv import allocate_caches
 from sensorium.engine.loader import load_engine, load_processing, resolve
 from sensorium.engine.memory import Sizes, cache_blocks, longest_sequence, sampling_bytes, weight_bytes
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample
+from sensorium.engine.source import kept_as
 from sensorium.kernels.int8 import supported
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
@@ -190,7 +192,7 @@ def test_a_step_has_room_for_what_is_computed_together(prefill: str, rows: int, 
 def step(model: Any, requests: int, computed: int, new: int) -> Any:
     """A step of `requests` sequences with `computed` keys and `new` rows each, all of them encoder rows."""
     rows, blocks = requests * new, -(-(computed + new) // 16)
-    caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
+    caches = allocate_caches(model.cache_specs, [requests * blocks], 16, CPU)
     tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)
     token = torch.arange(computed, computed + new)
     slots = torch.cat([table.long()[token // 16] * 16 + token % 16 for table in tables])
@@ -203,7 +205,7 @@ def step(model: Any, requests: int, computed: int, new: int) -> Any:
             [AttentionMetadata(starts, lengths, tables, slots, 16)] * len(caches),
             caches,
             torch.arange(rows),
-            torch.zeros(rows, model.hidden_size, dtype=caches[0].dtype),
+            torch.zeros(rows, model.hidden_size, dtype=model.cache_specs[0].dtype),
         )
         return model.forward(batch)
 
@@ -218,6 +220,20 @@ def test_decoder_steps_take_no_more_than_planned(qwen2: Path, audio: Path, dtype
             work = Work(requests * new, requests * (computed + new), computed + new, CPU, int8)
             measured = peak_bytes(step(model, requests, computed, new))
             assert measured <= model.forward_bytes(work) <= 3.2 * measured
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+def test_steps_that_copy_codes_take_no_more_than_planned(
+    codes: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", "attention=torch")
+    model = build(TINY_VL, dtype, CPU, None)
+    model.cache_specs = kept_as(codes, model.cache_specs)
+    for requests, computed, new in ((1, 500, 500), (32, 64, 1), (4, 2000, 1)):
+        work = Work(requests * new, requests * (computed + new), computed + new, CPU, codes=True)
+        measured = peak_bytes(step(model, requests, computed, new))
+        assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
 @both_dtypes
