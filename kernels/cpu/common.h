@@ -112,6 +112,7 @@ INLINE v16 exp2(v16 x) {
 // torch has loaded an OpenMP runtime into the process: its threads are used through the entry that compilers call, so that
 // there is one pool only. Weak: without a runtime everything runs on the calling thread.
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
+extern "C" int omp_get_thread_num() __attribute__((weak));
 
 // f(i) for i in [0, n), each on one thread, in any order.
 template <class F>
@@ -132,10 +133,43 @@ static void parallel_for(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
+// f(i, end, t, threads) for i in [0, n), of which each thread t has a share up to `end`: it takes that in order, then what the
+// others have not come to yet.
+template <class F>
+static void parallel_shares(int threads, int64_t n, const F& f) {
+    struct Share {
+        alignas(64) std::atomic<int64_t> next;
+    };
+    const int64_t most = 256, wanted = threads < n ? threads : n;
+    struct Job {
+        Share shares[most];
+        int64_t threads, n;
+        const F* f;
+
+        int64_t start(int64_t t) const { return n * t / threads; }
+    } job;
+    job.threads = !GOMP_parallel || !omp_get_thread_num || wanted < 1 ? 1 : wanted < most ? wanted : most;
+    job.n = n, job.f = &f;
+    for (int64_t t = 0; t < job.threads; t++) job.shares[t].next.store(job.start(t), std::memory_order_relaxed);
+    auto run = [](void* data) {
+        Job& own = *(Job*)data;
+        int64_t me = own.threads > 1 ? omp_get_thread_num() : 0;
+        for (int64_t k = 0; k < own.threads; k++) {
+            int64_t t = (me + k) % own.threads, end = own.start(t + 1);
+            for (int64_t i; (i = own.shares[t].next.fetch_add(1, std::memory_order_relaxed)) < end;)
+                (*own.f)(i, end, t, own.threads);
+        }
+    };
+    if (job.threads > 1)
+        GOMP_parallel(run, &job, (unsigned)job.threads, 0);
+    else
+        run(&job);
+}
+
 // f(first, last) over pieces of `rows` rows; little work stays on the calling thread.
 template <class F>
 static void parallel_rows(int threads, int64_t rows, int64_t width, const F& f) {
-    int64_t piece = width < 16384 ? 16384 / width : 1;
+    int64_t piece = width < 8192 ? 8192 / width : 1;
     parallel_for(threads, (rows + piece - 1) / piece, [&](int64_t i) {
         int64_t last = (i + 1) * piece;
         f(i * piece, last < rows ? last : rows);

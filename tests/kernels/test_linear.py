@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend, has_triton
 from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
 from sensorium.kernels.linear import Packed, Panels, Plain, Weights, linear, pack, padded_rows
+from sensorium.kernels.panels import to_panels
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
@@ -161,3 +165,18 @@ def test_few_numbers_of_rows_reach_onednn() -> None:
     assert made[:16] == [2, *range(2, 17)]
     assert all(rows <= more <= max(2, rows * 1.125) for rows, more in enumerate(made, 1))
     assert len(set(made)) < 80
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="pages are of one size")
+def test_weights_of_a_model_lie_together_and_beside_those_of_no_other_thread():
+    weights = [torch.randn(100, 50).bfloat16() for _ in range(3)]
+    first, second = (to_panels(weight) for weight in weights[:2])
+    with ThreadPoolExecutor(1) as other:
+        third = other.submit(to_panels, weights[2]).result()
+    size = first.numel() * first.itemsize
+    assert size <= second.data_ptr() - first.data_ptr() < size + 64
+    assert not 0 <= third.data_ptr() - first.data_ptr() < 64 << 20
+    for weight, panels in zip(weights, (first, second, third), strict=True):
+        rows = panels.transpose(1, 2).flatten(2).flatten(0, 1)
+        assert torch.equal(rows[:100], weight)
+        assert not rows[100:].any()
