@@ -103,5 +103,5 @@ def scales_of(kv_cache: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Both planes of a cache of codes as float32, whose rows end with the scales; None for one of numbers."""
     if not is_coded(kv_cache):
         return None, None
-    keys, values = kv_cache.view(torch.float32)
+    keys, values = kv_cache.flatten(3).view(torch.float32)
     return keys, values

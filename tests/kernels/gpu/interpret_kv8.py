@@ -16,7 +16,7 @@ CODES = (torch.int8, torch.uint8)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codes", CODES)
-@pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 1, 8), (6, 3, 18), (4, 5, 80), (3, 2, 160)])
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 1, 8), (2, 8, 18), (6, 3, 18), (4, 5, 80), (3, 2, 160)])
 def test_write(rows: int, heads: int, dim: int, codes: torch.dtype, dtype: torch.dtype) -> None:
     """Rows that are parts of longer ones, of all magnitudes, to their slots and nowhere else; none for a negative slot."""
     both = (torch.randn(rows, 2 * heads + 1, dim) * torch.logspace(-7, 2, dim)[torch.randperm(dim)]).to(dtype)
