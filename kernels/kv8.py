@@ -27,7 +27,7 @@ def is_coded(kv_cache: Tensor) -> bool:
 
 def width(kv_heads: int, dim: int) -> int:
     """Bytes of a row by head: the last size of a cache `[planes, blocks, block_size, kv_heads, width]`."""
-    step = _ALIGN // gcd(_ALIGN, kv_heads)
+    step = max(_ALIGN // gcd(_ALIGN, kv_heads), _SCALE)  # whole scales too, as which all of a cache is looked at
     return -(-(dim + _SCALE) // step) * step
 
 

@@ -26,7 +26,7 @@ def place(
 
     Args:
         qkv: `[rows, heads + 2 * kv_heads, dim]`, the heads of a row end to end.
-        kv_cache: `[2, blocks, block_size, kv_heads, dim]`.
+        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, or in place of `dim` the width of a row in 8 bits (`kv8`).
         turns: cosines and sines, float32 `[rows, half]`, of the first `2 * half` numbers of a head; None: no positions.
         neighbours: as in `rotate_`.
         norms: of each head by itself; None: none.
