@@ -80,8 +80,9 @@ class EngineConfig:
         quarantine_seconds: how long an item that broke the encoder is refused, to the tenant that sent it.
         quantization: None; "int8": weights and activations of linear layers as 8-bit integers; "fp8": as 8-bit floats on
             GPUs that multiply them, elsewhere the weights alone.
-        kv_cache_dtype: "auto" (that of the model); "int8" or "fp8": keys and values are kept in 8 bits with a scale for each
-            token and head, in about half the memory of 16 bits; not of latent rows, and not for transformers' own classes.
+        kv_cache_dtype: "auto" (that of the model); "int8" or "fp8" (also "fp8_e4m3"): keys and values are kept in 8 bits with
+            a scale for each token and head, in about half the memory of 16 bits; not of latent rows, and not for
+            transformers' own classes.
         kernels: which backend runs an op of this engine, "attention=reference,rms_norm=triton", or "torch" for all that have
             it; the rest is chosen by device, dtype and shape (`sensorium doctor` prints what).
         async_scheduling: start a decode step before the tokens of the one before are on the host, and encode items beside
@@ -127,6 +128,8 @@ class EngineConfig:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("generation_config", self.generation_config, ("auto", "none"))
         _one_of("quantization", self.quantization, (None, "int8", "fp8"))
+        if self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name of it
+            object.__setattr__(self, "kv_cache_dtype", "fp8")
         _one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", *CODES))
         for name in _POSITIVE:
             _positive(name, getattr(self, name))

@@ -57,6 +57,10 @@ def test_none_means_the_default():
     assert make_config("m", {"mm_processor_kwargs": None, "max_model_len": None}) == EngineConfig("m")
 
 
+def test_names_that_others_use_are_understood():
+    assert EngineConfig("m", kv_cache_dtype="fp8_e4m3") == EngineConfig("m", kv_cache_dtype="fp8")
+
+
 def test_the_users_own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert make_config("m", {"encoder_cache_dir": "~/rows"}).encoder_cache_dir == str(tmp_path / "rows")
