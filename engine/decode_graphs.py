@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..kernels.dispatch import interpreted
-from ..kernels.graph import Recorded, Watched, capture, capture_cuda
+from ..kernels.graph import NotRecorded, Recorded, Watched, capture, capture_cuda, capture_pool
 from ..kernels.metadata import AttentionMetadata
 from ..models.interface import ForwardBatch, Model, Work
 
@@ -49,7 +49,7 @@ def _record_on_cpu(forward: Callable[[], Tensor], groups: Sequence[AttentionMeta
 def _kind(device: torch.device) -> _Kind:
     if device.type == "cpu":
         return _Kind(None, 64, 4, _record_on_cpu)
-    pool = torch.cuda.graph_pool_handle()
+    pool = capture_pool(device)
     return _Kind(_SIZES, _SIZES[-1], _MOST_GRAPHS, lambda forward, _: capture_cuda(forward, pool))
 
 
@@ -121,7 +121,10 @@ class DecodeGraphs:
         made = tuple(groups.values())
         for to, attn in zip(made, _groups(batch), strict=True):
             _fill_group(to, attn)
-        result, graph = self._kind.record(partial(forward, inputs), made)
+        try:
+            result, graph = self._kind.record(partial(forward, inputs), made)
+        except NotRecorded as failed:
+            result, graph = failed.result, None
         return result[:rows], None if graph is None else _Decode(graph, inputs, made)
 
 

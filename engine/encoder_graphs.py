@@ -7,16 +7,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..kernels.dispatch import interpreted
-from ..kernels.graph import Recorded, capture_cuda
-from ..models.fallback import Fallback
+from ..kernels.graph import NotRecorded, Recorded, capture_cuda, capture_pool
 from ..models.interface import Model, Work
+from .quarantine import is_out_of_memory
 
 Rows = list[Tensor]
 Encode = Callable[[str, Mapping[str, Any]], Rows]
@@ -34,7 +34,7 @@ def graph_bytes(model: Model, called: Mapping[str, int], work: Work) -> int:
 
     `called`: encoder rows of one call at most, by modality.
     """
-    if work.device.type == "cpu" or isinstance(model, Fallback):
+    if work.device.type == "cpu" or not model.recordable:
         return 0
     size = model.row_size * model.cache_specs[0].dtype.itemsize
     rows = {modality: min(most, MOST_ROWS) for modality, most in called.items()}
@@ -47,14 +47,15 @@ class EncoderGraphs:
 
     A call like one of the last is recorded, the next like it replays that. Calls are alike whose tensors on the device have
     the same shapes, and whose tensors on the host, as grids, the same numbers. A modality that cannot be replayed stays as
-    it is. Calls must follow one another on the device, since they share memory.
+    it is; a call that memory was short for is tried again later. Calls must follow one another on the device, since they
+    share memory.
     """
 
     def __init__(self, device: torch.device, record: Record | None = None) -> None:
         """`record`: for tests; without it nothing is recorded on a CPU, whose kernels take far longer than the way to them."""
         self._device, self._record = device, record
         if record is None and device.type == "cuda":
-            pool = torch.cuda.graph_pool_handle()
+            pool = capture_pool(device)
             self._record = lambda encode, _: capture_cuda(encode, pool)
         self._graphs: OrderedDict[Hashable, _Call] = OrderedDict()
         self._last: deque[Hashable] = deque(maxlen=_REMEMBERED)
@@ -62,7 +63,7 @@ class EncoderGraphs:
 
     def __call__(self, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
         """`encode(modality, tensors)`, by whatever way. The result is the caller's own."""
-        if self._record is None or modality in self._plain or interpreted() or _keeps(encode):
+        if self._record is None or modality in self._plain or interpreted():
             return encode(modality, tensors)
         key = (modality, torch.get_num_threads(), encode, *map(self._like, tensors.items()))
         if not _hashable(key):
@@ -94,10 +95,17 @@ class EncoderGraphs:
         fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._varies(leaf)]
         try:
             rows, graph = self._record(partial(encode, modality, own), fixed)
-        except RuntimeError:  # its own, or of an operator that cannot be seen from outside
+        except NotRecorded as failed:
+            if is_out_of_memory(failed):
+                self._last.clear()  # so that it is not tried in every call
+                return cast(Rows, failed.result)
+            rows, graph = failed.result, None
+        except RuntimeError as error:  # its own, or of an operator that cannot be seen from outside
+            if is_out_of_memory(error):
+                raise
             rows, graph = encode(modality, tensors), None
         if graph is None:
-            _log.warning("encoder calls for %s are not recorded: they read numbers, or there is no memory left", modality)
+            _log.warning("encoder calls for %s are not recorded: they read numbers, or wait for the device", modality)
             self._plain.add(modality)
             return rows
         self._graphs[key] = _Call(graph, tuple(self._inputs(own)))
@@ -133,11 +141,6 @@ class _Call:
         for to, given in zip(self.inputs, inputs, strict=True):
             to.copy_(given)
         return [rows.clone() for rows in self.graph.replay()]
-
-
-def _keeps(encode: Encode) -> bool:
-    """Whether it may keep tensors from call to call, as classes of transformers do; a graph would go on with the first ones."""
-    return isinstance(getattr(encode, "__self__", None), Fallback)
 
 
 def _hashable(key: object) -> bool:

@@ -170,8 +170,9 @@ class Encoding:
         if ROWS in items[0].kwargs:
             found = [torch.as_tensor(item.kwargs[ROWS].data).to(self._device, self.store.dtype) for item in items]
         else:
-            merged = merge([item.kwargs for item in items], self._device)
-            found = self.graphs(model.embed_multimodal, items[0].modality, merged)
+            merged, encode = merge([item.kwargs for item in items], self._device), model.embed_multimodal
+            modality = items[0].modality
+            found = self.graphs(encode, modality, merged) if model.recordable else encode(modality, merged)
         for item, rows in zip(items, found, strict=True):
             if rows.shape[0] != item.range.num_embeds:
                 raise InputError(f"the encoder made {rows.shape[0]} rows for {item.range.num_embeds} placeholder tokens")

@@ -16,6 +16,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -41,6 +43,8 @@ _READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _WRITES = {_aten.index_put.default, _aten.index_put_.default}
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+
+_unended: dict[Any, torch.cuda.CUDAGraph] = {}  # by the handle of their pool
 
 Result = TypeVar("Result")
 Made = TypeVar("Made", covariant=True)
@@ -94,11 +98,38 @@ class CudaGraph(Generic[Result]):
         return self._result
 
 
-def capture_cuda(forward: Callable[[], Result], pool: Any) -> tuple[Result, CudaGraph[Result] | None]:
-    """As `capture`, on a GPU; `pool`: memory that graphs share which never run at the same time (`graph_pool_handle`).
+@dataclass(frozen=True)
+class CapturePool:
+    """What graphs share that never run at the same time: memory, and the stream that they are recorded on.
+
+    torch keeps a workspace for products by stream, and a graph writes into that of the stream it was recorded on, wherever it
+    is replayed. Graphs that may run at the same time therefore need pools of their own.
+    """
+
+    handle: Any  # as of `torch.cuda.graph_pool_handle`
+    stream: torch.cuda.Stream
+
+
+class NotRecorded(RuntimeError):
+    """A forward ran, and failed when it ran again to be recorded, of which this tells. `result`: of the first run."""
+
+    def __init__(self, result: Any, why: str) -> None:
+        super().__init__(why)
+        self.result = result
+
+
+def capture_pool(device: torch.device) -> CapturePool:
+    """A new one, on that GPU."""
+    return CapturePool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
+
+
+def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Result, CudaGraph[Result] | None]:
+    """As `capture`, on a GPU; NotRecorded where only recording fails.
 
     The forward runs once as it is, since what compiles or allocates on first use cannot be recorded.
     """
+    if pool.handle in _unended:
+        return forward(), None
     from .gpu.upload import keeping
 
     sent = Sent()
@@ -108,12 +139,37 @@ def capture_cuda(forward: Callable[[], Result], pool: Any) -> tuple[Result, Cuda
         return result, None
     sent.again, graph = True, torch.cuda.CUDAGraph()
     try:
-        with keeping() as tables, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), sent:
+        with keeping() as tables, _recording(graph, pool), sent:
             kept = forward()
-    except RuntimeError:  # it waits for the device in a way that is not noticed, or there is no memory left
+    except RuntimeError as error:  # it waits for the device in a way that is not noticed, or there is no memory left
         _log.warning("a forward is not recorded", exc_info=True)
-        return result, None
+        _end(graph, pool)
+        raise NotRecorded(result, str(error)) from error
     return result, CudaGraph(graph, [*sent.used, *tables.values()], kept)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> Iterator[None]:
+    """As `torch.cuda.graph`, which leaves its stream the current one where the recording cannot be ended."""
+    before = torch.cuda.current_stream(pool.stream.device)
+    recording = torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local")
+    with torch.cuda.stream(before), recording:
+        yield
+
+
+def _end(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
+    """Of a recording that failed: have torch give memory out and take it back as it does elsewhere.
+
+    Where the driver refuses to end a recording, some versions of torch leave their allocators as while it lasted: memory that
+    other streams used never comes back, and emptying the cache fails. The one of the device is told here, and says whether
+    that was so. The one of the host cannot be told; it asks that graph, which must stay, and takes no other of its pool.
+    """
+    graph.reset()
+    try:
+        torch._C._cuda_endAllocateToPool(pool.stream.device.index, pool.handle)
+    except RuntimeError:  # it is not recording
+        return
+    _unended[pool.handle] = graph
 
 
 def capture(

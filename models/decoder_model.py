@@ -40,6 +40,7 @@ class DecoderModel(nn.Module):
     kept: Sequence[str] = ()
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
+    recordable = True
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ class Fallback(nn.Module):
 
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
+    recordable = False  # classes of transformers may
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

@@ -111,6 +111,7 @@ class Model(Protocol):
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not wanted
     adapters: Sequence[str]  # by name, those it was given (`models.adapters`)
+    recordable: bool  # whether `embed_multimodal` keeps no tensor from call to call, which a recorded one would go on with
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
         """Encode a merged batch of items (`mm.fields.merge` output): one `[rows, row_size]` tensor per item, in order."""

@@ -35,6 +35,7 @@ class Whisper(nn.Module):
     rope_axes = 1
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
+    recordable = True
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

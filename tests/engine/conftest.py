@@ -37,6 +37,7 @@ class ToyModel:
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
     routes_by_modality = MappingProxyType({})
     adapters = ("a", "other")
+    recordable = True
 
     def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
         """`levels`: of its encoder rows; those after the first are added after a layer each. `window`: of its last layer."""

@@ -12,7 +12,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.decode_graphs import _SIZES, DecodeGraphs, _Kind, graph_bytes
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels import native
-from sensorium.kernels.graph import Graph
+from sensorium.kernels.graph import Graph, NotRecorded
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.models.interface import CacheSpec, ForwardBatch, Work
 
@@ -185,6 +185,20 @@ def test_rows_of_encoders_are_not_replayed(replays, name):
         graphs(plus_one, step([1, 2], {name: torch.tensor([0])}))
     assert not graphs._graphs
     assert not replays
+
+
+def test_a_step_that_cannot_be_recorded_is_answered_and_stays_as_it_is():
+    calls = []
+
+    def record(forward: Any, groups: Any) -> Any:
+        calls.append(len(groups))
+        raise NotRecorded(forward(), "CUDA out of memory")
+
+    graphs = DecodeGraphs(torch.device("cpu"), _Kind((1, 4), 4, 4, record))
+    for turn in range(4):
+        batch = step([turn, 2, 3], {})
+        assert torch.equal(graphs(plus_one, batch), plus_one(batch))
+    assert calls == [1]
 
 
 class Again:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from parity import make_llm
 from sensorium import LLM, SamplingParams
 from sensorium.engine import encoder_graphs
 from sensorium.engine.encoder_graphs import MOST_GRAPHS, MOST_ROWS, EncoderGraphs, graph_bytes
+from sensorium.engine.encoding import Encoding
 from sensorium.kernels import native
-from sensorium.kernels.graph import Graph, capture
-from sensorium.mm.fields import merge
+from sensorium.kernels.graph import Graph, NotRecorded, capture
+from sensorium.mm.fields import BatchedField, FieldElem, FlatField, merge
 from sensorium.models.fallback import Fallback
 from sensorium.models.interface import Work
 from torch import Tensor
@@ -178,7 +180,7 @@ def test_calls_that_read_their_numbers_stay_as_they_are(caplog: pytest.LogCaptur
     assert len(calls) == 8
     assert not graphs._graphs
     assert [record.getMessage() for record in caplog.records if "image" in record.getMessage()] == [
-        "encoder calls for image are not recorded: they read numbers, or there is no memory left"
+        "encoder calls for image are not recorded: they read numbers, or wait for the device"
     ]
     ask_for(graphs, 2)
     graphs._plain.clear()
@@ -214,6 +216,53 @@ def test_what_fails_only_while_it_is_recorded_is_no_error() -> None:
     assert graphs._plain == {"image"}
 
 
+def test_short_of_memory_it_is_tried_again() -> None:
+    short = True
+
+    def record(encode: Any, fixed: Any) -> Any:
+        result = encode()
+        if short:
+            raise NotRecorded(result, "CUDA out of memory. Tried to allocate 2.00 MiB")
+        return on_cpu(encode, fixed)
+
+    graphs = EncoderGraphs(CPU, record)
+    for _ in range(3):
+        ask_for(graphs, 2)
+    assert len(calls) == 3
+    assert not graphs._graphs
+    assert not graphs._plain
+    short = False
+    for _ in range(3):
+        ask_for(graphs, 2)
+    assert graphs._graphs
+
+
+def test_what_is_not_recorded_for_another_reason_is_not_tried_again() -> None:
+    def record(encode: Any, fixed: Any) -> Any:
+        raise NotRecorded(encode(), "operation not permitted when stream is capturing")
+
+    graphs = EncoderGraphs(CPU, record)
+    for _ in range(3):
+        ask_for(graphs, 2)
+    assert len(calls) == 3
+    assert graphs._plain == {"image"}
+
+
+def test_an_encoder_that_finds_no_memory_is_not_called_again() -> None:
+    def encode(modality: str, given: dict[str, Any]) -> list[Tensor]:
+        rows = plus(modality, given)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows
+
+    graphs = EncoderGraphs(CPU, on_cpu)
+    ask_for(graphs, 2, encode=encode)
+    with pytest.raises(torch.OutOfMemoryError):
+        ask_for(graphs, 2, encode=encode)
+    assert len(calls) == 2
+    assert not graphs._plain
+
+
 def test_a_class_of_transformers_is_not_recorded() -> None:
     class Keeps(Fallback):
         def __init__(self) -> None:
@@ -222,10 +271,14 @@ def test_a_class_of_transformers_is_not_recorded() -> None:
         def embed_multimodal(self, modality: str, given: Any) -> list[Tensor]:
             return plus(modality, given)
 
-    graphs, model = EncoderGraphs(CPU, on_cpu), Keeps()
+    encoding: Any = Encoding(SimpleNamespace(dtype=torch.float32), CPU)
+    encoding.graphs, model = EncoderGraphs(CPU, on_cpu), Keeps()
+    given = {"pixels": FieldElem(torch.randn(2, 3), FlatField()), "grid": FieldElem(torch.tensor(2), BatchedField())}
+    items = [SimpleNamespace(kwargs=given, modality="image", range=SimpleNamespace(num_embeds=2))]
     for _ in range(4):
-        ask_for(graphs, 2, encode=model.embed_multimodal)
+        encoding._unchecked(model, items)
     assert len(calls) == 4
+    assert not encoding.graphs._graphs
     assert graph_bytes(model, {"image": 5}, Work(1, 1, 1, torch.device("cuda"))) == 0
 
 

@@ -2,15 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sensorium.engine.decode_graphs import _kind
+from sensorium.engine.encoder_graphs import EncoderGraphs
+from sensorium.kernels import graph as graphs
 from sensorium.kernels import native
 from sensorium.kernels.activation import gated
 from sensorium.kernels.gpu.upload import keeping, used
-from sensorium.kernels.graph import Sent, Watched, capture, capture_cuda
+from sensorium.kernels.graph import CapturePool, NotRecorded, Sent, Watched, capture, capture_cuda, capture_pool
 from sensorium.kernels.linear import Weights, linear, pack
 from sensorium.kernels.norm import rms_norm
 from torch import Tensor
@@ -246,19 +250,47 @@ def test_waiting_for_the_device_is_noticed(forward: Any) -> None:
 
 
 class Driver:
-    """In place of a GPU's: what runs while it records is counted, and fails where it is told to."""
+    """In place of a GPU's: what runs while it records is counted, and fails where it is told to, as torch 2.13 does then."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.runs, self.recorded, self.recording = error, 0, 0, False
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.runs, self.recorded, self.recording, self.resets = 0, 0, False, 0
+        self.ends, self.ended_by_torch = True, False  # a recording, and its memory where that fails
+        self.current: Any = "main"
+        self.pools: list[tuple[Any, Any]] = []  # of recordings, in order, with their streams
+        self.giving: set[tuple[int, Any]] = set()  # device and pool that memory is given out from
 
     @contextlib.contextmanager
-    def graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Iterator[None]:
-        assert (graph, pool, capture_error_mode) == (self, "pool", "thread_local")
-        self.recording = True
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert (graph, capture_error_mode) == (self, "thread_local")
+        self.pools.append((pool, stream))
+        self.giving.add((stream.device.index, pool))
+        before, self.current, self.recording = self.current, stream, True
         try:
             yield
         finally:
             self.recording = False
+            if self.ends or self.ended_by_torch:
+                self.end_allocate(stream.device.index, pool)
+            if not self.ends:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.current = before
+
+    def end_allocate(self, device: int, pool: Any) -> None:
+        if (device, pool) not in self.giving:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.giving.remove((device, pool))
+
+    def reset(self) -> None:
+        self.resets += 1
 
     def forward(self) -> Tensor:
         self.runs += 1
@@ -273,14 +305,25 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
+    made, handles = Driver(), count()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
     monkeypatch.setattr(torch.cuda, "graph", made.graph)
+    monkeypatch.setattr(torch.cuda, "stream", made.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.current)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate)
+    monkeypatch.setattr(graphs, "_unended", {})
     return made
 
 
-def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver) -> None:
-    result, graph = capture_cuda(driver.forward, "pool")
+@pytest.fixture
+def pool(driver: Driver) -> CapturePool:
+    return capture_pool(torch.device("cuda", 1))
+
+
+def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver, pool: CapturePool) -> None:
+    result, graph = capture_cuda(driver.forward, pool)
     assert (driver.runs, driver.recorded) == (2, 1)
     assert graph is not None
     assert len(graph._tables) == 1
@@ -288,28 +331,71 @@ def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver) -> None:
     assert driver.runs == 102
     assert kept is graph.replay()
     assert kept is not result
+    assert driver.pools == [(pool.handle, pool.stream)]
+    assert driver.current == "main"
 
 
-def test_what_cannot_be_recorded_there_has_run_once(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+def test_graphs_that_run_at_the_same_time_share_no_stream(driver: Driver) -> None:
+    device = torch.device("cuda", 1)
+    records: list[Any] = [EncoderGraphs(device)._record, EncoderGraphs(device)._record, _kind(device).record]
+    for record in records * 2:
+        record(driver.forward, ())
+    assert driver.pools[:3] == driver.pools[3:], "one stream for a pool"
+    assert len({id(stream) for _, stream in driver.pools}) == len({handle for handle, _ in driver.pools}) == 3
+    assert all(stream.device == device for _, stream in driver.pools)
+
+
+def test_what_cannot_be_recorded_there_has_run_once(
+    driver: Driver, pool: CapturePool, caplog: pytest.LogCaptureFixture
+) -> None:
     def reads() -> Tensor:
         result = driver.forward()
         with contextlib.suppress(NotImplementedError):
             result.cpu()
         return result
 
-    assert capture_cuda(reads, "pool")[1] is None
+    assert capture_cuda(reads, pool)[1] is None
     assert (driver.runs, driver.recorded) == (1, 0)
-    driver.error = RuntimeError("operation not permitted when stream is capturing")
-    result, graph = capture_cuda(driver.forward, "pool")
-    assert graph is None
-    assert result.shape == (2, 4)
+    driver.error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(NotRecorded, match="CUDA out of memory") as caught:
+        capture_cuda(driver.forward, pool)
+    assert caught.value.result.shape == (2, 4)
     assert "a forward is not recorded" in caplog.text
+    driver.error = None
+    assert capture_cuda(driver.forward, pool)[1] is not None
 
 
-def test_tables_that_a_graph_reads_are_its_own(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ended_by_torch", [True, False])
+def test_a_recording_that_cannot_be_ended_leaves_stream_and_memory_as_they_were(
+    ended_by_torch: bool, driver: Driver, pool: CapturePool
+) -> None:
+    driver.ends, driver.ended_by_torch = False, ended_by_torch
+    with pytest.raises(NotRecorded):
+        capture_cuda(driver.forward, pool)
+    assert driver.current == "main"
+    assert not driver.giving
+    assert driver.resets == 1
+    driver.ends = True
+    result, graph = capture_cuda(driver.forward, pool)
+    assert result.shape == (2, 4)
+    assert (graph is not None) == ended_by_torch, "memory of the host is given out of that pool for ever"
+    assert capture_cuda(driver.forward, capture_pool(pool.stream.device))[1] is not None
+
+
+def test_a_first_run_that_fails_is_not_repeated(driver: Driver, pool: CapturePool) -> None:
+    def fails() -> Tensor:
+        driver.runs += 1
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture_cuda(fails, pool)
+    assert driver.runs == 1
+    assert not driver.pools
+
+
+def test_tables_that_a_graph_reads_are_its_own(driver: Driver, pool: CapturePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: driver.recording)
     there: Any = SimpleNamespace(is_cuda=True, record_stream=lambda stream: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     there.device = THERE
 
     def forward() -> Tensor:
@@ -317,7 +403,7 @@ def test_tables_that_a_graph_reads_are_its_own(driver: Driver, monkeypatch: pyte
         assert used(there) is there
         return driver.forward()
 
-    _, graph = capture_cuda(forward, "pool")
+    _, graph = capture_cuda(forward, pool)
     assert graph is not None
     assert [table is there for table in graph._tables] == [False, True]
     with keeping() as tables:
