@@ -58,6 +58,7 @@ class EngineCore:
         self.asleep = False
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # by hash: items that are being encoded
+        self.idle = True  # the last step found nothing to do
         self._flight: _Flight | None = None  # a step whose tokens nobody has looked at
 
     def add(self, request: EngineRequest) -> None:
@@ -162,6 +163,7 @@ class EngineCore:
         flight, self._flight = self._flight, None
         if flight is None or not flight.wanted(self.scheduler):
             flight = self._launch(self.scheduler.schedule())
+        self.idle = flight is None
         if flight is None:
             return ()
         self._flight = self._launch_after(flight)
@@ -171,7 +173,9 @@ class EngineCore:
         """None if there is nothing to do."""
         if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder.coming):
             return None
-        self._asked.update((task.hash, task) for task in output.encode)
+        if output.encode:  # those that were dropped on their way are not heard of any more
+            coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder.coming}
+            self._asked = coming | {task.hash: task for task in output.encode}
         sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
         epochs = [request.epoch for request in sequences]
         try:
@@ -194,7 +198,7 @@ class EngineCore:
             done = flight.step.collect()
         except BaseException as error:
             if isinstance(error, Exception):
-                self._lose(output)
+                self.scheduler.redeliver(output)
             else:  # the caller's interrupt: sequences go on, and the step after has none of the tokens they lack now
                 after, self._flight = self._flight, None
                 if after is not None and isinstance(after.step, BaseException):
@@ -202,7 +206,8 @@ class EngineCore:
                 self._lose(output)
                 raise
             told = explain(error, "a step")
-            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=told) for task in output.scheduled))
+            unmade = tuple(EncodeResult(task.hash, "", told) for task in output.encode)
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=told) for task in output.scheduled), unmade)
         broken = self._book_items(done)
         wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
@@ -230,8 +235,9 @@ class EngineCore:
         """Of items that were encoded; those that could not be."""
         broken = []
         for result in done.encoded:
-            task = self._asked.pop(result.hash, None)
-            if task is None:  # it was lost with its step
+            task = None if result.source == "dropped" else self._asked.pop(result.hash, None)
+            if task is None:  # nobody asks for it any more
+                self._encoder_calls += result.source != "disk" and result.error is None
                 continue
             request = self.scheduler.requests.get(task.request_id)
             if request is not None:

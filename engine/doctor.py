@@ -13,7 +13,7 @@ from ..mm.types import MediaHeader
 from .config import DTYPES, EngineConfig, load_model_files, make_config
 from .loader import check_kernels, load_processing, resolve_max_model_len, slow_dtype
 from .memory import MemoryPlan, plan_memory, settle
-from .paths import check, choose, describe, rehearse
+from .paths import check, choose, describe
 from .source import Source, build_model
 
 
@@ -66,8 +66,7 @@ def explain(config: EngineConfig) -> MemoryPlan:
     check(row, config)
     check_kernels(config, dtype)
     info = load_processing(row, files, config.mm_processor_kwargs)
-    model = Source(config, files, row, info).empty()
-    rehearse(model, info, dtype)
+    model = Source(config, files, row, info).planned()
     with dispatch.using(config.kernels):
         config = settle(config, lambda: model, info)
         return plan_memory(config, model, info, resolve_max_model_len(config, model, config.torch_device))

@@ -256,7 +256,7 @@ class Driver:
             ticket = self._owners.get(output.request_id)
             if ticket is not None:
                 self._deliver(ticket, output, now)
-        if not outputs and self._owners:
+        if self.core.idle and self._owners:
             time.sleep(_IDLE_STEP)
         self._sweep()
 

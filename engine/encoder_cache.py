@@ -19,7 +19,7 @@ class _Entry:
     num_rows: int
     holders: set[User] = field(default_factory=set)  # live sequences that have the item
     readers: set[User] = field(default_factory=set)  # those that are computing it: the rows must stay
-    asker: User | None = None  # for whom the rows are made beside steps, until it reads them
+    asker: User | None = None  # for whom the rows were made, until it has computed the item
 
 
 class EncoderCache:
@@ -59,7 +59,6 @@ class EncoderCache:
         """Keep the rows until `unread`: True when they are here, False when they have to be made, None for no room."""
         entry = self._entries[key]
         if key in self._resident:
-            self._count_hit(entry, user, key in self.coming)
             self._resident.move_to_end(key)
             entry.readers.add(user)
             return True
@@ -69,19 +68,27 @@ class EncoderCache:
         self.bytes += entry.num_rows * self.row_bytes
         self._resident[key] = None
         entry.readers.add(user)
+        entry.asker = user
         return False
 
-    def postpone(self, key: str, user: User) -> None:
+    def postpone(self, key: str) -> None:
         """Rows that `read` said are to be made are made beside steps: they are coming until `arrive`."""
         self.coming.add(key)
-        self._entries[key].asker = user
 
     def arrive(self, key: str) -> None:
         """The rows are there; harmless for others."""
         self.coming.discard(key)
 
+    def computed(self, key: str, user: User) -> None:
+        """The user has computed the item; a hit, unless the rows were made for that."""
+        entry = self._entries.get(key)
+        if entry is not None and user in entry.readers:
+            self.hits += user != entry.asker
+            entry.asker = None if user == entry.asker else entry.asker
+            entry.readers.discard(user)
+
     def unread(self, key: str, user: User) -> None:
-        """The user has computed the item, or was interrupted: the rows need not stay for it."""
+        """The user was interrupted: the rows need not stay for it."""
         if key in self._entries:
             self._entries[key].readers.discard(user)
 
@@ -118,13 +125,6 @@ class EncoderCache:
         """Hashes whose rows the runner has to drop, once; those made again meanwhile are not among them."""
         dropped, self._dropped = tuple(key for key in dict.fromkeys(self._dropped) if key not in self), []
         return dropped
-
-    def _count_hit(self, entry: _Entry, user: User, coming: bool) -> None:
-        """Once for each that reads rows which were not made for it."""
-        if coming:
-            return
-        self.hits += user not in entry.readers and user != entry.asker
-        entry.asker = None if entry.asker == user else entry.asker
 
     def _make_room(self, size: int) -> bool:
         idle = [key for key in self._resident if not self._entries[key].readers]

@@ -25,6 +25,7 @@ from .staging import fetch
 from .types import EncodeResult
 
 Items = Sequence[MultiModalFeature]
+_MOMENT, _LOOK = 0.005, 0.0002  # seconds: to wait for rows in one step, and between two looks
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +55,7 @@ class _Call:
     """An encoder call on its way. `finite`: of each item, to be asked once `event` is there. `dropped`: wanted no more."""
 
     items: Items
-    rows: Sequence[Tensor]
+    rows: Sequence[Tensor | Exception]
     finite: Callable[[], Sequence[float]]
     event: Event
     started: float
@@ -64,7 +65,8 @@ class _Call:
 class Encoding:
     """Encoder calls of one device; rows go to the store.
 
-    A call beside other work has a stream of its own: while it runs, steps of those who do not need its rows go on.
+    A call beside other work has a stream of its own: while it runs, steps of those who do not need its rows go on. There is
+    one at a time: what the host copies for the next would wait for it, and the host with it.
 
     Args:
         event: a new event of the current stream. For tests.
@@ -75,52 +77,62 @@ class Encoding:
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         self._event: Callable[[], Event] = event or (torch.cuda.Event if cuda else _Done)  # type: ignore[assignment]
-        self._calls: list[_Call] = []
+        self._queue: list[list[MultiModalFeature]] = []  # calls that are not begun
+        self._call: _Call | None = None
         self._results: list[EncodeResult] = []
 
     def encode(self, model: Model, items: Items) -> tuple[EncodeResult, ...]:
         """Now; an item that breaks the encoder has an error of its own."""
-        start = time.perf_counter()
         todo, results = self._load(items)
         for same in _alike(todo):
+            start = time.perf_counter()
             results += self._put(same, bisect(same, partial(self._rows, model)), start)
         return tuple(results)
 
     def begin(self, model: Model, items: Items) -> None:
         """Start to; `arrived` tells what became of each."""
-        start = time.perf_counter()
         self.drop([item.hash for item in items])  # an older call's rows of them were dropped
-        with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
+        try:
             todo, results = self._load(items)
-            self._results += results
-            for same in _alike(todo):
-                self._begin(same, bisect(same, partial(self._unchecked, model)), start)
+        except Exception as error:
+            todo, results = [], [_failed(item, error) for item in items]
+        self._results += results
+        self._queue += _alike(todo)
+        self._start(model)
 
     def arrived(self, model: Model, wait: bool) -> tuple[EncodeResult, ...]:
-        """Of what was begun and is done, each once. `wait`: until there is any, if anything was begun."""
+        """Of what was begun and is done, each once; "dropped" where its rows are not wanted any more.
+
+        `wait`: a moment until there is any, if anything was begun; whoever calls has other ears to keep open.
+        """
         results, self._results = self._results, []
-        while self._calls:
-            call = self._calls[0]
-            if wait and not results:
-                call.event.synchronize()
-            if not call.event.query():
-                break
-            del self._calls[0]
-            results += self._finish(model, call)
+        end = time.perf_counter() + _MOMENT
+        while (call := self._call) is not None:
+            try:
+                while not (there := call.event.query()) and wait and not results and time.perf_counter() < end:
+                    time.sleep(_LOOK)
+                if not there:
+                    break
+                results += self._finish(model, call)
+            except Exception as error:  # of the device, for which the call may be over or not
+                results += [_failed(item, error) for item in call.items if item.hash not in call.dropped]
+            self._call = None
+            self._start(model)
         return tuple(results)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Rows that are wanted no more, here or on their way."""
         keys = set(keys)
         self.store.drop(keys)
-        for call in self._calls:
-            call.dropped |= keys
+        self._queue = [left for call in self._queue if (left := [item for item in call if item.hash not in keys])]
+        if self._call is not None:
+            self._call.dropped |= keys
 
     def clear(self) -> None:
         """Forget all rows, once those that are to be written are, and recorded calls."""
-        for call in self._calls:
-            call.event.synchronize()
-        self._calls, self._results, self.graphs = [], [], EncoderGraphs(self._device)
+        if self._call is not None:
+            self._call.event.synchronize()
+        self._queue, self._call, self._results, self.graphs = [], None, [], EncoderGraphs(self._device)
         self.store.clear()
 
     def _load(self, items: Items) -> tuple[list[MultiModalFeature], list[EncodeResult]]:
@@ -128,35 +140,45 @@ class Encoding:
         todo = [item for item in items if self.store.load(item.hash, item.range.num_embeds) is None]
         return todo, [EncodeResult(item.hash, "disk") for item in items if item not in todo]
 
-    def _begin(self, items: Items, made: Sequence[Tensor | Exception], start: float) -> None:
-        pairs = list(zip(items, made, strict=True))
-        self._results += [_failed(item, rows) for item, rows in pairs if isinstance(rows, Exception)]
-        good = [(item, rows) for item, rows in pairs if isinstance(rows, Tensor)]
-        if good:
-            event, finite = self._event(), fetch(torch.stack([is_finite(rows).all() for _, rows in good]))
-            event.record()
-            self._calls.append(_Call([item for item, _ in good], [rows for _, rows in good], finite, event, start))
+    def _start(self, model: Model) -> None:
+        """The next call, if there is one and none is on its way."""
+        while self._queue and self._call is None:
+            items, start = self._queue.pop(0), time.perf_counter()
+            try:
+                with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
+                    made = bisect(items, partial(self._unchecked, model))
+                    good = [is_finite(rows).all() for rows in made if isinstance(rows, Tensor)]
+                    if good:
+                        event, finite = self._event(), fetch(torch.stack(good))
+                        event.record()
+                        self._call = _Call(items, made, finite, event, start)
+                    else:
+                        self._results += self._put(items, made, start)
+            except Exception as error:
+                self._results += [_failed(item, error) for item in items]
 
     def _finish(self, model: Model, call: _Call) -> list[EncodeResult]:
         """Rows that are not finite are made once more, alone: they may come from another item."""
-        made: list[Tensor | Exception] = []
-        for item, rows, fine in zip(call.items, call.rows, call.finite(), strict=True):
-            again = not fine and item.hash not in call.dropped
+        fine, made = iter(call.finite()), list(call.rows)
+        again = [i for i, rows in enumerate(made) if isinstance(rows, Tensor) and not next(fine)]
+        for i in [i for i in again if call.items[i].hash not in call.dropped]:
             with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
-                made.append(bisect([item], partial(self._rows, model))[0] if again else rows)
-            if rows.is_cuda:
-                rows.record_stream(torch.cuda.current_stream())  # it is read there, and freed by nobody's stream before
-        wanted = [(item, rows) for item, rows in zip(call.items, made, strict=True) if item.hash not in call.dropped]
-        return self._put([item for item, _ in wanted], [rows for _, rows in wanted], call.started)
+                made[i] = bisect([call.items[i]], partial(self._rows, model))[0]
+        pairs = list(zip(call.items, made, strict=True))
+        wanted = [(item, rows) for item, rows in pairs if item.hash not in call.dropped]
+        gone = [EncodeResult(item.hash, "dropped") for item, _ in pairs if item.hash in call.dropped]
+        return gone + self._put([item for item, _ in wanted], [rows for _, rows in wanted], call.started)
 
     def _put(self, items: Items, made: Sequence[Tensor | Exception], start: float) -> list[EncodeResult]:
         seconds, results = (time.perf_counter() - start) / max(1, len(items)), []
         for item, rows in zip(items, made, strict=True):
             if isinstance(rows, Exception):
                 results.append(_failed(item, rows))
-            else:
-                self.store.put(item.hash, rows, keep=ROWS not in item.kwargs)
-                results.append(EncodeResult(item.hash, seconds=seconds))
+                continue
+            if rows.is_cuda:
+                rows.record_stream(torch.cuda.current_stream())  # where they are read: nobody writes there before that is done
+            self.store.put(item.hash, rows, keep=ROWS not in item.kwargs)
+            results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 
     def _rows(self, model: Model, items: Items) -> list[Tensor]:

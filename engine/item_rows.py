@@ -62,7 +62,7 @@ class ItemRows:
                 tasks.append(EncodeTask(request.request_id, index, feature.hash))
                 budget -= rows
                 if self._beside:
-                    self.encoder.postpone(feature.hash, request.user(index))
+                    self.encoder.postpone(feature.hash)
             if feature.hash in self.encoder.coming:
                 stop = min(stop, before)
         return stop, tasks
@@ -90,10 +90,10 @@ class ItemRows:
         """Items whose tokens are all computed are not read any more."""
         features = request.features
         while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
-            self.encoder.unread(features[request.next_feature].hash, request.user(request.next_feature))
+            self.encoder.computed(features[request.next_feature].hash, request.user(request.next_feature))
             request.next_feature += 1
         if request.cross_done and request.message.cross is not None:
-            self.encoder.unread(request.message.cross.hash, request.user(CROSS))
+            self.encoder.computed(request.message.cross.hash, request.user(CROSS))
 
     def _leave(self, request: Request, index: int, tasks: list[EncodeTask]) -> list[EncodeTask]:
         """The tasks that remain where an item cannot be read: not that of the item it shares its range with."""

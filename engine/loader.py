@@ -86,7 +86,7 @@ def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokeniz
     if config.batch_invariant and (device.type != "cpu" or dtype == torch.float16):
         raise ConfigError("batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype")
     source = Source(config, files, row, info)
-    config = settle(config, source.empty, info)
+    config = settle(config, source.planned, info)
     model = source.on_device()
     max_model_len = resolve_max_model_len(config, model, device)
     fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)

@@ -154,7 +154,7 @@ class MemoryPlan:
             after the other, so the largest counts, or, with `encode_beside`, the encoder call beside the others.
         media_held: processed media of requests under way.
         graphs: recorded steps and encoder calls of a GPU, with all that they write.
-        media_step: media that workers process on a GPU.
+        media_step: media that workers process on `media_device`; part of the total if that is where the model is.
         processor_cache: processed media kept for later ones.
         sequences: tokens and positions of requests under way.
         decoding: media that workers decode at the worst, as far as the limits of `media` let in. It comes on top: the limits
@@ -180,6 +180,7 @@ class MemoryPlan:
     graphs: int = 0
     media_step: int = 0
     device: str = "cpu"
+    media_device: str = "cpu"
 
     @property
     def activations(self) -> int:
@@ -189,7 +190,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Of all that is where the model is: on a CPU, everything."""
-        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, self.media_step)
+        media = self.media_step if self.media_device == self.device else 0
+        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, media)
         return sum(parts) + (self.on_host if self.device == "cpu" else 0)
 
     @property
@@ -212,13 +214,15 @@ class MemoryPlan:
         ]
         if self.device != "cpu":
             sizes.insert(6, ("recorded steps", self.graphs))
-            sizes.insert(7, ("media processed there", self.media_step))
             sizes.append(("total on the host", self.on_host))
         sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
         codecs = f"{_mib(self.decoding)} at most, beside the total; lower media_workers, or of media {self.decoding_limits}"
+        where = "part of that total" if self.media_device == self.device else "beside the total"
+        there = f"{_mib(self.media_step)} at most, {where}; lower media_workers"
         return [
             *((name, _mib(size)) for name, size in sizes),
             ("media codecs", codecs if self.decoding else _mib(0)),
+            *([(f"media on {self.media_device}", there)] if self.media_step else []),
             *((f"largest {item.modality}", str(item)) for item in self.largest),
         ]
 
@@ -269,13 +273,14 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, max_mo
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), -(-sizes.keys // config.block_size), work)
         + encoder_graphs.graph_bytes(model, called, work),
-        media_step=_media_step(config, processed) if items else 0,
+        media_step=_media_step(config) if items else 0,
         sequences=2 * config.max_num_seqs * max_model_len * _TOKEN_BYTES,
         decoding=config.media_workers * decoding.get(worst, 0),
         largest=tuple(largest_item(name, info, room) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.overlaps,
         device=str(device),
+        media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )
 
 
@@ -313,11 +318,9 @@ def settle(config: EngineConfig, make: Callable[[], Model], info: ProcessingInfo
         length //= 2
 
 
-def _media_step(config: EngineConfig, processed: int) -> int:
+def _media_step(config: EngineConfig) -> int:
     """Of workers that process on a GPU: each a part of what it was given, in a step between, and of what it makes of it."""
-    if config.media_device == "cpu":
-        return 0
-    return 2 * config.media_workers * (max(MOST_AT_ONCE, 6 * config.media.max_pixels) + max(MOST_AT_ONCE, processed))
+    return 0 if config.media_device == "cpu" else 4 * config.media_workers * MOST_AT_ONCE
 
 
 def _mib(size: int) -> str:

@@ -41,6 +41,12 @@ class Source:
         """On the meta device: it answers what it is and takes no memory."""
         return self._on(torch.device("meta"))
 
+    def planned(self) -> Model:
+        """Likewise, for a plan: what no closed form knows of it has been tried out."""
+        model = self.empty()
+        rehearse(model, self.info, self.dtype)
+        return model
+
     def on_device(self) -> Model:
         """With memory for its weights; ConfigError as `build_model`, and where its caches cannot be kept as is asked for."""
         return self._on(self.config.torch_device)
@@ -48,6 +54,8 @@ class Source:
     def fill(self, model: Model) -> None:
         """CheckpointError for missing, surplus or misshapen weights, ConfigError for a model that cannot be served."""
         load_weights(self.files.path, model, self.config.quantization)
+        if self.config.torch_device.type == "cuda":
+            torch.cuda.synchronize(self.config.torch_device)  # they are read from other streams than they were written in
         rehearse(model, self.info, self.dtype)
 
     def again(self) -> Model:

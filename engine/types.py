@@ -157,10 +157,10 @@ class EncodeResult:
     """What became of one EncodeTask.
 
     Args:
-        source: "encoded", or "disk" when the rows were found there.
+        source: "encoded", or "disk" when the rows were found there; "dropped" when they were made for nobody any more.
         error: why there are no rows and what to do, without the item's name; or None.
         poison: the item itself broke the encoder (not the memory that was short): it should not be tried again soon.
-        seconds: its share of the call that made its rows.
+        seconds: its share of the call that made its rows, until it was seen to be over.
     """
 
     hash: str

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..mm.errors import InputError
 
 MOST_AT_ONCE = 64 << 20
-"""Bytes that go to a device at once, and as many that come back; one picture may be more."""
+"""Bytes that go to a device at once, and as many that come back."""
 
 
 class MediaDevice:

@@ -109,13 +109,14 @@ def patch_rows(
     `temporal` frames make one patch; a last group that lacks frames repeats its last one. A group's pieces lie side by
     side, a piece's patches in squares of merge x merge, row by row of squares, a patch's numbers as in the weight of a
     convolution (channel, frame, row, column). What is left of a piece on the right and below a whole number of squares
-    is not used. Resized by Pillow, pictures are processed here, whatever `media_device` says.
+    is not used. Pictures that Pillow resizes, or that are too large, are processed here, whatever `media_device` says.
     """
     side, device = patch * merge, media_device()
     tall, wide = (edge // side for edge in plan.views[0].piece)
     groups = -(-len(frames) // temporal)
     out = BUFFERS.take((groups, plan.pieces, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
-    if device is not None and spec.resample == "torch":
+    small = max(frames[:temporal].nbytes, out[:1].nbytes) <= MOST_AT_ONCE
+    if device is not None and small and spec.resample == "torch":
         layout, used = Layout(patch, merge, temporal), (tall * side, wide * side)
         some = max(1, MOST_AT_ONCE // max(1, frames[:temporal].nbytes, out[:1].nbytes))
         parts = zip(frames.split(some * temporal), out.split(some), strict=True)

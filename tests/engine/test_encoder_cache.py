@@ -16,12 +16,19 @@ def test_rows_are_made_once_and_found_afterwards():
     cache = EncoderCache(10, 1)
     assert resident(cache, "h", 4, A) is False
     assert resident(cache, "h", 4, B) is True
+    for user in (A, B, B):
+        cache.computed("h", user)
     cache.release("h", A)
     cache.release("h", A)
     cache.release("h", B)
     assert "h" in cache
     assert cache.take_dropped() == ()
+    for _ in range(3):  # it is interrupted twice
+        assert resident(cache, "h", 4, C) is True
+        cache.unread("h", C)
+    assert cache.hits == 1
     assert resident(cache, "h", 4, C) is True
+    cache.computed("h", C)
     assert (cache.hits, cache.misses, cache.evictions) == (2, 1, 0)
 
 

@@ -47,12 +47,13 @@ def test_others_answer_on_while_rows_are_made(toy):
 
 def test_who_is_alone_waits_for_its_rows(toy):
     _, _, both = requests(toy)
-    core = toy.make_core(overlaps=True, late=10**9)
+    core = toy.make_core(overlaps=True, late=300)
     core.add(both)
     outputs = toy.drain(core)["both"]
     assert toy.tokens_of(outputs) == toy.alone(both)[0]
     assert outputs[-1].timings["encode"] > 0
     assert core.stats.steps <= 2 + both.params.max_tokens
+    assert not core.idle
 
 
 @pytest.mark.parametrize("reads", [False, True])
@@ -136,10 +137,82 @@ def test_rows_that_nobody_waits_for_any_more(toy, again):
     got = toy.drain(core)
     for request in (talks, other, *[sees] * again):
         assert toy.tokens_of(got[request.request_id])[-4:] == toy.alone(request)[0][-4:]
-    assert core.stats.encoder_calls == 1 + again
+    assert core.stats.encoder_calls == 2 + again
+    assert not core._asked
     toy.assert_empty(core)
     core.step()
     assert set(core.runner.store.rows) <= set(core.scheduler.encoder._resident)
+
+
+@pytest.mark.parametrize("where", ["load", "start", "look", "finite"])
+def test_a_device_that_fails_ends_who_asked_and_nobody_else(toy, where, monkeypatch):
+    core = toy.make_core(overlaps=True, late=2)
+    encoding, left = core.runner.encoding, [1]
+
+    def fails(*_):
+        if left:
+            left.pop()
+            raise RuntimeError("the device is gone")
+
+    event = toy.Late(0)
+    if where == "load":
+        load = encoding.store.load
+        encoding.store.load = lambda *key: fails() or load(*key)
+    elif where == "start":
+        encoding._event = lambda: fails() or toy.Late(0)
+    elif where == "look":
+        event.query = lambda: fails() or True
+        encoding._event = lambda: event
+    else:
+        monkeypatch.setattr("sensorium.engine.encoding.fetch", lambda flags: lambda: fails() or flags.tolist())
+    talks, sees, _ = requests(toy)
+    core.add(talks)
+    core.add(sees)
+    got = toy.drain(core, 100)
+    assert "the device is gone" in got["sees"][-1].error
+    assert toy.tokens_of(got["talks"]) == toy.alone(talks)[0]
+    assert encoding._call is None
+    assert not encoding._queue
+    assert not core._asked
+    toy.assert_empty(core)
+
+
+def test_an_encoder_step_that_cannot_be_started_ends_who_asked(toy):
+    core = toy.make_core(overlaps=True)
+
+    def broken(*_):
+        raise RuntimeError("no step today")
+
+    core.runner.launch = broken
+    _, _, both = requests(toy)
+    core.add(both)
+    (failed,) = (output for _ in range(3) for output in core.step())
+    assert failed.request_id == "both"
+    assert "no step today" in failed.error
+    assert not core.scheduler.requests
+
+
+def test_one_call_at_a_time_and_hits_are_counted_once(toy):
+    """Prompts that stand read their items at every step, and none of that is a hit."""
+    core = toy.make_core(overlaps=True, late=4, prefill="prompt_atomic", encoder_rows=20)
+    most, embed = [0], core.runner.model.embed_multimodal
+    encoding = core.runner.encoding
+
+    def counted(modality, tensors):
+        most[0] += 1
+        assert encoding._call is None
+        return embed(modality, tensors)
+
+    core.runner.model.embed_multimodal = counted
+    first, second = toy.item(0, 4), toy.item(5, 5, 2)
+    for i in range(3):
+        core.add(toy.of(f"r{i}", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8 + i], [first, second]))
+    core.step()
+    core.add(toy.of("late", [*[toy.PAD] * 3, 9], [toy.item(0, 3, 3)]))
+    toy.drain(core)
+    stats = core.stats
+    assert (stats.encoder_calls, stats.encoder_hits) == (3, 4)
+    toy.assert_empty(core)
 
 
 def test_asleep_nothing_is_on_its_way(toy):
@@ -149,11 +222,11 @@ def test_asleep_nothing_is_on_its_way(toy):
     core.step()
     core.abort("sees")
     core.runner.sleep(core.runner.model)
-    assert not core.runner.encoding._calls
+    assert core.runner.encoding._call is None
     assert not core.runner.store.rows
 
 
-@pytest.mark.parametrize("late", [0, 2, 10**9])
+@pytest.mark.parametrize("late", [0, 2, 90])
 def test_pictures_are_read_alike_either_way(toy, late):
     """The shipped model in float32, more pictures than one call takes, prompts cut in the middle of them."""
     model = Path(__file__).parents[2] / "assets" / "tiny-vl"

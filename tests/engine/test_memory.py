@@ -7,24 +7,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fallbacks
 import family
 import oracle
 import pytest
 import torch
 from measured import held, peak_bytes
 from sensorium import LLM, SamplingParams
-from sensorium.engine import driver, memory, runner
+from sensorium.engine import driver, loader, memory, runner
 from sensorium.engine.config import EngineConfig, load_model_files, make_config
 from sensorium.engine.doctor import explain
 from sensorium.engine.encoder_store import EncoderStore
 from sensorium.engine.kv import allocate_caches
 from sensorium.engine.loader import load_engine, load_processing, resolve
 from sensorium.engine.memory import Sizes, cache_blocks, longest_sequence, sampling_bytes, weight_bytes
+from sensorium.engine.paths import choose
 from sensorium.engine.sample_row import SampleRow
 from sensorium.engine.sampler import gather_logprobs, sample
 from sensorium.engine.source import kept_as
@@ -136,12 +139,30 @@ def test_on_a_gpu_caches_take_what_all_else_leaves(card: Callable[[int], None]) 
     )
     assert here.kv_cache - there.kv_cache == pytest.approx(there.media_step, rel=1e-3)
     assert here.media_step == 0 < there.media_step
+    assert "part of that total" in str(there)
+    beside = explain(make_config(TINY_VL, {"max_model_len": 2048, "device": "cpu", "media_device": "cuda"}))
+    plain = explain(make_config(TINY_VL, {"max_model_len": 2048, "device": "cpu"}))
+    assert beside.total == plain.total
+    assert "beside the total" in str(beside).splitlines()[-3]
 
 
 def test_a_gpu_that_is_too_small_is_said_before_anything_is_read(card: Callable[[int], None]) -> None:
     card(256 << 20)
     with pytest.raises(ConfigError, match=r"2048 tokens needs .* are left of .* on cuda:0: lower max_model_len, "):
         explain(make_config(TINY_VL, {"device": "cuda", "max_model_len": 2048}))
+
+
+def test_a_plan_for_a_gpu_needs_no_form_of_a_model_of_transformers(
+    card: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is loaded by the same way, tried out before it is planned for."""
+    card(8 << 30)
+    config = make_config(fallbacks.build(tmp_path / "borrowed", "ovis2"), {"device": "cuda", "max_model_len": 512})
+    files = load_model_files(config.model)
+    monkeypatch.setattr(loader, "computing_on", lambda device: nullcontext())
+    with pytest.raises((AssertionError, RuntimeError), match="CUDA"):  # of torch, once memory is asked for
+        load_engine(config, files, load_processing(choose(files), files, {}), Tokenizer(files.path))
+    assert explain(config).kv_cache > 0
 
 
 def test_an_engine_explains_itself() -> None:
