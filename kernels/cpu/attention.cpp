@@ -117,7 +117,10 @@ static void run(int type, Problem problem, int64_t requests, int threads) {
             for (int64_t n = problem.starts[i + 1] - problem.starts[i], first = 0; first < n; first += step)
                 work.push_back({i, head, first, n - first < step ? n - first : step});
     Attend* attend = choose(type, sensorium_level);
-    parallel_for(threads, (int64_t)work.size(), [&](int64_t i) { attend(problem, work[work.size() - 1 - i], scratch); });
+    // heads of a request on one thread: their keys lie side by side
+    parallel_shares(threads, (int64_t)work.size(), [&](int64_t i, int64_t, int64_t, int64_t) {
+        attend(problem, work[work.size() - 1 - i], scratch);
+    });
 }
 
 CLONES static void encode_row(int type, int codes, const char* from, char* to, int64_t row, int64_t heads, int64_t dim) {
