@@ -10,6 +10,9 @@ from sensorium.kernels import kv8
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
+TYPES = [torch.float32, torch.bfloat16]
+LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
+REQUESTS = [(0, 1), (62, 1), (63, 1), (0, 64), (90, 67), (250, 3), (0, 130), (7, 1)]  # earlier tokens, rows of this step
 Step = tuple[Tensor, Tensor, Tensor | None, Tensor, AttentionMetadata]
 
 

@@ -8,16 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged import case, coded, sees_itself
+from paged import LIMITS, REQUESTS, TYPES, case, coded, sees_itself
 from sensorium.kernels import kv8, native
 from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
 CODES = [torch.int8, torch.uint8]
-TYPES = [torch.float32, torch.bfloat16]
-LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
-REQUESTS = [(0, 1), (62, 1), (63, 1), (0, 64), (90, 67), (250, 3), (0, 130), (7, 1)]  # earlier tokens, rows of this step
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
 
