@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from .files import add_model, code_of, ending_at_once, in_options, warn_of_the_end
+from .files import add_model, code_of, count, ending_at_once, in_options, path, warn_of_the_end
 
 EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 
@@ -15,12 +15,14 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     add_model(parser)
-    parser.add_argument("--image", metavar="FILE", action="append", default=[], help="a picture, file or URL; may be repeated")
-    parser.add_argument("--video", metavar="FILE", action="append", default=[], help="a clip; may be repeated")
-    parser.add_argument("--audio", metavar="FILE", action="append", default=[], help="a sound; may be repeated")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=512, help="longest answer (default: 512)")
+    parser.add_argument(
+        "--image", metavar="FILE", type=path, action="append", default=[], help="a picture, file or URL; may be repeated"
+    )
+    parser.add_argument("--video", metavar="FILE", type=path, action="append", default=[], help="a clip; may be repeated")
+    parser.add_argument("--audio", metavar="FILE", type=path, action="append", default=[], help="a sound; may be repeated")
+    parser.add_argument("--max-tokens", metavar="N", type=count, default=512, help="longest answer (default: 512)")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default: the checkpoint's own)")
-    parser.add_argument("--max-model-len", metavar="N", type=int, help="tokens of question and answer together")
+    parser.add_argument("--max-model-len", metavar="N", type=count, help="tokens of question and answer together")
 
 
 def run(args: argparse.Namespace) -> int:

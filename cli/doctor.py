@@ -37,12 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="an option of LLM for the memory plan, its value in JSON or as plain text; may be repeated",
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:
     """1 if a package that is needed is missing, else 0. ConfigError for options without a model."""
-    options = {"device": args.device} | dict(map(parse_option, args.option))
+    said = dict(map(parse_option, args.option))
+    for name, flag in (("model", args.model), ("device", args.device)):
+        if flag is not None and name in said:
+            raise ConfigError(f"--{name} {flag} and --option {name}={said[name]} say the same option; give one of them")
+    options = {"device": "auto" if args.device is None else args.device} | said
+    device = str(options["device"])
     if args.option and not args.model:
         raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
@@ -56,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
     if "torch" not in missing:
         from ..engine.doctor import describe_checkpoint, describe_device, describe_memory, kernels
 
-        _print("device", [*describe_device(args.device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
-        for dtype, table in kernels(args.device, str(options.get("kernels", ""))).items():
+        _print("device", [*describe_device(device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
+        for dtype, table in kernels(device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            dtype, device = str(options.get("dtype", "auto")), str(options["device"])
-            found = describe_checkpoint(args.model, dtype, device).items()
+            found = describe_checkpoint(args.model, str(options.get("dtype", "auto")), device).items()
             _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found])
             _print("memory", describe_memory(args.model, options))
     return int(bool(missing))

@@ -10,13 +10,28 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Told = tuple[dict[str, Any], str]
 _SHOWN = 40  # characters of a data: URL
 _LONGEST = 4096  # of a path
+
+
+def count(text: str) -> int:
+    """A number of tokens, as an argument's type."""
+    with suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or above")
+
+
+def path(text: str) -> str:
+    """A file or URL, as an argument's type."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; give a file or URL")
+    return text
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -33,7 +48,7 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = None) -> No
 
 
 def add_files(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help=f"{what}, file or URL; several are one batch")
+    parser.add_argument("files", metavar="FILE", type=path, nargs="+", help=f"{what}, file or URL; several are one batch")
     parser.add_argument("--json", action="store_true", help="print a JSON object per file, one a line")
 
 
@@ -88,7 +103,7 @@ def in_options(text: str, args: argparse.Namespace) -> str:
     """A message that names arguments of LLM, as in "pass dtype= one of", with the options of this command line: "--dtype"."""
     for name in vars(args):
         option = f"--{name.replace('_', '-')}"
-        text = re.sub(rf"(?<![\w/.-]){name}= ?", f"{option} ", text)
+        text = re.sub(rf"(?<![\w/.-])(?<!--option ){name}= ?", f"{option} ", text)
         if "_" in name:  # a word of English has none
             text = re.sub(rf"(?<![\w/.-]){name}\b", option, text)
     return text

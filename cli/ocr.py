@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import add_files, add_model, print_finished
+from .files import add_files, add_model, count, print_finished
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_files(parser, "a picture")
     add_model(parser, str(SHIPPED))
     parser.add_argument("--question", metavar="TEXT", help="what the model is asked of each (default: to read the text)")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="longest answer (default: 1024)")
+    parser.add_argument("--max-tokens", metavar="N", type=count, default=1024, help="longest answer (default: 1024)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ _FRAMES_PER_ROW = 16  # more than any family joins in one row
 _FPS = 24.0  # of bare frames, where the sampling policy names no rate
 _CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
 _UNBOUNDED = (1 << 40, 1 << 12)  # more than any item takes: pixels, and pieces
+_CALLED = {"image": "picture", "video": "clip", "audio": "sound"}
 _FINER = ("max_pixels", "max_patches", "size")  # options that let a picture keep more pixels
 
 
@@ -65,11 +66,14 @@ class Largest:
     refused: bool
 
     def __str__(self) -> str:
+        if not self.rows:
+            of = f" of {self.size[1]}x{self.size[0]} pixels" if self.size[0] else ""
+            return f"no {_CALLED.get(self.modality, 'item')}{of} fits, limited by {self.limit}"
         parts = [f"{self.size[1]}x{self.size[0]} pixels"] if self.size[0] else []
         parts += [f"{self.frames} frames"] if self.frames else []
         parts += [f"{self.seconds:g} s"] if self.seconds else []
         fate = "larger ones are refused" if self.refused else "larger ones are made smaller"
-        return f"{', '.join(parts) or 'none'}: {self.rows} rows, limited by {self.limit} ({fate})"
+        return f"{', '.join(parts)}: {self.rows} rows, limited by {self.limit} ({fate})"
 
 
 def rows_of(info: ProcessingInfo, header: MediaHeader) -> int:
@@ -103,10 +107,15 @@ def most_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
     def takes(samples: int) -> bool:
         return 0 < rows_of(info, MediaHeader("audio", samples=samples)) <= cap
 
+    return last_true(takes, _shortest(takes, limit), limit)
+
+
+def _shortest(takes: Callable[[int], bool], limit: int) -> int:
+    """Samples of a sound that is taken, in powers of 2; too short a one makes no row."""
     start = 1
-    while start < limit and not takes(start):  # too short a sound makes no row
+    while start < limit and not takes(start):
         start *= 2
-    return last_true(takes, start, limit)
+    return start
 
 
 def largest_item(modality: str, info: ProcessingInfo, room: Room) -> Largest:
@@ -126,7 +135,9 @@ def _largest_picture(modality: str, info: ProcessingInfo, room: Room) -> Largest
     side = last_true(lambda n: room.setting(info, header(n)) is None, least, most)
     rows = rows_of(info, header(side)) if side else 0
     if side < most:
-        return Largest(modality, (side, side), 0, 0.0, rows, room.setting(info, header(side + 1)) or "", True)
+        return Largest(
+            modality, (side, side), 0, 0.0, rows, room.setting(info, header(side + 1 if side else least)) or "", True
+        )
     option = next((name for name in _FINER if _finer(info, modality, name, header(side)) > rows), None)
     if option is None:
         return Largest(modality, (side, side), 0, 0.0, rows, "media.max_pixels", True)
@@ -175,8 +186,11 @@ def _largest_clip(info: ProcessingInfo, room: Room) -> Largest:
 def _largest_sound(info: ProcessingInfo, room: Room) -> Largest:
     rate, rows = info.decode_spec.rate, room.encoder_bytes // room.row_bytes
     samples = most_samples(info, room.policy, min(room.tokens, rows) if "audio" in info.slot_ids else rows)
-    over = MediaHeader("audio", samples=samples + 1)
-    long = (samples + 1) / rate > room.policy.max_audio_seconds
+    more = samples + 1
+    if not samples:
+        more = _shortest(lambda n: rows_of(info, MediaHeader("audio", samples=n)) > 0, 60 * rate)
+    over = MediaHeader("audio", samples=more)
+    long = more / rate > room.policy.max_audio_seconds
     limit = "media.max_audio_seconds" if long else room.setting(info, over) or ""
     return Largest("audio", (0, 0), 0, samples / rate, rows_of(info, MediaHeader("audio", samples=samples)), limit, True)
 

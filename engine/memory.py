@@ -94,7 +94,7 @@ def cache_blocks(config: EngineConfig, specs: Sequence[CacheSpec], sizes: Sizes,
             sequence, shorter = f"a sequence whose encoder side has {sizes.keys} rows", ""
         raise ConfigError(
             f"{sequence} needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
-            f"{shorter}raise kv_cache_memory_bytes to {one}"
+            f"{_smaller_blocks(specs, sizes, size, budget)}{shorter}raise kv_cache_memory_bytes to {one}"
         )
     if all_ <= budget:
         return tuple(most)
@@ -106,6 +106,13 @@ def sequence_bytes(specs: Sequence[CacheSpec], sizes: Sizes, block_size: int) ->
     return sum(g.blocks(sizes.keys, sizes.rows, block_size) * g.block_bytes(block_size) for g in group_layers(specs))
 
 
+def _smaller_blocks(specs: Sequence[CacheSpec], sizes: Sizes, block_size: int, budget: int) -> str:
+    """What a message advises first where blocks of the usual size would fit."""
+    usual = EngineConfig.block_size
+    fits = block_size > usual and sequence_bytes(specs, sizes, usual) <= budget
+    return f"lower block_size={block_size}, where {usual} would fit, or " if fits else ""
+
+
 def longest_sequence(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
     """Tokens, in whole blocks, that a cache of one sequence would have room for; ConfigError where it holds no block."""
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
@@ -114,9 +121,11 @@ def longest_sequence(config: EngineConfig, specs: Sequence[CacheSpec], device: t
         return sum(g.blocks(blocks * size, config.max_num_batched_tokens, size) * g.block_bytes(size) for g in groups)
 
     if budget < taken(1):
+        block = EngineConfig.block_size
+        smaller = _smaller_blocks(specs, Sizes(block, block, config.max_num_batched_tokens), size, budget)
         raise ConfigError(
             f"{budget:,} bytes of key/value cache hold no block of {size} tokens, which takes {taken(1):,}: "
-            f"raise kv_cache_memory_bytes to {taken(1)} for each {size} tokens of a sequence"
+            f"{smaller}raise kv_cache_memory_bytes to {taken(1)} for each {size} tokens of a sequence"
         )
     return (bisect_right(range(1, _MOST_BLOCKS), budget, key=taken)) * size
 
@@ -312,7 +321,8 @@ def settle(config: EngineConfig, make: Callable[[], Model], info: ProcessingInfo
         if config.max_model_len is not None or length < 2 * config.block_size:
             raise ConfigError(
                 f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and beside all else "
-                f"{max(0, left):,} are left of {allowed:,} on {device}: lower max_model_len, max_num_seqs, "
+                f"{max(0, left):,} are left of {allowed:,} on {device}: "
+                f"{_smaller_blocks(model.cache_specs, sizes, config.block_size, left)}lower max_model_len, max_num_seqs, "
                 "max_num_batched_tokens or max_encoder_tokens, or raise gpu_memory_fraction"
             )
         length //= 2

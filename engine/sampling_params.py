@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..mm.errors import InputError
+from ..mm.errors import InputError, typed
 from .logits_processors import normalised
 from .repetition import RepetitionDetection
 from .structured import StructuredOutputs
@@ -134,7 +134,7 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "min_p": (0.0, 1.0, "from 0 to 1"),
     "max_tokens": (1, math.inf, "at least 1, or None for the end of the context"),
     "min_tokens": (0, math.inf, "0 or above"),
-    "seed": (-(2**63), 2**64 - 1, "a 64-bit integer"),
+    "seed": (-(2**63), 2**64 - 1, "from -2**63 to 2**64 - 1"),
     "logprobs": (0, 1000, "from 0 to 1000"),
     "prompt_logprobs": (0, 1000, "from 0 to 1000"),
     "repetition_penalty": (1e-6, 1e6, "from 1e-6 to 1e6"),
@@ -170,8 +170,10 @@ def _check_numbers(params: SamplingParams) -> None:
         if value is None and name in _OPTIONAL:
             continue
         kind: Any = numbers.Integral if name in _WHOLE else numbers.Real  # numpy's count as well
-        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or math.isinf(value):
-            whole = "an integer, " if name in _WHOLE and name != "seed" else ""
+        whole = "an integer, " if name in _WHOLE else ""
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise InputError(f"{name}={value!r} must be {whole or 'a number, '}{limits}, not {typed(value)}")
+        if not low <= value <= high or math.isinf(value):
             raise InputError(f"{name}={value!r} must be {whole}{limits}")
         _store(params, name, int(value) if name in _WHOLE else float(value))
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_rows
-from .errors import InputError, MediaError
+from .errors import InputError, MediaError, typed
 from .media.chunks import read_entry
 from .media.source import path_of
 from .types import EmbeddingItem, Media
@@ -103,7 +103,8 @@ class MultiModalDataParser:
                 raise MediaError(modality, index, str(error)) from None
         data = media.data
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
-            raise MediaError(modality, index, f"its uuid is a text that is not empty, not {str(media.uuid)[:40]!r}")
+            got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
+            raise MediaError(modality, index, f"its uuid is a text that is not empty, not {got}")
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or a uuid of one that was given before")
         spec = self.embeddings.get(modality)
@@ -129,6 +130,10 @@ def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:
             f'multi_modal_uuids["{modality}"] must have same length as multi_modal_data["{modality}"]: '
             f"{len(names)} and {len(given)}"
         )
+    for index, (media, name) in enumerate(zip(given, names, strict=True)):
+        if None not in (media.uuid, name) and media.uuid != name:
+            also = f'multi_modal_uuids["{modality}"] says {name[:40]!r}'
+            raise MediaError(modality, index, f"its uuid is {str(media.uuid)[:40]!r}, and {also}; give one of them")
     return [media if name is None else replace(media, uuid=name) for media, name in zip(given, names, strict=True)]
 
 

@@ -62,6 +62,23 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
     assert "give --model as well" in capsys.readouterr().err
 
 
+def test_an_option_that_contradicts_a_flag(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "--model", str(checkpoint), "--option"]
+    assert main([*words, "device=cuda", "--device", "cpu"]) == 2
+    said = "sensorium: error: --device cpu and --option device=cuda say the same option; give one of them\n"
+    assert capsys.readouterr() == ("", said)
+    assert main([*words, "model=other"]) == 2
+    assert f"--model {checkpoint} and --option model=other" in capsys.readouterr().err
+    assert main([*words, "device=cpu"]) == 0
+    assert sections(capsys.readouterr().out)["device"]["device"] == "cpu"
+
+
+def test_where_no_clip_fits(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "max_model_len=8"]) == 0
+    found = sections(capsys.readouterr().out)["memory"]
+    assert found["largest video"] == "no clip of 1280x720 pixels fits, limited by max_model_len"
+
+
 def test_a_float16_checkpoint_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "half")
     config = json.loads((folder / "config.json").read_text())

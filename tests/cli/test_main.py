@@ -57,6 +57,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("chat", "--model", "x"), "question"),
         (("chat", "q"), "--model"),
         (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
+        (("chat", "--model", "x", "--max-tokens", "0", "q"), "--max-tokens: '0' is not an integer of 1 or above; see"),
+        (("ocr", "a.png", "--max-tokens", "-3"), "--max-tokens: '-3' is not"),
+        (("chat", "--model", "x", "--image", "", "q"), "--image: the path is empty"),
+        (("ocr", ""), "FILE: the path is empty"),
     ],
 )
 def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

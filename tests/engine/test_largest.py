@@ -55,6 +55,18 @@ def refused(llm: LLM, prompt: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    ("option", "limit"),
+    [({"max_model_len": 1}, "max_model_len"), ({"media": {"max_audio_seconds": 1e-4}}, "media.max_audio_seconds")],
+)
+def test_where_no_sound_fits(audio: Path, option: dict[str, Any], limit: str) -> None:
+    assert str(largest(audio, "audio", **option)) == f"no sound fits, limited by {limit}"
+
+
+def test_where_no_picture_fits() -> None:
+    assert str(largest(TINY_VL, "image", max_model_len=2)) == "no picture fits, limited by max_model_len"
+
+
 def test_last_true() -> None:
     for last in range(1, 40):
         assert last_true(lambda n, last=last: n <= last, 1, 100) == last

@@ -186,6 +186,15 @@ def test_cache_blocks() -> None:
         cache_blocks(small, specs, Sizes(40, 160, 64), CPU)
 
 
+def test_blocks_that_are_too_large_are_what_to_lower() -> None:
+    specs = [CacheSpec("full", 1, 8, torch.bfloat16)]
+    config = EngineConfig("m", max_num_seqs=3, block_size=10**9, kv_cache_memory_bytes=1 << 20)
+    with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or raise kv_cache_memory_bytes"):
+        longest_sequence(config, specs, CPU)
+    with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or lower max_model_len or raise"):
+        cache_blocks(config, specs, Sizes(100, 100, 64), CPU)
+
+
 def test_windows_take_what_they_see_and_no_more() -> None:
     full, window = CacheSpec("full", 1, 8, torch.bfloat16), CacheSpec("window", 1, 8, torch.bfloat16, 32)
     specs, sizes = [full, window, window], Sizes(16000, 16000, 64)

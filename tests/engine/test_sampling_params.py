@@ -22,6 +22,22 @@ def test_values_outside_their_limits(name, value):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("temperature", "a", "temperature='a' must be a number, 0 (greedy) or above, not a str"),
+        ("top_p", None, "top_p=None must be a number, above 0 and at most 1, not None"),
+        ("n", 1.5, "n=1.5 must be an integer, at least 1 and at most 1024, not a float"),
+        ("seed", "x", "seed='x' must be an integer, from -2**63 to 2**64 - 1, not a str"),
+        ("temperature", -1, "temperature=-1 must be 0 (greedy) or above"),
+    ],
+)
+def test_what_is_no_number_is_told_by_its_type(name, value, said):
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value) == said
+
+
 def test_contradictions():
     with pytest.raises(InputError, match="greedy"):
         SamplingParams(n=2, temperature=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from sensorium.mm.embeddings import ROWS, EmbeddingSpec
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.parse import MultiModalDataParser, callers_own
 from sensorium.mm.types import EmbeddingItem, Media
 
@@ -159,9 +159,18 @@ def test_arrays_of_rows_have_any_strides_and_byte_order():
             assert torch.equal(source.data.tensors[ROWS], torch.from_numpy(rows))
 
 
-@pytest.mark.parametrize("uuid", ["", 5, b"x"])
-def test_a_name_is_a_text(uuid):
-    with pytest.raises(InputError, match="image 1: its uuid is a text"):
+def test_two_names_of_one_item_are_equal():
+    said = r"image 1: its uuid is 'u1', and multi_modal_uuids\[\"image\"\] says 'u2'; give one of them"
+    with pytest.raises(MediaError, match=said):
+        PARSER.parse({"image": [FRAME, Media(FRAME, "u1")]}, {"image": ["a", "u2"]})
+    for names in (["u1"], [None]):
+        (source,) = PARSER.parse({"image": Media(FRAME, "u1")}, {"image": names})["image"]
+        assert source.uuid == "u1"
+
+
+@pytest.mark.parametrize(("uuid", "said"), [("", "''"), (5, "an int"), (b"x", "a bytes")])
+def test_a_name_is_a_text(uuid, said):
+    with pytest.raises(InputError, match=f"image 1: its uuid is a text that is not empty, not {said}$"):
         PARSER.parse({"image": [FRAME, Media(FRAME, uuid=uuid)]})
 
 
