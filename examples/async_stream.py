@@ -1,20 +1,29 @@
-"""Several questions at once, each answer as it comes: `python examples/async_stream.py [--model DIR]`."""
+"""Several questions at once, each line of an answer as it comes: `python examples/async_stream.py [--model DIR]`."""
 
 import argparse
 import asyncio
+import time
 from pathlib import Path
 
-from sensorium import AsyncLLM, SamplingParams
+from sensorium import AsyncLLM, SamplingParams, SensoriumError
 from shared import ASSETS, run
 
 
 async def ask(engine: AsyncLLM, name: str, image: Path) -> None:
     content = [{"type": "image", "image": image}, {"type": "text", "text": "Read the receipt."}]
     params = SamplingParams(temperature=0, max_tokens=48)
+    line, start = "", time.perf_counter()
+    first = True
     async for output in engine.generate([{"role": "user", "content": content}], params, request_id=name):
-        print(f"{name}: {output.error or output.outputs[0].text!r}")  # what is new since the last one
-        if output.finished:
-            print(f"{name}: first token after {sum(output.timings.values()) - output.timings['decode_steps']:.3f} s")
+        if output.error:
+            raise SensoriumError(f"{name}: {output.error}")
+        if first:
+            print(f"{name}: first token after {time.perf_counter() - start:.3f} s")
+        first = False
+        *whole, line = (line + output.outputs[0].text).split("\n")  # the text is what is new since the last output
+        for said in whole:
+            print(f"{name}: {said}")
+    print(f"{name}: {line}")
 
 
 async def main() -> None:

@@ -6,11 +6,11 @@ The shipped model only shows how it is done: use a model that was trained for it
 import argparse
 from pathlib import Path
 
-from sensorium import LLM
+from sensorium import LLM, SensoriumError
 from shared import ASSETS, run
 
 
-def main() -> None:
+def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--query", default="a receipt")
@@ -20,8 +20,12 @@ def main() -> None:
     llm = LLM(args.model)
     query, *found = llm.embed([args.query, *args.pictures])
     scores = llm.score(args.query, [{"image": path} for path in args.pictures])
-    for path, one, ranked in zip(args.pictures, found, scores, strict=True):  # a broken picture fails alone
-        print(f"{path.name}: {one.error or f'similarity {float(query.vector @ one.vector):.3f}, score {ranked.score:.3f}'}")
+    if query.error:
+        raise SensoriumError(query.error)
+    for path, one, ranked in zip(args.pictures, found, scores, strict=True):
+        if not one.error:
+            print(f"{path.name}: similarity {float(query.vector @ one.vector):.3f}, score {ranked.score:.3f}")
+    return [f"{path.name}: {one.error}" for path, one in zip(args.pictures, found, strict=True) if one.error]  # failed alone
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from sensorium import LLM, SamplingParams
 from shared import ASSETS, run
 
 
-def main() -> None:
+def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--question", default="Read the text.")
@@ -23,9 +23,11 @@ def main() -> None:
         [{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": args.question}]}]
         for path in paths
     ]
-    answers = LLM(args.model).chat(chats, SamplingParams(temperature=0, max_tokens=64))
-    for path, answer in zip(paths, answers, strict=True):  # a broken picture fails alone
-        print(f"{path.name}: {answer.error or repr(answer.outputs[0].text)}")
+    answers = list(zip(paths, LLM(args.model).chat(chats, SamplingParams(temperature=0, max_tokens=64)), strict=True))
+    for path, answer in answers:
+        if not answer.error:
+            print(f"{path.name}: {answer.outputs[0].text!r}")
+    return [f"{path.name}: {answer.error}" for path, answer in answers if answer.error]  # a broken picture fails alone
 
 
 if __name__ == "__main__":

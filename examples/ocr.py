@@ -7,7 +7,7 @@ from sensorium import LLM
 from shared import ASSETS, run
 
 
-def main() -> None:
+def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--question", default="Read the text.")
@@ -15,8 +15,11 @@ def main() -> None:
     args = parser.parse_args()
 
     pages = LLM(args.model).ocr(args.pictures, question=args.question)
-    for path, page in zip(args.pictures, pages, strict=True):  # a broken picture fails alone
-        print(f"{path.name}: {page.error or page.text}")
+    found = list(zip(args.pictures, pages, strict=True))
+    for path, page in found:
+        if not page.error:
+            print(f"{path.name}: {page.text}")
+    return [f"{path.name}: {page.error}" for path, page in found if page.error]  # a broken picture fails alone
 
 
 if __name__ == "__main__":

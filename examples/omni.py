@@ -3,24 +3,27 @@
 import argparse
 from pathlib import Path
 
-from sensorium import LLM, SamplingParams
+from sensorium import LLM, SamplingParams, SensoriumError
 from shared import run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("Qwen2.5-Omni-3B"))
+    parser.add_argument("--model", type=Path, help="Qwen2.5-Omni-3B if it is not given")
     parser.add_argument("clip", nargs="?", type=Path, default=Path("talk.mp4"))
     parser.add_argument("question", nargs="?", default="What happens, and what is said?")
     args = parser.parse_args()
-    if not args.model.is_dir():
+    model = args.model or Path("Qwen2.5-Omni-3B")
+    if not args.model and not model.is_dir():
         print("no such model ships: hf download Qwen/Qwen2.5-Omni-3B --local-dir Qwen2.5-Omni-3B")
         return
 
-    llm = LLM(args.model, mm_processor_kwargs={"use_audio_in_video": True})
+    llm = LLM(model, mm_processor_kwargs={"use_audio_in_video": True})
     content = [{"type": "video", "video": args.clip}, {"type": "text", "text": args.question}]
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=128))
-    print(answer.error or answer.outputs[0].text)
+    if answer.error:
+        raise SensoriumError(answer.error)
+    print(answer.outputs[0].text)
 
 
 if __name__ == "__main__":

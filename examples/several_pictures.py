@@ -1,11 +1,12 @@
 """Several pictures in one prompt, written out by hand: `python examples/several_pictures.py [--model DIR] [FILE ...]`.
 
-The shipped model was trained on one picture at a time; a larger one compares them.
+It also prints what each picture took. The shipped model was trained on one at a time and reads the last; a larger one compares
+them.
 """
 
 import argparse
 
-from sensorium import LLM, SamplingParams
+from sensorium import LLM, SamplingParams, SensoriumError
 from shared import ASSETS, run
 
 
@@ -21,7 +22,11 @@ def main() -> None:
     prompt = f"<|im_start|>user\n{slots}{args.question}<|im_end|>\n<|im_start|>assistant\n"
     request = {"prompt": prompt, "multi_modal_data": {"image": args.images}}
     (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
-    print(answer.error or answer.outputs[0].text)
+    if answer.error:
+        raise SensoriumError(answer.error)
+    for path, item in zip(args.images, answer.items, strict=True):
+        print(f"{path}: {item.num_embeds} embeddings")
+    print(answer.outputs[0].text)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,16 @@ from sensorium import SensoriumError
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
-def run(main: Callable[[], object]) -> None:
-    """What the caller can put right is one line on stderr and the exit code 2, as of `sensorium`."""
+def run(main: Callable[[], list[str] | None]) -> None:
+    """What the caller can put right is one line on stderr and the exit code 2, as of `sensorium`.
+
+    `main` raises it, or returns a line for each of several inputs that failed alone.
+    """
     try:
-        main()
+        failed = main() or []
     except SensoriumError as error:
-        print(f"error: {error}", file=sys.stderr)
+        failed = [str(error)]
+    for line in failed:
+        print(f"error: {line}", file=sys.stderr)
+    if failed:
         sys.exit(2)

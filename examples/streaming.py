@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from sensorium import LLM, SamplingParams
+from sensorium import LLM, SamplingParams, SensoriumError
 from shared import ASSETS, run
 
 
@@ -17,7 +17,9 @@ def main() -> None:
     content = [{"type": "image", "image": args.image}, {"type": "text", "text": "Read the receipt."}]
     shown = 0
     for output in llm.stream([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=96)):
-        text = output.error or output.outputs[0].text  # all of it so far
+        if output.error:
+            raise SensoriumError(output.error)
+        text = output.outputs[0].text  # all of it so far
         print(text[shown:], end="", flush=True)
         shown = len(text)
     print()

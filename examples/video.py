@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from sensorium import LLM, SamplingParams
+from sensorium import LLM, SamplingParams, SensoriumError
 from shared import ASSETS, run
 
 
@@ -18,7 +18,9 @@ def main() -> None:
     llm = LLM(args.model, mm_processor_kwargs={"fps": args.fps})
     content = [{"type": "video", "video": args.video}, {"type": "text", "text": args.question}]
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=64))
-    print(answer.error or answer.outputs[0].text)
+    if answer.error:
+        raise SensoriumError(answer.error)
+    print(answer.outputs[0].text)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import soundfile
 import torch
 from oracle import build_checkpoint
 from PIL import Image
-from sensorium import LLM, Media
+from sensorium import LLM, Media, SamplingParams
 from sensorium.engine.media import MediaProcessor, MediaSettings
 from sensorium.processors.files import ProcessorFiles
 
@@ -46,8 +46,14 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
 
 
+@pytest.mark.parametrize("plain", [Media, SamplingParams])
+def test_an_unknown_keyword_is_a_type_error(plain: type):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_pixel'"):
+        plain(max_pixel=1)
+
+
 def test_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "tiny-vl").symlink_to(ROOT / "assets" / "tiny-vl")
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for number, block in enumerate(BLOCK.findall((ROOT / "docs" / "sampling.md").read_text("utf-8"))):
@@ -66,7 +72,7 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     family.save(family.load_rows()["whisper"], tmp_path / "whisper-tiny", max_target_positions=64)
     for number, name in enumerate(("talk.flac", "call.wav")):
         soundfile.write(tmp_path / name, family.make_media("audio", (12_000,), number), 16_000)
-    (tmp_path / "tiny-vl").symlink_to(ROOT / "assets" / "tiny-vl")
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
     shutil.copy(ROOT / "assets" / "media" / "receipt1.png", tmp_path / "receipt.png")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
