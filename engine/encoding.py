@@ -69,14 +69,17 @@ class Encoding:
     one at a time: what the host copies for the next would wait for it, and the host with it.
 
     Args:
-        event: a new event of the current stream. For tests.
+        event: a new event of the current stream. moment: seconds that `arrived` waits at most. For tests.
     """
 
-    def __init__(self, store: EncoderStore, device: torch.device, event: Callable[[], Event] | None = None) -> None:
+    def __init__(
+        self, store: EncoderStore, device: torch.device, event: Callable[[], Event] | None = None, moment: float = _MOMENT
+    ) -> None:
         self.store, self.graphs, self._device = store, EncoderGraphs(device), device
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         self._event: Callable[[], Event] = event or (torch.cuda.Event if cuda else _Done)  # type: ignore[assignment]
+        self._moment = moment
         self._queue: list[list[MultiModalFeature]] = []  # calls that are not begun
         self._call: _Call | None = None
         self._results: list[EncodeResult] = []
@@ -106,7 +109,7 @@ class Encoding:
         `wait`: a moment until there is any, if anything was begun; whoever calls has other ears to keep open.
         """
         results, self._results = self._results, []
-        end = time.perf_counter() + _MOMENT
+        end = time.perf_counter() + self._moment
         while (call := self._call) is not None:
             try:
                 while not (there := call.event.query()) and wait and not results and time.perf_counter() < end:

@@ -159,14 +159,9 @@ def gathered_bytes(c: DecoderSpec, work: Work, dtype: torch.dtype) -> int:
         return 0 if work.device.type == "cpu" else _PARTS
     s = dtype.itemsize
     each = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
-    copies = work.keys * max(each) * (2 * s + work.codes * _widened(s))  # padded to at most twice as many
+    copies = work.keys * max(each) * (2 * s + work.codes * (1 + _as_float(s)))  # padded to twice as many; of a code its float32
     copies += _torch_tiles(work.rows, max(each) // 2, dtype)
     return copies + work.rows * work.longest * max(_scored_bytes(a, s) for a in c.attentions)
-
-
-def _widened(s: int) -> int:
-    """Of a code of keys, then of values: the code and its float32."""
-    return 1 + _as_float(s)
 
 
 def _scored_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
@@ -385,7 +380,7 @@ def cross_decoder_bytes(c: CrossDecoderSpec, work: Work, dtype: torch.dtype) -> 
     gathered = 0
     if not fused("attention", work.device, dtype):
         laid_out = 3 * row  # in the layout of torch's kernels
-        copies = 2 * work.keys * w * (2 * s + work.codes * _widened(s))
+        copies = 2 * work.keys * w * (2 * s + work.codes * (1 + _as_float(s)))
         gathered = copies + rows * (work.longest * (1 + s) + laid_out)
     return _SMALL + given + max(rows * max(alone, held + added + widened), across) + gathered
 

@@ -142,7 +142,7 @@ def make_core(
     runner = ModelRunner(
         model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill, overlaps=overlaps
     )
-    runner.encoding = Encoding(store, device, lambda: Late(late))
+    runner.encoding = Encoding(store, device, lambda: Late(late), moment=600.0)
     return EngineCore(scheduler, runner, Quarantine(quarantine))
 
 

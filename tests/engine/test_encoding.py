@@ -56,6 +56,19 @@ def test_who_is_alone_waits_for_its_rows(toy):
     assert not core.idle
 
 
+def test_who_waits_for_rows_does_not_keep_the_engine_from_others(toy):
+    core = toy.make_core(overlaps=True, late=6)
+    core.runner.encoding._moment = 0.0
+    _, sees, both = requests(toy)
+    core.add(replace(sees, prompt_token_ids=sees.prompt_token_ids[2:], features=(toy.item(0, 4),)))
+    assert core.step() == core.step() == ()
+    assert not core.idle, "nobody sleeps beside a device that works"
+    core.abort("sees")
+    core.add(both)
+    assert toy.tokens_of(toy.drain(core)["both"]) == toy.alone(both)[0]
+    toy.assert_empty(core)
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_an_encoder_side_and_a_prompt_that_sees_itself_wait_too(toy, reads):
     model = toy.ToyModel(reads)
