@@ -196,7 +196,7 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     ordered = 2 * states * row + 8 if c.class_token or c.window else 0  # as they went in, with an index
     end = max(row + kept + (row + _norm_bytes(c.width, c.rms, dtype, work) if c.post_norm else row), ordered)
     behind = projector_bytes(out, states, patches, dtype, work)
-    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8)  # pixels, places
+    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, places, rows behind the class's
     if not fused("varlen_attention", work.device, dtype):
         held += _torch_tiles(patches, c.head_dim, dtype)
     return held + max(patches * _tower_start(c, patches, dtype, work), rows * layers, rows * end, patches * behind)
