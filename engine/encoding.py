@@ -17,11 +17,11 @@ from ..mm.errors import InputError
 from ..mm.fields import group, merge
 from ..mm.types import MultiModalFeature
 from ..models.interface import Model
+from . import staging
 from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore
 from .failures import describe
 from .quarantine import bisect, is_out_of_memory
-from .staging import fetch
 from .types import EncodeResult
 
 Items = Sequence[MultiModalFeature]
@@ -29,14 +29,10 @@ _MOMENT, _LOOK = 0.005, 0.0002  # seconds: to wait for rows in one step, and bet
 _log = logging.getLogger(__name__)
 
 
-class Event(Protocol):
-    """What of torch.cuda.Event is used."""
-
-    def record(self) -> None: ...
+class Event(staging.Event, Protocol):
+    """With a look at whether it is there."""
 
     def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
 
 
 class _Done:
@@ -152,7 +148,7 @@ class Encoding:
                     made = bisect(items, partial(self._unchecked, model))
                     good = [is_finite(rows).all() for rows in made if isinstance(rows, Tensor)]
                     if good:
-                        event, finite = self._event(), fetch(torch.stack(good))
+                        event, finite = self._event(), staging.fetch(torch.stack(good))
                         event.record()
                         self._call = _Call(items, made, finite, event, start)
                     else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode, ABC):
     """Sees what torch's compositions come down to, and notices what depends on the numbers of tensors that are not `fixed`."""
 
     def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
@@ -218,8 +219,9 @@ class _Operators(TorchDispatchMode):
         with self:  # not `decompose`, which resizes by operators that round otherwise
             return func._op_dk(_COMPOSED, *args, **kwargs)
 
+    @abstractmethod
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+        """What becomes of one of them."""
 
     def reads(self, func: Any, args: Any, masked: set[Any]) -> bool:
         """Whether the host reads numbers, or the size of a result. An index by a mask has as many as that has ones."""

@@ -177,7 +177,7 @@ def test_a_device_that_fails_ends_who_asked_and_nobody_else(toy, where, monkeypa
         event.query = lambda: fails() or True
         encoding._event = lambda: event
     else:
-        monkeypatch.setattr("sensorium.engine.encoding.fetch", lambda flags: lambda: fails() or flags.tolist())
+        monkeypatch.setattr("sensorium.engine.encoding.staging.fetch", lambda flags: lambda: fails() or flags.tolist())
     talks, sees, _ = requests(toy)
     core.add(talks)
     core.add(sees)
