@@ -30,14 +30,14 @@ help:  ## list the commands
 setup: .venv/.runtime  ## install what it takes to run, into .venv
 setup-test: .venv/.test  ## the same, and what the tests and checkers need
 
-demo: .venv/.runtime  ## read the shipped pictures and the clip with the shipped model
+demo: .venv/.runtime  ## read the shipped images and the clip with the shipped model
 	@$(BIN)/sensorium demo $(ARGS)
 
 test: .venv/.test  ## the test suite, minutes
-	$(BIN)/python $(if $(ARGS),-m pytest,tests/report.py) -m "not full" $(ARGS)
+	$(BIN)/python $(if $(ARGS),-m pytest,tests/helpers/report.py) -m "not full" $(ARGS)
 
 test-all: .venv/.test  ## every test, and tests/RESULTS.md
-	$(BIN)/python tests/report.py
+	$(BIN)/python tests/helpers/report.py
 
 lint: .venv/.test  ## style, the law of imports, types
 	$(BIN)/ruff check .

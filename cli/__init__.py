@@ -1,1 +1,1 @@
-"""Commands: argument parsing and printing only."""
+"""Commands: they parse arguments and print results."""

@@ -1,4 +1,4 @@
-"""`sensorium demo`: the shipped model reads the shipped pictures and clip. Knows the files, not the model."""
+"""`sensorium demo`: read the shipped images and video with the shipped model."""
 
 from __future__ import annotations
 
@@ -16,86 +16,101 @@ if TYPE_CHECKING:
 EXAMPLE = "sensorium demo --out out"
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 ZOOM = 3
-CLIPS = (".mp4",)
+VIDEO_SUFFIXES = (".mp4",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="DIR", default=str(ASSETS / "tiny-vl"), help="default: the model that ships")
-    parser.add_argument("--media", metavar="DIR", type=Path, default=ASSETS / "media", help="default: the media that ship")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="where the annotated picture goes")
+    parser.add_argument(
+        "--model", metavar="DIR", default=str(ASSETS / "tiny-vl"), help="folder of a checkpoint (default: the shipped model)"
+    )
+    parser.add_argument(
+        "--media",
+        metavar="DIR",
+        type=Path,
+        default=ASSETS / "media",
+        help="folder of images, videos and answers.json (default: the shipped media)",
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("out"), help="folder for the annotated image (default: out)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every file was answered, right or wrong; the table says which."""
+    """Return 0 if every file was answered, right or wrong; the table says which answers are right."""
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
     from ..mm.errors import SensoriumError
 
-    wanted = read_answers(args.media)
+    expected = read_answers(args.media)
     make_folder(args.out)
     started = time.perf_counter()
     llm = LLM(args.model)
     loaded = time.perf_counter()
-    chats = [message(args.media / name, entry["prompt"]) for name, entry in wanted.items()]
+    chats = [message(args.media / name, entry["prompt"]) for name, entry in expected.items()]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=96))
     done = time.perf_counter()
-    print(table(wanted, outputs))
+    print(table(expected, outputs))
     print(timings(outputs, loaded - started, done - loaded))
-    for name, output in zip(wanted, outputs, strict=True):
+    for name, output in zip(expected, outputs, strict=True):
         if output.error:
-            raise SensoriumError(f"{name}: {output.error}")
-    print(f"annotated pictures: {save_annotated(args, wanted, outputs)}")
+            raise SensoriumError(f"{name}: {output.error}", code=output.error.code)
+    print(f"annotated image: {save_annotated(args, expected, outputs)}")
     return 0
 
 
 def read_answers(folder: Path) -> dict[str, dict[str, str]]:
-    """File name -> "prompt" and expected "answer", from answers.json. ConfigError without it, or without a picture in it."""
+    """Return "prompt" and expected "answer" by file name, from answers.json.
+
+    Raises:
+        ConfigError: there is no answers.json, or it names no image.
+    """
     from ..mm.errors import ConfigError
 
     path = folder / "answers.json"
     if not path.is_file():
-        raise ConfigError(f"{path} is not there; --media is a folder with pictures, clips and their answers.json")
+        raise ConfigError(f"{path} does not exist; --media is a folder with images, videos and answers.json", param="media")
     found: dict[str, dict[str, str]] = json.loads(path.read_text("utf-8"))
-    if all(Path(name).suffix in CLIPS for name in found):
-        raise ConfigError(f"{path} names no picture to draw on; add one")
+    if all(Path(name).suffix in VIDEO_SUFFIXES for name in found):
+        raise ConfigError(f"{path} names no image to draw on; add one", param="media")
     return found
 
 
 def make_folder(path: Path) -> None:
-    """ConfigError if it cannot be made: said before the work, not after it."""
+    """Create the folder before the model runs. Raise ConfigError if that fails."""
     from ..mm.errors import ConfigError
 
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {path} cannot be made ({error.strerror}); give a folder that can be written") from error
+        reason = f"--out {path} cannot be created ({error.strerror}); give a folder that can be written"
+        raise ConfigError(reason, param="out") from error
 
 
 def message(path: Path, prompt: str) -> list[dict[str, Any]]:
-    kind = "video" if path.suffix in CLIPS else "image"
+    kind = "video" if path.suffix in VIDEO_SUFFIXES else "image"
     return [{"role": "user", "content": [{"type": kind, kind: path}, {"type": "text", "text": prompt}]}]
 
 
-def table(wanted: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> str:
-    """One line per file; line breaks of a receipt are shown as ` / `."""
+def table(expected: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> str:
+    """Return one line per file, with line breaks of an answer as ` / `."""
     rows = [("file", "answer", "expected", "ok")]
-    for (name, entry), output in zip(wanted.items(), outputs, strict=True):
-        answer = answer_of(output)
-        rows.append((name, flat(answer), flat(entry["answer"]), "yes" if answer == entry["answer"] else "no"))
+    for (name, entry), output in zip(expected.items(), outputs, strict=True):
+        answer = answer_text(output)
+        rows.append((name, on_one_line(answer), on_one_line(entry["answer"]), "yes" if answer == entry["answer"] else "no"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def answer_of(output: RequestOutput) -> str:
-    return output.error or output.outputs[0].text.strip()
+def answer_text(output: RequestOutput) -> str:
+    return output.outputs[0].text.strip() if output.error is None else output.error.message
 
 
-def flat(text: str) -> str:
+def on_one_line(text: str) -> str:
     return " / ".join(text.splitlines())
 
 
 def timings(outputs: list[RequestOutput], load: float, total: float) -> str:
-    """Milliseconds per stage, summed over the requests; they overlap, so the sum is not the time that passed."""
+    """Return milliseconds per stage, summed over requests. Requests overlap, so the sum exceeds the time that passed."""
     stages: dict[str, float] = {}
     for output in outputs:
         for stage, seconds in output.timings.items():
@@ -105,22 +120,22 @@ def timings(outputs: list[RequestOutput], load: float, total: float) -> str:
     return f"load {load:.2f} s, {len(outputs)} requests with {tokens} tokens in {total:.2f} s\nms per stage, summed: {parts}"
 
 
-def save_annotated(args: argparse.Namespace, wanted: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> Path:
-    """All pictures below each other, each with the grid of its embeddings and the answer. The path written."""
+def save_annotated(args: argparse.Namespace, expected: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> Path:
+    """Save all images in a column, each with the grid of its embeddings and its answer, and return the path."""
     from PIL import Image
 
-    from ..engine.doctor import embedding_grid
+    from ..engine.setup.doctor import embedding_grid
 
-    drawn: list[Image.Image] = []
-    for name, output in zip(wanted, outputs, strict=True):
+    pictures: list[Image.Image] = []
+    for name, output in zip(expected, outputs, strict=True):
         path = args.media / name
-        if path.suffix not in CLIPS:
+        if path.suffix not in VIDEO_SUFFIXES:
             with Image.open(path) as file:
                 grid = embedding_grid(args.model, (file.height, file.width))
-                drawn.append(annotated(file.convert("RGB"), grid, answer_of(output)))
-    sheet = Image.new("RGB", (max(p.width for p in drawn), sum(p.height for p in drawn)), "white")
+                pictures.append(annotated(file.convert("RGB"), grid, answer_text(output)))
+    sheet = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), "white")
     top = 0
-    for picture in drawn:
+    for picture in pictures:
         sheet.paste(picture, (0, top))
         top += picture.height
     target: Path = args.out / "demo.png"
@@ -129,7 +144,7 @@ def save_annotated(args: argparse.Namespace, wanted: dict[str, dict[str, str]], 
 
 
 def annotated(picture: Image, grid: tuple[int, int], answer: str) -> Image:
-    """The picture enlarged, `grid` (rows, columns) of embeddings drawn over it, the answer below."""
+    """Return the image enlarged, with its `grid` (rows, columns) of embeddings drawn over it and the answer below."""
     from PIL import Image, ImageDraw, ImageFont
 
     big = picture.resize((picture.width * ZOOM, picture.height * ZOOM), Image.Resampling.NEAREST)

@@ -1,4 +1,4 @@
-"""`sensorium doctor`: what is installed, which device and kernels are in use, what is missing. Changes nothing."""
+"""`sensorium doctor`: print installed packages, the device, the kernels in use, and what is missing. It changes nothing."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ OPTIONAL = {
     "prometheus-client": "pip install 'sensorium[observe]'",
     "opentelemetry-sdk": "pip install 'sensorium[observe]'",
 }
-"""Distribution -> how to get it; nothing on the default path needs it."""
+"""Optional distributions with the command that installs them."""
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", metavar="DIR", help="also say what this checkpoint is and what memory it takes, from its JSON files"
+        "--model", metavar="DIR", help="also print what this checkpoint is and the memory it takes, from its JSON files"
     )
     parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an option of LLM for the memory plan, its value in JSON or as plain text; may be repeated",
+        help="an option of LLM for the memory plan, with its value as JSON or plain text; may be repeated",
     )
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if a package that is needed is missing, else 0. ConfigError for options without a model."""
-    said = dict(map(parse_option, args.option))
+    """Return 1 if a required package is missing, else 0. Raise ConfigError for options without a model."""
+    given = dict(map(parse_option, args.option))
     for name, flag in (("model", args.model), ("device", args.device)):
-        if flag is not None and name in said:
-            raise ConfigError(f"--{name} {flag} and --option {name}={said[name]} say the same option; give one of them")
-    options = {"device": "auto" if args.device is None else args.device} | said
+        if flag is not None and name in given:
+            raise ConfigError(f"--{name} {flag} and --option {name}={given[name]} set the same option; give one of them")
+    options = {"device": "auto" if args.device is None else args.device} | given
     device = str(options["device"])
     if args.option and not args.model:
         raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
     if args.model and "torch" not in missing:
-        from ..engine.doctor import check_folder
+        from ..engine.setup.doctor import check_folder
 
-        check_folder(args.model)  # a wrong path is no end of a long report
+        check_folder(args.model)  # report a wrong path before the long output
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
     _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
     if "torch" not in missing:
-        from ..engine.doctor import describe_checkpoint, describe_device, describe_memory, kernels
+        from ..engine.setup.doctor import active_backends, describe_checkpoint, describe_device, describe_memory
 
         _print("device", [*describe_device(device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
-        for dtype, table in kernels(device, str(options.get("kernels", ""))).items():
+        for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
             found = describe_checkpoint(args.model, str(options.get("dtype", "auto")), device).items()
@@ -72,7 +72,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """`name=value` with the value in JSON, else as it stands; dashes in the name are underscores. ConfigError without "="."""
+    """Parse `name=value`, where the value is JSON or plain text and dashes in the name become underscores.
+
+    Raises:
+        ConfigError: there is no "=".
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--option {text!r} is not NAME=VALUE, as in --option max_model_len=8192")
@@ -83,7 +87,7 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def required() -> list[str]:
-    """Distributions that sensorium cannot run without, from its own metadata; none when it is not installed."""
+    """Return the distributions that sensorium requires, from its metadata; only torch if it is not installed itself."""
     try:
         lines = metadata.requires("sensorium") or []
     except metadata.PackageNotFoundError:
@@ -99,7 +103,7 @@ def version(distribution: str) -> str | None:
 
 
 def cpu_flags() -> list[str]:
-    """Those of CPU_FLAGS that Linux reports; empty elsewhere."""
+    """Return the flags of CPU_FLAGS that Linux reports; empty on other systems."""
     if not sys.platform.startswith("linux"):
         return []
     words = set(Path("/proc/cpuinfo").read_text("utf-8").split())

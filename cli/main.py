@@ -1,6 +1,6 @@
-"""`sensorium`: finds the command, and turns failures into one line and an exit code. Knows no model.
+"""`sensorium`: run a command, and turn errors into one line and an exit code.
 
-Exit codes: 0 done, 1 a failure of ours or of the machine, 2 something the caller can put right, 130 interrupted.
+Exit codes: 0 success, 1 a fault of sensorium or of the machine, 2 an error that the caller can fix, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ..mm.errors import SensoriumError
-from .files import in_options
+from ..mm.errors import SensoriumError, one_line
+from .common import exit_code, with_option_names
 
 COMMANDS = {
-    "chat": "ask a model about pictures, clips and sounds",
-    "demo": "read the shipped pictures and clip with the shipped model",
-    "doctor": "versions, device, kernels in use, and what is missing",
-    "ocr": "read the text in pictures",
-    "transcribe": "write down what is said in sounds",
-    "tune": "time the kernels' launch configurations on this GPU and keep the best, minutes",
+    "chat": "ask a model about images, videos and audio",
+    "demo": "read the shipped images and video with the shipped model",
+    "doctor": "print versions, device, kernels in use, and missing packages",
+    "ocr": "read the text in images",
+    "transcribe": "transcribe audio files",
+    "tune": "find the fastest launch configurations of the kernels on this GPU (takes minutes)",
 }
-"""Command -> what it does; each is a module beside this one with `EXAMPLE`, `add_arguments` and `run`."""
+"""Help text by command. Each command is a module of this package with `EXAMPLE`, `add_arguments` and `run`."""
 _EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors in one line; examples as they are typed."""
+    """Prints errors on one line and keeps the line breaks of examples."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
@@ -39,20 +39,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
 
 
-class Lines(logging.Formatter):
-    """Of a log, in the words of a command line."""
+class LogFormatter(logging.Formatter):
+    """Formats log records with command-line options in place of LLM's argument names."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__("sensorium: %(message)s")
         self._args = args
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return in_options(super().formatMessage(record), self._args)
+        return with_option_names(super().formatMessage(record), self._args)
 
 
 def build_parser(command: str | None) -> Parser:
-    """All commands by name, and the options of `command` alone: the others are not imported."""
-    parser = Parser("sensorium", description="Pictures, clips and sounds in, text out.", epilog=_EXAMPLE)
+    """Return a parser with all commands, and the options of `command` only; the other commands are not imported."""
+    parser = Parser("sensorium", description="Images, videos and audio in, text out.", epilog=_EXAMPLE)
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -67,39 +67,41 @@ def build_parser(command: str | None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (without the program's name) and return the exit code; argparse exits by itself."""
+    """Run one command line, without the program's name, and return the exit code. argparse itself may exit."""
     words = list(sys.argv[1:] if argv is None else argv)
     args, unknown = build_parser(next((word for word in words if word in COMMANDS), None)).parse_known_args(words)
-    if unknown:  # as the command's own parser says it, which knows where its help is
+    if unknown:  # the command's own parser names the right --help
         Parser(f"sensorium {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        with _logged(args):
+        with _log_to_stderr(args):
             code = int(_module(args.command).run(args))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if args.debug:
             raise
-        known = isinstance(error, SensoriumError)
-        text = " ".join(str(error).split()) or "no message"
-        told = in_options(text, args) if known else f"{type(error).__name__}: {text} (--debug shows where)"
-        print(f"sensorium: error: {told}", file=sys.stderr)
-        return 2 if known else 1
+        text = one_line(str(error)) or "no message"
+        if isinstance(error, SensoriumError):
+            message, code = with_option_names(text, args), exit_code([error.info])
+        else:
+            message, code = f"{type(error).__name__}: {text} (--debug shows where)", 1
+        print(f"sensorium: error: {message}", file=sys.stderr)
+        return code
 
 
 @contextmanager
-def _logged(args: argparse.Namespace) -> Iterator[None]:
-    """What the library logs, on stderr.
+def _log_to_stderr(args: argparse.Namespace) -> Iterator[None]:
+    """Print the library's log on stderr, one line per record.
 
-    Without --debug in one line each, and nothing that comes with a traceback: a result says the same in one line.
+    Without --debug, records with a traceback are left out: the result reports the same error on one line.
     """
     handler, logger = logging.StreamHandler(), logging.getLogger(__name__.partition(".")[0])
-    handler.setFormatter(Lines(args))
+    handler.setFormatter(LogFormatter(args))
     if not args.debug:
         handler.addFilter(lambda record: not record.exc_info)
     logger.addHandler(handler)

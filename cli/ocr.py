@@ -1,4 +1,4 @@
-"""`sensorium ocr`: the text that is written in pictures, as text or JSON. Knows no model."""
+"""`sensorium ocr`: read the text in images and print it as text or JSON."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import add_files, add_model, count, print_finished
+from .common import add_file_arguments, add_model_arguments, positive_int, print_when_done
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
 
 EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen2.5-VL-3B-Instruct --json"
-SHIPPED = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
+SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_files(parser, "a picture")
-    add_model(parser, str(SHIPPED))
-    parser.add_argument("--question", metavar="TEXT", help="what the model is asked of each (default: to read the text)")
-    parser.add_argument("--max-tokens", metavar="N", type=count, default=1024, help="longest answer (default: 1024)")
+    add_file_arguments(parser, "an image")
+    add_model_arguments(parser, str(SHIPPED_MODEL))
+    parser.add_argument("--question", metavar="TEXT", help='the prompt beside each image (default: "Read the text.")')
+    help_text = "maximum number of tokens per image (default: 1024)"
+    parser.add_argument("--max-tokens", metavar="N", type=positive_int, default=1024, help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """2 if a picture could not be read; the others are all the same."""
+    """Return 2 if an image could not be read; the others are read all the same."""
     from ..engine.llm import LLM
-    from ..pipelines.asking import finished
-    from ..pipelines.ocr import QUESTION, pages
+    from ..pipelines.ocr import QUESTION, ocr_tasks
+    from ..pipelines.tasks import as_completed
 
     llm = LLM(args.model, dtype=args.dtype, device=args.device)
-    asked = pages(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
-    return print_finished(args, finished(llm, asked), lambda page: (known(page), page.text))
+    tasks = ocr_tasks(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
+    return print_when_done(args, as_completed(llm, tasks), lambda page: (json_fields(page), page.text))
 
 
-def known(page: Page) -> dict[str, object]:
+def json_fields(page: Page) -> dict[str, object]:
     return {"text": page.text, "finish_reason": page.finish_reason, "error": page.error}

@@ -1,4 +1,4 @@
-"""`sensorium tune`: times launch configurations of the GPU's kernels, keeps what is faster in the user's file for the card."""
+"""`sensorium tune`: find the fastest launch configurations of the kernels on this GPU and store them for the user."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..engine.tuning import tune
+    from ..engine.setup.tuning import tune
 
-    kept = tune(args.device, print)
-    print(f"kept in {kept}" if kept else "nothing is faster than what ships")
+    path = tune(args.device, print)
+    print(f"written to {path}" if path else "no configuration is faster than the shipped ones")
     return 0

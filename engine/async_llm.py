@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the same engine for coroutines of any number of event loops. What is done is decided in `LLM` and `Driver`."""
+"""`AsyncLLM`: the engine of `LLM` for coroutines of any number of event loops."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..mm.errors import ConfigError, InputError
+from .frontend.request_handle import RequestHandle
 from .llm import LLM
 from .sampling_params import SamplingParams
-from .ticket import Job, Ticket
 from .types import RequestOutput
 
 KINDS = ("delta", "cumulative", "final")
@@ -38,7 +38,7 @@ class AsyncLLM:
         if isinstance(model, LLM) and options:
             raise ConfigError(f"{next(iter(options))} is an option of the LLM that was given; set it there")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._driver = self.llm._driver
+        self._engine_loop = self.llm._engine_loop
         self._places = _Places(max_waiting)
 
     def generate(
@@ -68,46 +68,45 @@ class AsyncLLM:
         """
         if output_kind not in KINDS:
             raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(KINDS)}")
-        return self._outputs(self.llm.job(prompt, sampling_params, priority, request_id, **chat), output_kind)
+        return self._outputs(self.llm.request(prompt, sampling_params, priority, request_id, **chat), output_kind)
 
-    async def answer(self, job: Job) -> RequestOutput:
-        """The whole answer to a job of `LLM.job`. Cancelling ends it, as with `generate`."""
-        async with aclosing(self._outputs(job, "final")) as outputs:
+    async def answer(self, handle: RequestHandle) -> RequestOutput:
+        """The whole answer to a request of `LLM.request`. Cancelling ends it, as with `generate`."""
+        async with aclosing(self._outputs(handle, "final")) as outputs:
             return await anext(outputs)
 
-    async def _outputs(self, job: Job, kind: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(self, handle: RequestHandle, kind: str) -> AsyncGenerator[RequestOutput, None]:
         news = asyncio.Event()
         await self._places.take()
         try:
-            (ticket,) = self._driver.tickets([job], _Port(asyncio.get_running_loop()), partial=kind != "final")
-            ticket.ring = news.set
+            handle.ring = news.set
+            self._engine_loop.submit([handle], _Port(asyncio.get_running_loop()), stream=kind != "final")
             try:
-                self._driver.submit([ticket])
                 finished = False
                 while not finished:
                     await news.wait()
                     news.clear()
-                    output = ticket.take(delta=kind == "delta")
+                    output = handle.take(delta=kind == "delta")
                     if output is not None:
                         finished = output.finished
                         yield output
             finally:
-                if not ticket.assembly.finished:
-                    self._driver.drop(ticket)
+                if not handle.finished:
+                    self._engine_loop.drop(handle)
         finally:
             self._places.give()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ones are ignored."""
-        await asyncio.wrap_future(self._driver.call(lambda driver: driver.end(request_id)))
+        await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.end(request_id)))
 
     async def sleep(self) -> None:
         """As `LLM.sleep`."""
-        await asyncio.wrap_future(self._driver.sleep())
+        await asyncio.wrap_future(self._engine_loop.sleep())
 
     async def wake(self) -> None:
         """As `LLM.wake`; other coroutines run meanwhile."""
-        await asyncio.wrap_future(self._driver.wake())
+        await asyncio.wrap_future(self._engine_loop.wake())
 
     def close(self) -> None:
         """End every request with an error, and the engine's threads. Waits for the step that is being computed."""
@@ -126,13 +125,13 @@ class _Port:
 
     loop: asyncio.AbstractEventLoop
 
-    def __call__(self, tickets: list[Ticket]) -> None:
-        self.loop.call_soon_threadsafe(_ring, tickets)
+    def __call__(self, handles: list[RequestHandle]) -> None:
+        self.loop.call_soon_threadsafe(_ring, handles)
 
 
-def _ring(tickets: list[Ticket]) -> None:
-    for ticket in tickets:
-        ticket.ring()
+def _ring(handles: list[RequestHandle]) -> None:
+    for handle in handles:
+        handle.ring()
 
 
 class _Places:

@@ -1,4 +1,4 @@
-"""Rules about single tokens that checkpoints and speech models come with, as registered logits processors. Knows no family."""
+"""Logits processors that checkpoints and speech models need, registered by name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torch import Tensor
 
 from .logits_processors import register_logits_processor
 
-SUPPRESS, ONLY, TIMES, NGRAMS = "suppress_tokens", "only_tokens", "timestamps", "no_repeat_ngrams"
+SUPPRESS_TOKENS, ALLOWED_TOKENS = "suppress_tokens", "allowed_tokens"
+TIMESTAMPS, NO_REPEAT_NGRAMS = "timestamps", "no_repeat_ngrams"
 
 
 @dataclass(frozen=True)
 class SuppressTokens:
-    """`tokens` are never chosen, those of `first` not as the first of an answer."""
+    """Forbid `tokens` everywhere, and the tokens of `first` as the first token of an answer."""
 
     tokens: Sequence[int] = ()
     first: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", tuple(self.tokens))  # lists come from JSON; rules that are equal run together
+        object.__setattr__(self, "tokens", tuple(self.tokens))  # JSON gives lists; equal processors run as one batch
         object.__setattr__(self, "first", tuple(self.first))
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
@@ -30,29 +31,35 @@ class SuppressTokens:
 
     @staticmethod
     def batch(processors: Sequence[SuppressTokens], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
-        for (rule, empty), rows in _alike([(one, not answer) for one, answer in zip(processors, answers, strict=True)]):
-            tokens = (*rule.tokens, *rule.first) if empty else rule.tokens
-            logits[torch.tensor(rows)[:, None], _known(tokens, logits)] = -torch.inf
+        keys = [(processor, not answer) for processor, answer in zip(processors, answers, strict=True)]
+        for (processor, is_first), rows in _group(keys):
+            tokens = (*processor.tokens, *processor.first) if is_first else processor.tokens
+            logits[torch.tensor(rows)[:, None], _in_vocab(tokens, logits)] = -torch.inf
 
 
 @dataclass(frozen=True)
-class OnlyTokens:
-    """None but these tokens are chosen."""
+class AllowedTokens:
+    """Forbid all tokens but these."""
 
     tokens: Sequence[int]
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
-        kept = _known(self.tokens, logits)
-        values = logits[kept]
-        logits.fill_(-torch.inf)[kept] = values
+        allowed = _in_vocab(self.tokens, logits)
+        values = logits[allowed]
+        logits.fill_(-torch.inf)[allowed] = values
 
 
 @dataclass(frozen=True)
-class Timestamps:
-    """Times stand in pairs around text, never go back, and come as soon as all together are likelier than any word.
+class TimestampRules:
+    """Rules for timestamps in transcripts: they come in pairs around text, never decrease, and win over text.
 
-    `first`: the token of the time 0, all after it are times. `none`: is never chosen. `end`: the first token that may follow
-    the time at the end of a text. `latest`: the answer begins with a time of at most so many steps.
+    A timestamp is forced as soon as the timestamps together are likelier than the likeliest text token.
+
+    Args:
+        first: the timestamp of 0 s; all tokens from it on are timestamps.
+        none: the token that asks for no timestamps; it is never allowed.
+        end: the first token that may follow the timestamp at the end of a text.
+        latest: the answer begins with a timestamp of at most this many steps; None for no limit.
 
     Source: arXiv 2212.04356, section 2.3 and the appendix on long-form decoding.
     """
@@ -66,40 +73,43 @@ class Timestamps:
         self.batch([self], [token_ids], logits[None])
 
     @staticmethod
-    def batch(processors: Sequence[Timestamps], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
-        for rule, rows in _alike(processors):
+    def batch(processors: Sequence[TimestampRules], answers: Sequence[Sequence[int]], logits: Tensor) -> None:
+        for processor, rows in _group(processors):
             part = logits[rows]
-            rule._apply([answers[row] for row in rows], part)
+            processor._apply([answers[row] for row in rows], part)
             logits[rows] = part
 
     def _apply(self, answers: Sequence[Sequence[int]], logits: Tensor) -> None:
-        bounds = torch.tensor([self._bounds(answer) for answer in answers], device=logits.device)
+        bounds = torch.tensor([self._bounds(answer) for answer in answers], device=logits.device)  # [rows, 3]
         ids = torch.arange(logits.shape[1], device=logits.device)
-        lowest_word, lowest_time, highest = bounds[:, None].unbind(2)
-        word = ids < self.first
-        wrong = torch.where(word, ids < lowest_word, (ids < lowest_time) | (ids > highest))
-        logits.masked_fill_(wrong | (ids == self.none), -torch.inf)
-        times, words = logits[:, self.first :].logsumexp(1), logits[:, : self.first].amax(1)
-        logits.masked_fill_((times > words)[:, None] & word, -torch.inf)
+        lowest_text, lowest_time, highest_time = bounds[:, None].unbind(2)  # each [rows, 1]
+        is_text = ids < self.first
+        forbidden = torch.where(is_text, ids < lowest_text, (ids < lowest_time) | (ids > highest_time))
+        logits.masked_fill_(forbidden | (ids == self.none), -torch.inf)
+        times, texts = logits[:, self.first :].logsumexp(1), logits[:, : self.first].amax(1)
+        logits.masked_fill_((times > texts)[:, None] & is_text, -torch.inf)
 
     def _bounds(self, answer: Sequence[int]) -> tuple[int, int, int]:
-        """The lowest word, the lowest time and the highest time that may follow."""
-        anything = 1 << 40
+        """Return the lowest text token, the lowest timestamp and the highest timestamp that may follow."""
+        unbounded = 1 << 40
         if not answer:
-            return self.first, self.first, anything if self.latest is None else self.first + self.latest
-        last = next((token for token in reversed(answer) if token >= self.first), None)
+            return self.first, self.first, unbounded if self.latest is None else self.first + self.latest
+        last_time = next((token for token in reversed(answer) if token >= self.first), None)
         if answer[-1] < self.first:
-            return 0, self.first if last is None else last + 1, anything
-        if len(answer) > 1 and answer[-2] < self.first:  # the text is closed: its like opens the next, or the end comes
-            return self.end, answer[-1], anything
-        return 0, anything, anything
+            return 0, self.first if last_time is None else last_time + 1, unbounded
+        if len(answer) > 1 and answer[-2] < self.first:  # the text is closed: a new one begins, or the answer ends
+            return self.end, answer[-1], unbounded
+        return 0, unbounded, unbounded
 
 
 @dataclass(frozen=True)
 class NoRepeatNGrams:
-    """No run of `ngram_size` tokens of an answer comes again while its first one is among the last `window_size` tokens.
+    """Forbid a token that would repeat an n-gram whose first token is among the last `window_size` tokens of the answer.
 
-    Tokens of `whitelist_token_ids` may end a run again all the same: those of the cells of a table, of which pages are full.
+    Args:
+        ngram_size: tokens of an n-gram.
+        window_size: tokens that are searched.
+        whitelist_token_ids: tokens that may end a repeated n-gram, such as the tags of table cells.
     """
 
     ngram_size: int
@@ -114,28 +124,33 @@ class NoRepeatNGrams:
         object.__setattr__(self, "whitelist_token_ids", frozenset(self.whitelist_token_ids))
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
-        count = self.ngram_size - 1
-        seen = token_ids[-self.window_size :]
-        last = seen[len(seen) - count :]
-        again = {seen[end] for end in range(count, len(seen)) if seen[end - count : end] == last}
-        again.difference_update(self.whitelist_token_ids)
-        if again:
-            logits[torch.tensor(sorted(again), device=logits.device)] = -torch.inf
+        length = self.ngram_size - 1
+        window = token_ids[-self.window_size :]
+        prefix = window[len(window) - length :]
+        repeated = {window[end] for end in range(length, len(window)) if window[end - length : end] == prefix}
+        repeated.difference_update(self.whitelist_token_ids)
+        if repeated:
+            logits[torch.tensor(sorted(repeated), device=logits.device)] = -torch.inf
 
 
-def _known(tokens: Sequence[int], logits: Tensor) -> Tensor:
-    """Those that the vocabulary has: some checkpoints write -1 for none. int64, where `logits` are."""
+def _in_vocab(tokens: Sequence[int], logits: Tensor) -> Tensor:
+    """Return the tokens that the vocabulary has, int64 on the device of `logits`; some checkpoints write -1 for no token."""
     ids = [token for token in tokens if 0 <= token < logits.shape[-1]]
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
-def _alike(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:
-    """Equal keys and the places of each."""
-    places: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
-    return list(places.items())
+def _group(keys: Sequence[Hashable]) -> list[tuple[Any, list[int]]]:
+    """Return each distinct key with its positions."""
+    positions: dict[Hashable, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    return list(positions.items())
 
 
-for _name, _rule in ((SUPPRESS, SuppressTokens), (ONLY, OnlyTokens), (TIMES, Timestamps), (NGRAMS, NoRepeatNGrams)):
-    register_logits_processor(_name, _rule)
+for _name, _factory in (
+    (SUPPRESS_TOKENS, SuppressTokens),
+    (ALLOWED_TOKENS, AllowedTokens),
+    (TIMESTAMPS, TimestampRules),
+    (NO_REPEAT_NGRAMS, NoRepeatNGrams),
+):
+    register_logits_processor(_name, _factory)

@@ -1,28 +1,31 @@
-"""Messages to bytes and back. Knows the message types and nothing of what they mean."""
+"""Encode messages between the core and its callers as bytes, and decode them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from ..mm import errors as mm_errors
 from ..mm import fields as mm_fields
 from ..mm import types as mm_types
+from ..mm.media.policy import MediaPolicy
 from . import types as engine_types
-from .pooling import Pooling
-from .repetition import RepetitionDetection
-from .sampling_params import SamplingParams
-from .structured import StructuredOutputs
+from .config import EngineConfig
+from .pooling_params import PoolingParams
+from .sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 _MESSAGES: tuple[type, ...] = (
+    EngineConfig,
+    MediaPolicy,
     SamplingParams,
-    StructuredOutputs,
-    RepetitionDetection,
-    Pooling,
+    StructuredOutputsParams,
+    RepetitionDetectionParams,
+    PoolingParams,
     engine_types.EngineRequest,
     engine_types.RequestUpdate,
     engine_types.ScheduledRequest,
@@ -34,9 +37,12 @@ _MESSAGES: tuple[type, ...] = (
     engine_types.EncodeResult,
     engine_types.StepOutput,
     engine_types.EngineStats,
+    engine_types.CoreInfo,
+    engine_types.CoreOutputs,
     engine_types.ItemTrace,
     engine_types.CompletionOutput,
     engine_types.RequestOutput,
+    mm_errors.ErrorInfo,
     mm_types.FramePlan,
     mm_types.ItemGeometry,
     mm_types.ItemPlan,
@@ -48,52 +54,99 @@ _MESSAGES: tuple[type, ...] = (
     mm_fields.FieldElem,
 )
 _BY_NAME = {kind.__name__: kind for kind in _MESSAGES}
-_TENSOR, _MESSAGE = 1, 2  # msgpack extension codes
+_FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in _MESSAGES}
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_TENSOR, _MESSAGE, _SHARED = 1, 2, 3  # msgpack extension codes
+_ALIGN = 64  # bytes
 
 
-def encode(message: object) -> bytes:
-    """Any message type, or tuples, dicts, tensors and plain values of them, as msgpack.
+class SharedTensors:
+    """Tensors that are left out of a message's bytes, and where they lie in memory that both sides share.
+
+    Args:
+        threshold: tensors of fewer bytes stay in the message.
+    """
+
+    def __init__(self, threshold: int = 4096) -> None:
+        self.threshold, self.num_bytes = threshold, 0
+        self.tensors: list[tuple[int, Tensor]] = []
+
+    def place(self, tensor: Tensor) -> int:
+        """The offset of one more tensor."""
+        offset = self.num_bytes
+        self.tensors.append((offset, tensor))
+        self.num_bytes += -(-tensor.numel() * tensor.itemsize // _ALIGN) * _ALIGN
+        return offset
+
+
+def encode(message: object, shared: SharedTensors | None = None) -> bytes:
+    """Encode a registered dataclass, or tuples, dicts, tensors and plain values of them.
+
+    Args:
+        shared: takes the large tensors; None keeps all in the bytes.
 
     Raises:
-        TypeError: a value that is no message (a callable, a lock, a media object).
+        TypeError: a value of another type, such as a callable, a lock or a media object.
     """
-    return msgspec.msgpack.encode(_plain(message))
+    return msgspec.msgpack.encode(_plain(message, shared))
 
 
-def decode(data: bytes) -> Any:
-    """The value that `encode` was given; sequences come back as tuples."""
-    return _restored(msgspec.msgpack.decode(data, ext_hook=_from_extension))
+def decode(data: bytes | bytearray, memory: Tensor | None = None) -> Any:
+    """The value that `encode` got; lists come back as tuples. `memory`: uint8 `[bytes]`, where shared tensors lie."""
+
+    def extension(code: int, part: memoryview) -> object:
+        if code == _MESSAGE:
+            name, values = msgspec.msgpack.decode(part, ext_hook=extension)
+            return _BY_NAME[name](*map(_restored, values))
+        if code == _SHARED:
+            dtype, shape, offset, size = msgspec.msgpack.decode(part)
+            assert memory is not None, "the message came without its memory"
+            return memory[offset : offset + size].view(getattr(torch, dtype)).reshape(shape)
+        dtype, shape, raw = msgspec.msgpack.decode(part)
+        buffer = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        return buffer.view(getattr(torch, dtype)).reshape(shape)
+
+    return _restored(msgspec.msgpack.decode(data, ext_hook=extension))
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        parts = (str(value.dtype).removeprefix("torch."), list(value.shape), flat.numpy().tobytes())
-        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(parts))
-    if is_dataclass(value) and type(value).__name__ in _BY_NAME:
-        named = (type(value).__name__, [_plain(getattr(value, f.name)) for f in fields(value)])
-        return msgspec.msgpack.Ext(_MESSAGE, msgspec.msgpack.encode(named))
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
+def _plain(value: object, shared: SharedTensors | None) -> object:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
-    raise TypeError(f"{type(value).__name__} is not part of any message")
+    if isinstance(value, tuple | list):
+        return value if set(map(type, value)) <= _SCALARS else [_plain(entry, shared) for entry in value]
+    known = _FIELDS.get(type(value))
+    if known is not None:
+        values = [getattr(value, field.name) for field in known]
+        while values and _is_default(values[-1], known[len(values) - 1]):
+            values.pop()
+        named = (type(value).__name__, [_plain(entry, shared) for entry in values])
+        return msgspec.msgpack.Ext(_MESSAGE, msgspec.msgpack.encode(named))
+    if isinstance(value, Mapping):
+        return {key: _plain(entry, shared) for key, entry in value.items()}
+    if isinstance(value, Tensor):
+        return _plain_tensor(value.detach().cpu(), shared)
+    raise TypeError(f"{type(value).__name__} cannot be part of a message")
+
+
+def _plain_tensor(value: Tensor, shared: SharedTensors | None) -> msgspec.msgpack.Ext:
+    dtype, size = str(value.dtype).removeprefix("torch."), value.numel() * value.itemsize
+    if shared is not None and size >= shared.threshold:
+        placed = (dtype, list(value.shape), shared.place(value), size)
+        return msgspec.msgpack.Ext(_SHARED, msgspec.msgpack.encode(placed))
+    flat = value.contiguous().reshape(-1).view(torch.uint8)
+    return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode((dtype, list(value.shape), flat.numpy().tobytes())))
+
+
+def _is_default(value: object, field: Field[Any]) -> bool:
+    """Trailing fields that hold their default are not written."""
+    if field.default is not MISSING:
+        return value is field.default
+    return field.default_factory is dict and value == {}
 
 
 def _restored(value: object) -> object:
     if isinstance(value, list):
-        return tuple(_restored(entry) for entry in value)
+        return tuple(value) if set(map(type, value)) <= _SCALARS else tuple(_restored(entry) for entry in value)
     if isinstance(value, dict):
         return {key: _restored(entry) for key, entry in value.items()}
     return value
-
-
-def _from_extension(code: int, data: memoryview) -> object:
-    if code == _TENSOR:
-        dtype, shape, raw = msgspec.msgpack.decode(data)
-        buffer = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-        return buffer.view(getattr(torch, dtype)).reshape(shape)
-    name, values = msgspec.msgpack.decode(data, ext_hook=_from_extension)
-    return _BY_NAME[name](*(_restored(entry) for entry in values))

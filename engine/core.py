@@ -1,87 +1,143 @@
-"""The engine behind its verbs: add, append, truncate, rest, abort, step, sleep, wake. Knows no text, no media and no thread."""
+"""The engine's core: it queues sequences, computes them step by step and says what each step added.
+
+Callers use its verbs only (add, append, truncate, pause, abort, step, sleep, wake), see `core_client.CoreClient`.
+"""
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
 
 from ..mm.errors import InputError, hint
-from ..mm.types import MultiModalFeature, name_item
-from .failures import explain
-from .quarantine import Quarantine, is_out_of_memory
-from .request import Request, State
-from .runner import Launched, ModelRunner
-from .scheduler import Scheduler
-from .source import Source
+from ..mm.types import MultiModalFeature, find_item
+from ..models.interface import Model
+from .core_client import ASLEEP
+from .errors import error_info, is_out_of_memory
+from .sampling_params import StructuredOutputsParams
+from .scheduler.quarantine import Quarantine
+from .scheduler.request import Request, State
+from .scheduler.scheduler import Scheduler
+from .threads import use_threads
 from .types import (
+    CoreInfo,
+    CoreOutputs,
     EncodeResult,
     EncodeTask,
     EngineRequest,
     EngineStats,
-    ScheduledRequest,
     SchedulerOutput,
     StepOutput,
     TokenOutput,
 )
+from .worker.grammar import GrammarFactory
+from .worker.model_runner import AsyncStepOutput, ModelRunner
 
-ASLEEP = "the engine is asleep; wake() it first"
+_SNAPSHOT_SECONDS = 0.05  # how old a snapshot of the statistics may be while nothing begins or ends
 _NOTHING = SchedulerOutput(step=0, scheduled=())
+
+
+class ModelReloader(Protocol):
+    """Builds the runner's model again, for `sleep` and `wake`."""
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Modalities of items that the model takes."""
+
+    def build_on_meta(self) -> Model:
+        """Return the model without memory."""
+
+    def reload(self) -> Model:
+        """Return the model on its device, with its weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Flight:
-    """A step that was started, for sequences as they were then; or why it was not."""
+    """A step that was launched, with its sequences and their epochs at that time; `step` is an error if the launch failed."""
 
     output: SchedulerOutput
     sequences: Sequence[Request]
     epochs: Sequence[int]
-    step: Launched | BaseException
+    step: AsyncStepOutput | BaseException
 
     def wanted(self, scheduler: Scheduler) -> bool:
-        """By any of them, or what it was to say beside its rows has to be said again."""
+        """True if any result is still needed, or if the launch failed and its side messages must be sent again."""
         return isinstance(self.step, BaseException) or any(self.is_wanted(scheduler, i) for i in range(len(self.sequences)))
 
     def is_wanted(self, scheduler: Scheduler, index: int) -> bool:
-        """The sequence is still there, and what was computed is still its next row."""
+        """True if the sequence still runs and the computed row is still its next one."""
         request = self.sequences[index]
         there = scheduler.requests.get(request.request_id) is request and request.state is State.RUNNING
         return there and request.epoch == self.epochs[index]
 
 
 class EngineCore:
-    """Every argument and result is plain data that `codec` turns into bytes. Not for use from several threads."""
+    """Scheduler and model runner behind the verbs of `CoreClient`: the client's form in this process.
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: Source | None = None) -> None:
-        """`source`: of the runner's model; without it there is no sleep."""
+    All arguments and results are plain data that `codec` turns into bytes. Only `compile_grammar` may be called from several
+    threads.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: ModelReloader | None = None
+    ) -> None:
+        """`source` is where the runner's model came from; without it the engine cannot sleep."""
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
+        self.info = _info(scheduler, runner, source)
         self.asleep = False
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # by hash: items that are being encoded
-        self.idle = True  # the last step found nothing to do
-        self._flight: _Flight | None = None  # a step whose tokens nobody has looked at
+        self._flight: _Flight | None = None  # a step whose tokens were not looked at yet
+        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests that wait for their grammar
+        self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of live requests
+        self._snapshot, self._snapshot_due = EngineStats(), 0.0
+
+    def bind_thread(self, num_threads: int) -> None:
+        """Prepare the calling thread to step: torch's threads and its GPU."""
+        use_threads(num_threads)
+        if self.runner.device.type == "cuda":
+            torch.cuda.set_device(self.runner.device)
+
+    def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
+        """Compile in the calling thread, so that `add` finds it done. InputError when it cannot be compiled."""
+        self._grammar_factory.check(wanted)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a sequence.
+        """Queue a sequence. A grammar that is not compiled yet is compiled in a thread; until then the request waits here.
 
         Raises:
-            InputError: a prompt that is empty or too long, a token outside the vocabulary, misplaced items, an item that
-                broke the encoder a short while ago, a grammar that cannot be compiled, an adapter that is not there, an engine
-                that is asleep.
+            InputError: an empty or too long prompt, a token outside the vocabulary, misplaced items, an item in quarantine,
+                a grammar known to be invalid, an unknown adapter, or a sleeping engine.
         """
         if self.asleep:
-            raise InputError(ASLEEP)
+            raise InputError(ASLEEP, code="engine_asleep")
         params = request.params
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_ids)
         self._check_tokens("logit_bias", params.logit_bias or {})
-        self._check_tokens("bad_words", (token for word in request.bad_word_ids for token in word))
+        self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
-        if params.structured_outputs is not None:
-            self.runner.check_grammar(params.structured_outputs)
         self._check_adapter(request.adapter)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))
-        self.scheduler.add(request)
+        self._snapshot_due = 0.0
+        if request.request_id in self._compiling:
+            raise InputError(f"request {request.request_id!r} is already being served")
+        if params.structured_outputs is not None:
+            compiled = self._grammar_factory.begin(params.structured_outputs)
+            if not compiled.done():
+                self._compiling[request.request_id] = request, compiled
+                return
+            compiled.result()  # raises what is wrong with the grammar
+            self.scheduler.add(request)
+            self._grammars[request.request_id] = compiled
+        else:
+            self.scheduler.add(request)
 
     def append(
         self,
@@ -93,8 +149,8 @@ class EngineCore:
     ) -> None:
         """Continue a sequence with these tokens, items placed in its own token count; a new answer follows.
 
-        `close`: the sequence ends with that answer; without tokens, as soon as it is idle. `adapter`: what computes all of the
-        sequence from now on; None: what did before.
+        `close` ends the sequence with that answer or, without tokens, as soon as it is idle. `adapter` computes the whole
+        sequence from now on; None keeps the adapter it has.
 
         Raises:
             InputError: an unknown sequence or adapter, one too long, a token outside the vocabulary, misplaced items.
@@ -102,40 +158,49 @@ class EngineCore:
         self._check_tokens("token_ids", token_ids)
         self._check_items(features)
         self._check_adapter(adapter or "")
+        self._snapshot_due = 0.0
         self.scheduler.append(request_id, token_ids, features, close, adapter)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Roll a sequence back to its first `num_tokens` tokens, cache included; InputError if that cuts an item."""
+        self._snapshot_due = 0.0
         self.scheduler.truncate(request_id, num_tokens)
 
-    def rest(self, request_id: str) -> None:
-        """End the answer of a sequence that is held open, as it stands; InputError for an unknown one."""
-        self.scheduler.rest(request_id)
+    def pause(self, request_id: str) -> None:
+        """End the current answer of a sequence that is held open; InputError for an unknown one."""
+        self._snapshot_due = 0.0
+        self.scheduler.pause(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Forget a sequence and free all it holds; unknown ones are ignored. The worker frees its part with the next step."""
+        """Remove a sequence and free all it holds; unknown ones are ignored. The worker frees its part with the next step."""
+        self._snapshot_due = 0.0
+        self._compiling.pop(request_id, None)
+        self._grammars.pop(request_id, None)
         self.scheduler.abort(request_id)
 
+    def close(self) -> None:
+        """Nothing to do: memory goes with the object."""
+
     def sleep(self) -> None:
-        """Give back all memory that `wake` can take again; caches are forgotten. Harmless where it sleeps.
+        """Free all memory that `wake` can allocate again, caches included. Does nothing if the engine sleeps already.
 
         Raises:
-            InputError: there are sequences, or nothing to wake up from.
+            InputError: there are sequences, or no checkpoint to wake up from.
         """
+        self._snapshot_due = 0.0
         if self._source is None:
             raise InputError("an engine whose model came from no checkpoint cannot sleep")
-        if self.scheduler.requests:
-            raise InputError(f"{len(self.scheduler.requests)} sequences are being served; end them, then sleep()")
+        if self.scheduler.requests or self._compiling:
+            raise InputError(
+                f"{len(self.scheduler.requests) + len(self._compiling)} sequences are being served; end them, then sleep()"
+            )
         if not self.asleep:
-            for pool in self.scheduler.kv.pools:
-                pool.forget_kept()
-            self.scheduler.encoder.forget_all()
-            self.scheduler.schedule()  # what the runner was to be told: it forgets all of it
+            self.scheduler.reset_caches()
             self._flight, self.asleep = None, True
-            self.runner.sleep(self._source.empty())
+            self.runner.sleep(self._source.build_on_meta())
 
     def wake(self) -> None:
-        """Take memory, and read the weights from the checkpoint again. Harmless where it is awake; if it fails, it sleeps on.
+        """Allocate memory and read the weights again. Does nothing if the engine is awake; if it fails, the engine sleeps on.
 
         Raises:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
@@ -145,155 +210,191 @@ class EngineCore:
             return
         assert self._source is not None
         try:
-            self.runner.wake(self._source.again)
+            self.runner.wake(self._source.reload)
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # they hold what was made until then
+            traceback.clear_frames(error.__traceback__)  # they hold tensors of the failed attempt
             self.runner.sleep(self.runner.model)
             if not is_out_of_memory(error):
                 raise
-            raise InputError("there is too little memory to wake up; make room on the device, then wake() again") from None
+            reason = "there is too little memory to wake up; make room on the device, then wake() again"
+            raise InputError(reason, code="out_of_memory") from None
         self.asleep = False
 
-    def step(self) -> tuple[TokenOutput, ...]:
-        """Compute one batch; what it added, by sequence. An exception ends the sequences of this step only.
+    def step(self) -> CoreOutputs:
+        """Compute one batch and return what it added. An exception ends the sequences of this step only.
 
-        Where the runner overlaps, the next step is on its way before the tokens of this one are looked at, if it is only a
-        row more for each sequence. What it computed for those that have ended meanwhile is forgotten.
+        Where the runner overlaps, the next step is launched before the tokens of this one are on the host, if it is only one
+        more row for each sequence. What it computes for sequences that ended meanwhile is dropped.
         """
+        failed = self._add_compiled() if self._compiling else ()
         flight, self._flight = self._flight, None
         if flight is None or not flight.wanted(self.scheduler):
             flight = self._launch(self.scheduler.schedule())
-        self.idle = flight is None
         if flight is None:
-            return ()
+            return CoreOutputs(failed, True, self._publish())
         self._flight = self._launch_after(flight)
-        return self._collect(flight)
-
-    def _launch(self, output: SchedulerOutput | None, after: Launched | None = None) -> _Flight | None:
-        """None if there is nothing to do."""
-        if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder.coming):
-            return None
-        if output.encode:  # those that were dropped on their way are not heard of any more
-            coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder.coming}
-            self._asked = coming | {task.hash: task for task in output.encode}
-        sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
-        epochs = [request.epoch for request in sequences]
-        try:
-            return _Flight(output, sequences, epochs, self.runner.launch(output, after))
-        except BaseException as error:
-            return _Flight(output, sequences, epochs, error)
-
-    def _launch_after(self, flight: _Flight) -> _Flight | None:
-        """The step after that one; None if it has to wait for its tokens."""
-        step = flight.step
-        if isinstance(step, BaseException) or step.tokens is None:
-            return None
-        return self._launch(self.scheduler.ahead(flight.output), step)
-
-    def _collect(self, flight: _Flight) -> tuple[TokenOutput, ...]:
-        output = flight.output
-        try:
-            if isinstance(flight.step, BaseException):
-                raise flight.step
-            done = flight.step.collect()
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self.scheduler.redeliver(output)
-            else:  # the caller's interrupt: sequences go on, and the step after has none of the tokens they lack now
-                after, self._flight = self._flight, None
-                if after is not None and isinstance(after.step, BaseException):
-                    self._lose(after.output)
-                self._lose(output)
-                raise
-            told = explain(error, "a step")
-            unmade = tuple(EncodeResult(task.hash, "", told) for task in output.encode)
-            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=told) for task in output.scheduled), unmade)
-        broken = self._book_items(done)
-        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
-        pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
-        results = [self._book(task, result) for good, task, result in pairs if good]
-        return (*results, *self._fail_others(broken))
+        outputs = self._collect(flight)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._snapshot_due = 0.0
+                if output.request_id not in self.scheduler.requests:
+                    self._grammars.pop(output.request_id, None)
+        return CoreOutputs((*failed, *outputs) if failed else outputs, False, self._publish())
 
     @property
     def stats(self) -> EngineStats:
         """Counts since the start, and what is held now."""
         return replace(
             self.scheduler.stats,
+            waiting=len(self.scheduler.waiting) + len(self._compiling),
             encoder_calls=self._encoder_calls,
             encoder_disk_hits=self._disk_hits,
             quarantined=len(self._quarantine),
         )
 
+    def _publish(self) -> EngineStats:
+        """A snapshot after this step; the last one while it is recent and nothing began or ended since."""
+        now = time.monotonic()
+        if now >= self._snapshot_due:
+            self._snapshot, self._snapshot_due = self.stats, now + _SNAPSHOT_SECONDS
+        return self._snapshot
+
+    @property
+    def _grammar_factory(self) -> GrammarFactory:
+        if self.runner.grammars is None:
+            raise InputError("structured_outputs need a tokenizer, which this engine was made without")
+        return self.runner.grammars
+
+    def _add_compiled(self) -> tuple[TokenOutput, ...]:
+        """Hand requests whose grammar is compiled to the scheduler; return the errors of those that failed."""
+        failed = []
+        for name, (request, compiled) in [entry for entry in self._compiling.items() if entry[1][1].done()]:
+            del self._compiling[name]
+            try:
+                compiled.result()
+                self.scheduler.add(request)
+                self._grammars[name] = compiled
+            except Exception as error:
+                failed.append(TokenOutput(name, (), finish_reason="error", error=error_info(error, "compiling a grammar")))
+            self._snapshot_due = 0.0
+        return tuple(failed)
+
+    def _launch(self, output: SchedulerOutput | None, after: AsyncStepOutput | None = None) -> _Flight | None:
+        """Start a step; None if there is nothing to do."""
+        if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder_cache.pending):
+            return None
+        if output.encode:  # tasks whose rows were dropped on their way get no result
+            coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder_cache.pending}
+            self._asked = coming | {task.hash: task for task in output.encode}
+        sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
+        epochs = [request.epoch for request in sequences]
+        try:
+            return _Flight(output, sequences, epochs, self.runner.execute_model(output, after))
+        except BaseException as error:
+            return _Flight(output, sequences, epochs, error)
+
+    def _launch_after(self, flight: _Flight) -> _Flight | None:
+        """Start the step after that one; None if it has to wait for the tokens."""
+        step = flight.step
+        if isinstance(step, BaseException) or step.sampled_token_ids is None:
+            return None
+        return self._launch(self.scheduler.schedule_ahead(flight.output), step)
+
+    def _collect(self, flight: _Flight) -> tuple[TokenOutput, ...]:
+        output = flight.output
+        try:
+            if isinstance(flight.step, BaseException):
+                raise flight.step
+            done = flight.step.get_output()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.scheduler.requeue_messages(output)
+            else:  # an interrupt: sequences go on, and the next step must not use tokens that were never booked
+                after, self._flight = self._flight, None
+                if after is not None and isinstance(after.step, BaseException):
+                    self._lose(after.output)
+                self._lose(output)
+                raise
+            failure = error_info(error, "a step")
+            unmade = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), unmade)
+        broken = self._book_items(done)
+        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
+        pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
+        results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
+        return (*results, *self._fail_others(broken))
+
     def _lose(self, output: SchedulerOutput) -> None:
-        """The step broke off: nobody knows which items were encoded, or what was freed."""
+        """A step was interrupted: count its items as not encoded and send its side messages again."""
         for task in output.encode:
             self._asked.pop(task.hash, None)
-            self.scheduler.encoder.fail(task.hash)
-        self.scheduler.redeliver(output)
+            self.scheduler.encoder_cache.discard(task.hash)
+        self.scheduler.requeue_messages(output)
 
     def _book_items(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
-        """Of items that were encoded; those that could not be."""
+        """Record encoder results and return the items that failed."""
         broken = []
         for result in done.encoded:
             task = None if result.source == "dropped" else self._asked.pop(result.hash, None)
-            if task is None:  # nobody asks for it any more
+            if task is None:  # its requests have ended meanwhile
                 self._encoder_calls += result.source != "disk" and result.error is None
                 continue
             request = self.scheduler.requests.get(task.request_id)
             if request is not None:
                 request.encode_seconds += result.seconds
-            self.scheduler.encoder.arrive(result.hash)
+            self.scheduler.encoder_cache.mark_arrived(result.hash)
             if result.error is not None:
                 broken.append((task, result))
-                self.scheduler.encoder.fail(result.hash)
-                if result.poison:
+                self.scheduler.encoder_cache.discard(result.hash)
+                if result.item_failed:
                     self._quarantine.add(result.hash)
             elif result.source == "disk":
                 self._disk_hits += 1
                 if request is not None:
-                    request.sources[task.index] = "disk"
+                    request.item_sources[task.index] = "disk"
             else:
                 self._encoder_calls += 1
         return broken
 
-    def _book(self, task: ScheduledRequest, result: TokenOutput) -> TokenOutput:
-        request = self.scheduler.requests[task.request_id]
-        if result.error is not None:
-            self.scheduler.abort(task.request_id, unclean=True)
-            return _ended(request, replace(result, finish_reason="error"))
-        done = self.scheduler.advance(task, result.token_ids, whole=result.pooled is not None)
-        if done.num_removed:  # the newest of them was never shown
-            return replace(result, token_ids=(), logprobs=None, num_removed=done.num_removed - 1)
-        if done.finish_reason is None:
-            return result
-        return _ended(request, replace(result, finish_reason=done.finish_reason, stop_reason=done.stop_token))
-
     def _fail_others(self, broken: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
-        """Sequences that were not in this step and hold an item that broke the encoder, or asked for one that failed."""
+        """End the other sequences that hold an item that broke the encoder, or that asked for an item that failed."""
         failed = []
         for task, result in broken:
-            names = self.scheduler.encoder.holders(result.hash) if result.poison else [task.request_id]
+            names = self.scheduler.encoder_cache.users_of(result.hash) if result.item_failed else [task.request_id]
             for request in [self.scheduler.requests[name] for name in names if name in self.scheduler.requests]:
-                self.scheduler.abort(request.request_id)
-                error = f"{name_item(request.features, result.hash)}: {result.error}"
-                failed.append(_ended(request, TokenOutput(request.request_id, (), finish_reason="error", error=error)))
+                assert result.error is not None
+                error = result.error.for_item(*find_item([item for _, item in request.items()], result.hash))
+                failed.append(self.scheduler.fail(TokenOutput(request.request_id, (), error=error)))
         return failed
 
     def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
         for feature in features:
-            self._quarantine.check(feature.hash, name_item(features, feature.hash))
+            self._quarantine.check(feature.hash, *find_item(features, feature.hash))
 
     def _check_adapter(self, name: str) -> None:
-        known = self.runner.model.adapters
+        known = self.info.adapters
         if name and name not in known:
-            raise InputError(f"no adapter {name!r}; {hint(name, known)}")
+            raise InputError(f"no adapter {name!r}; {hint(name, known)}", param="adapter")
 
-    def _check_tokens(self, what: str, token_ids: Iterable[int]) -> None:
-        vocab = self.runner.model.vocab_size
-        for token in token_ids:
-            if not 0 <= token < vocab:
-                raise InputError(f"{what} holds {token}; the vocabulary has the ids 0 to {vocab - 1}")
+    def _check_tokens(self, param: str, token_ids: Collection[int]) -> None:
+        vocab = self.info.vocab_size
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab):
+            token = next(token for token in token_ids if not 0 <= token < vocab)
+            raise InputError(f"{param} holds {token}; the vocabulary has the ids 0 to {vocab - 1}", param=param)
 
 
-def _ended(request: Request, result: TokenOutput) -> TokenOutput:
-    return replace(result, timings=request.timings(), stats=request.stats())
+def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | None) -> CoreInfo:
+    model, limits = runner.model, scheduler.limits
+    return CoreInfo(
+        max_model_len=limits.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        row_bytes=runner.store.row_bytes,
+        dtype=str(runner.store.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        adapters=tuple(model.adapters),
+        modalities=() if source is None else source.modalities,
+        structured_outputs=runner.grammars is not None,
+        can_sleep=source is not None,
+    )

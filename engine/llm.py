@@ -7,26 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+
 from ..mm.cache import CacheStats
-from ..mm.errors import ConfigError, InputError, hint, typed
+from ..mm.errors import InputError, hint, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import find_template
 from ..processors.interface import SupportsTranscription
-from ..processors.text import Tokenizer
-from .config import load_model_files, make_config
-from .doctor import explain
-from .driver import Driver
-from .input import InputProcessor
-from .live import LiveSession
-from .loader import load_engine, load_processing
-from .media import MediaSettings
-from .memory import MemoryPlan
-from .paths import choose
+from ..processors.text.tokenizer import Tokenizer
+from .config import make_config
+from .frontend.engine_loop import EngineLoop
+from .frontend.input_processor import InputProcessor
+from .frontend.media import MultiModalSettings
+from .frontend.request_handle import RequestHandle
+from .frontend.trace import span_observer
+from .model_files import load_model_files
 from .sampling_params import SamplingParams, from_generation_config
-from .threads import in_passing
-from .ticket import Job
-from .trace import span_observer
+from .session import LiveSession
+from .setup.doctor import explain
+from .setup.loader import load_core
+from .setup.memory_plan import MemoryPlan
+from .setup.resolve import load_processing
 from .types import EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -40,7 +42,7 @@ class LLM:
 
     Args:
         model: folder of a checkpoint as the Hub ships it.
-        metrics: True or a CollectorRegistry: numbers for Prometheus, see `engine.metrics`.
+        metrics: True or a CollectorRegistry: numbers for Prometheus, see `engine.frontend.metrics`.
         tracing: True or a TracerProvider: OpenTelemetry spans, one per request with one per stage in it.
         options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
             gpu_memory_fraction, media_workers, media_device, media (what may come in), mm_processor_cache_bytes, trust_uuid.
@@ -80,39 +82,34 @@ class LLM:
         }
         self.config = make_config(model, named | options)
         files = load_model_files(self.config.model)
-        row = choose(files)
         self._tokenizer = Tokenizer(files.path)
-        info = load_processing(row, files, self.config.mm_processor_kwargs, self._tokenizer)
-        for modality in self.config.limit_mm_per_prompt:
-            if modality not in info.modalities:
-                known = ", ".join(info.modalities)
-                raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}")
-        self._template = info.template or find_template(files.path)
-        engine = in_passing(partial(load_engine, self.config, files, info, self._tokenizer))
-        self.config, self.max_model_len = engine.config, engine.max_model_len
+        info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
+        self._template = info.chat_template or find_template(files.path)
+        core, self.config = load_core(self.config, files, info, self._tokenizer)
+        self.max_model_len = core.info.max_model_len
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
             self.default_params = from_generation_config(files.generation_config)
-        settings = MediaSettings(
+        settings = MultiModalSettings(
             self.config.media,
             self.config.limit_mm_per_prompt,
             files.fingerprint,
-            engine.row_bytes,
-            engine.dtype,
+            core.info.row_bytes,
+            getattr(torch, core.info.dtype),
             self.config.trust_uuid,
             self.config.mm_processor_cache_bytes,
             kernels=self.config.kernels,
             device=None if self.config.media_device == "cpu" else MediaDevice(self.config.torch_media_device),
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
-        self._inputs = InputProcessor(info, self._tokenizer, settings, engine.max_model_len)
-        self._driver = Driver(engine.core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
+        self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len)
+        self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
         if metrics:
-            from .metrics import register
+            from .frontend.metrics import register
 
-            self._driver.observers.append(register(metrics, self._driver, self._inputs.media))
+            self._engine_loop.observers.append(register(metrics, self._engine_loop, self._inputs.media))
         if tracing:
-            self._driver.observers.append(span_observer(tracing))
+            self._engine_loop.observers.append(span_observer(tracing))
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -124,7 +121,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """Answer one prompt or a list of them, in the order asked.
+        """CompletionBuilder one prompt or a list of them, in the order asked.
 
         Args:
             prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
@@ -143,11 +140,10 @@ class LLM:
         """
         listed = _listed(prompts)
         given, urgency = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
-        jobs = [
-            Job(partial(self._inputs.begin, prompt, self._reserve(params)), params, first)
-            for prompt, params, first in zip(listed, given, urgency, strict=True)
+        handles = [
+            self._handle(prompt, params, priority=first) for prompt, params, first in zip(listed, given, urgency, strict=True)
         ]
-        return self._answers(jobs, use_tqdm)
+        return self._answers(handles, use_tqdm)
 
     def chat(
         self,
@@ -161,7 +157,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, as `generate` does.
+        """CompletionBuilder one conversation, or a list of them, as `generate` does.
 
         Args:
             messages: `{"role", "content"}` with content a string or parts of the types text, image_url, video_url,
@@ -179,16 +175,14 @@ class LLM:
             add_generation_prompt, chat_template, continue_final_message, tools, chat_template_kwargs, **request
         )
         conversations = _conversations(messages)
-        jobs = [
-            Job(partial(self._inputs.begin_chat, conversation, *options, self._reserve(params)), params)
-            for conversation, params in zip(conversations, self._params(sampling_params, len(conversations)), strict=True)
-        ]
-        return self._answers(jobs, use_tqdm)
+        given = self._params(sampling_params, len(conversations))
+        handles = [self._handle(messages, params, options) for messages, params in zip(conversations, given, strict=True)]
+        return self._answers(handles, use_tqdm)
 
-    def serve(self, jobs: Sequence[Job], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
-        """(index, whole answer) of each job as it is finished. Closing the generator aborts what is left."""
-        with _progress(len(jobs), use_tqdm) as progress:
-            for index, output in self._driver.serve(jobs):
+    def serve(self, handles: Sequence[RequestHandle], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield (index, whole answer) of each request as it finishes. Closing the generator aborts the rest."""
+        with _progress(len(handles), use_tqdm) as progress:
+            for index, output in self._engine_loop.serve(handles):
                 progress.update(1)
                 yield index, output
 
@@ -198,8 +192,8 @@ class LLM:
         Every output holds all text so far and never takes any back; the last one is `finished`. Closing the
         generator ends the request. With messages, `chat` is what `LLM.chat` takes beside them.
         """
-        job = self.job(prompt, sampling_params, **chat)
-        return (output for _, output in self._driver.serve([job], partial=True))
+        handle = self.request(prompt, sampling_params, **chat)
+        return (output for _, output in self._engine_loop.serve([handle], stream=True))
 
     def live(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> LiveSession:
         """A conversation whose tokens stay in the cache: `answer()`, then `append(more)`, and the next answer.
@@ -209,27 +203,29 @@ class LLM:
         Raises:
             InputError: parameters that ask for several answers.
         """
-        return LiveSession(self._driver, self._inputs, self.job(prompt, sampling_params, **chat))
+        return LiveSession(self._engine_loop, self._inputs, self.request(prompt, sampling_params, **chat))
 
-    def job(
+    def request(
         self,
         prompt: object,
         sampling_params: SamplingParams | None = None,
         priority: int = 0,
         request_id: str | None = None,
         **chat: Any,
-    ) -> Job:
-        """One prompt or, as a list of messages, one conversation, as the driver takes it; InputError for wrong arguments."""
+    ) -> RequestHandle:
+        """One prompt or, as a list of messages, one conversation, for `serve` or `AsyncLLM.answer`, once.
+
+        InputError for wrong arguments.
+        """
         (params,) = self._params(sampling_params, 1)
         (priority,) = _priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
             raise InputError(f"request_id is a text that is not empty, not {str(request_id)[:40]!r}")
-        begin = partial(self._inputs.begin, prompt, self._reserve(params))
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
-            begin = partial(self._inputs.begin_chat, prompt, *self._chat_options(**chat), self._reserve(params))
-        elif chat:
+            return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
+        if chat:
             raise InputError(f"{next(iter(chat))} goes with messages; a prompt of another form holds its own keys")
-        return Job(begin, params, priority, request_id)
+        return self._handle(prompt, params, None, priority, request_id)
 
     def sleep(self) -> None:
         """Give back the memory of weights, caches and buffers, until `wake`; twice is harmless.
@@ -239,7 +235,7 @@ class LLM:
         Raises:
             InputError: requests are being served or live sessions are open; the engine was closed.
         """
-        self._driver.sleep().result()
+        self._engine_loop.sleep().result()
 
     def wake(self) -> None:
         """Read the weights again and go on with empty caches; where it is awake already, nothing happens.
@@ -248,16 +244,16 @@ class LLM:
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
             InputError: there is too little memory; the engine was closed.
         """
-        self._driver.wake().result()
+        self._engine_loop.wake().result()
 
     @property
     def asleep(self) -> bool:
         """Whether requests are refused until `wake`."""
-        return self._driver.core.asleep
+        return self._engine_loop.asleep
 
     def close(self) -> None:
         """End every request with an error, threads and codec workers; also done when nobody holds the model any more."""
-        self._driver.close()
+        self._engine_loop.close()
         self._inputs.media.close()
 
     def __enter__(self) -> LLM:
@@ -290,12 +286,12 @@ class LLM:
     @property
     def hidden_size(self) -> int:
         """Numbers in a vector that `pool` gives."""
-        return self._driver.core.runner.model.hidden_size
+        return self._engine_loop.core.info.hidden_size
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine counts: sequences, blocks, caches, preemptions."""
-        return self._driver.core.stats
+        """What the engine counts: sequences, blocks, caches, preemptions. At most 50 ms old while requests are computed."""
+        return self._engine_loop.stats
 
     @property
     def mm_cache_stats(self) -> CacheStats:
@@ -311,7 +307,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Any,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `InputProcessor.begin_chat` takes beside messages, from what `chat` takes beside them."""
+        """What `InputProcessor.parse_chat` takes beside messages, from what `chat` takes beside them."""
         template = chat_template or self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
@@ -330,12 +326,25 @@ class LLM:
         }
         return render, request
 
+    def _handle(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        chat: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+    ) -> RequestHandle:
+        """A request. `chat` holds the options of a conversation, None for a prompt."""
+        inputs, reserve = self._inputs, self._reserve(params)
+        prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
+        return RequestHandle(partial(prepare, reserve), params, priority, request_id)
+
     def _reserve(self, params: SamplingParams) -> int:
         """Tokens that media made to fit leave for the answer: what may be asked, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def _answers(self, jobs: Sequence[Job], use_tqdm: bool) -> list[RequestOutput]:
-        return [output for _, output in sorted(self.serve(jobs, use_tqdm), key=lambda one: one[0])]
+    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: bool) -> list[RequestOutput]:
+        return [output for _, output in sorted(self.serve(handles, use_tqdm), key=lambda one: one[0])]
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
         if given is None:

@@ -1,113 +1,139 @@
-"""Callers' own changes to logits, registered by name so that a request stays plain data. Knows no sampler and no model."""
+"""Logits processors of callers. They are registered by name, so that a request is plain data."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, hint, short_repr
 
 _FACTORIES: dict[str, Callable[..., LogitsProcessor]] = {}
 
 
 class LogitsProcessor(Protocol):
-    """Changes the logits of one sequence, in place.
+    """Changes the logits of one sequence in place.
 
-    It is made once per sequence and should be a function of its arguments: after a rollback it is called with fewer tokens.
+    One instance is made per sequence. It should keep no state between calls: after a rollback it is called with fewer tokens.
 
-    A class may have a static method `batch(processors, answers, logits)` beside it, for all its sequences of a step at once:
-    lists of the processors and of their answers, and float32 `[len(processors), vocab]` to be changed in place.
+    A class may also have a static method `batch(processors, answers, logits)`, which handles all its sequences of a step at
+    once. It takes a list of processors, a list of their answers' token ids, and float32 logits `[len(processors), vocab]`.
     """
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
-        """`token_ids`: the answer up to now. `logits`: float32 `[vocab]`, before any other rule; -inf forbids a token."""
+        """Change `logits` in place, before penalties and all other rules; -inf forbids a token.
+
+        Args:
+            token_ids: the tokens of the answer so far.
+            logits: float32 `[vocab]`.
+        """
 
 
 _Factory = TypeVar("_Factory", bound=Callable[..., LogitsProcessor])
 
 
 def register_logits_processor(name: str, factory: _Factory) -> _Factory:
-    """Make `SamplingParams(logits_processors=...)` know a name.
+    """Register a logits processor for `SamplingParams(logits_processors=...)`.
 
     Args:
-        factory: makes the processor of one sequence from the arguments that the request names it with.
+        factory: makes the processor of one sequence from the arguments in the request.
 
     Raises:
-        InputError: the name is empty, or taken by another factory, or the factory cannot be called.
+        InputError: the name is empty or taken by another factory, or the factory is not callable.
     """
     if not isinstance(name, str) or not name:
-        raise InputError(f"a logits processor needs a name, not {name!r}")
+        raise InputError(f"a logits processor needs a name, not {short_repr(name)}", param="name")
     if not callable(factory):
-        raise InputError(f"logits processor {name!r} needs a class or a function that makes one, not {factory!r}")
+        reason = f"logits processor {short_repr(name)} needs a class or a function that makes one, not {short_repr(factory)}"
+        raise InputError(reason, param="factory")
     if _FACTORIES.setdefault(name, factory) is not factory:
-        raise InputError(f"the name {name!r} is taken by another logits processor; choose one of your own")
+        reason = f"the name {short_repr(name)} is taken by another logits processor; choose another one"
+        raise InputError(reason, param="name")
     return factory
 
 
-def normalised(given: object) -> dict[str, dict[str, Any]]:
-    """Names, or names with arguments, as a mapping of both.
+def normalize_processors(processors: object) -> dict[str, dict[str, Any]]:
+    """Return the arguments of each processor by its name, from a list of names or a mapping.
 
     Raises:
-        InputError: another form, or a name that is not registered; the message says which one is near.
+        InputError: another form, or a name that is not registered; the message names the nearest one.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Collection):
-        raise InputError(f"logits_processors={given!r} must be names, or names mapped to their arguments")
-    if not all(isinstance(name, str) for name in given):
-        raise InputError(f"logits_processors={given!r} must be names that register_logits_processor made known")
-    named = dict(given) if isinstance(given, Mapping) else {name: {} for name in given}
-    for name, arguments in named.items():
+    if isinstance(processors, str | bytes) or not isinstance(processors, Collection):
+        raise _error(f"logits_processors={short_repr(processors)} must be names, or names mapped to their arguments")
+    if not all(isinstance(name, str) for name in processors):
+        raise _error(f"logits_processors={short_repr(processors)} must be names given to register_logits_processor")
+    arguments_of = dict(processors) if isinstance(processors, Mapping) else {name: {} for name in processors}
+    for name, arguments in arguments_of.items():
         if name not in _FACTORIES:
-            raise InputError(f"logits processor {name!r} is not one of register_logits_processor's; {hint(name, _FACTORIES)}")
+            raise _error(f"logits processor {short_repr(name)} is not registered; {hint(name, _FACTORIES)}")
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-            raise InputError(f"logits_processors[{name!r}]={arguments!r} must map names of arguments to values")
-    return {name: dict(arguments) for name, arguments in named.items()}
+            reason = f"logits_processors[{name!r}]={short_repr(arguments)} must map names of arguments to values"
+            raise _error(reason)
+    return {name: dict(arguments) for name, arguments in arguments_of.items()}
 
 
-def make_processors(named: Mapping[str, Mapping[str, Any]]) -> list[LogitsProcessor]:
-    """One of each, for one sequence. InputError when a factory does not take its arguments."""
-    made = []
-    for name, arguments in named.items():
+def import_path(name: str) -> str:
+    """Return "module:name" of a registered factory, for another process.
+
+    Raises:
+        InputError: the factory is not at the top level of a module, or is defined in the main program.
+    """
+    factory = _FACTORIES[name]
+    module, names = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
+    found: Any = sys.modules.get(module)
+    for part in names.split("."):
+        found = getattr(found, part, None)
+    if module == "__main__" or found is not factory:
+        reason = "the engine's process cannot import it; define it at the top level of a module other than the main program"
+        raise _error(f"logits processor {name!r}: {reason}")
+    return f"{module}:{names}"
+
+
+def make_processors(arguments_of: Mapping[str, Mapping[str, Any]]) -> list[LogitsProcessor]:
+    """Make the processors of one sequence. Raise InputError if a factory fails."""
+    processors = []
+    for name, arguments in arguments_of.items():
         try:
-            made.append(_FACTORIES[name](**arguments))
-        except (Exception, SystemExit) as error:  # the caller's own code
+            processors.append(_FACTORIES[name](**arguments))
+        except (Exception, SystemExit) as error:  # raised by the caller's code
             reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"logits processor {name!r} cannot be made of {dict(arguments)!r}: {reason}") from error
-    return made
+            raise _error(f"logits processor {name!r} cannot be made from {short_repr(dict(arguments))}: {reason}") from error
+    return processors
 
 
 def apply_processors(
-    made: Sequence[Sequence[LogitsProcessor]], answers: Sequence[Sequence[int]], logits: Tensor
+    processors: Sequence[Sequence[LogitsProcessor]], answers: Sequence[Sequence[int]], logits: Tensor
 ) -> dict[int, Exception]:
-    """Run the processors of all rows of `[rows, vocab]`, in place; the errors of rows that failed.
+    """Run the processors of each row of `logits`, `[rows, vocab]`, in place. Return the errors by row.
 
-    Those of a class with a batch form run together, after the others.
+    Processors whose class has `batch` run after the others, one call per class.
     """
     errors: dict[int, Exception] = {}
-    together: dict[tuple[type, int], list[tuple[int, LogitsProcessor]]] = {}
-    for row, processors in enumerate(made):
-        for index, processor in enumerate(processors):
+    batches: dict[tuple[type, int], list[tuple[int, LogitsProcessor]]] = {}
+    for row, row_processors in enumerate(processors):
+        for index, processor in enumerate(row_processors):
             kind = type(processor)
             if hasattr(kind, "batch"):
-                earlier = sum(type(other) is kind for other in processors[:index])  # the same class under two names
-                together.setdefault((kind, earlier), []).append((row, processor))
+                earlier = sum(type(other) is kind for other in row_processors[:index])  # the same class under two names
+                batches.setdefault((kind, earlier), []).append((row, processor))
             elif row not in errors:
                 _run(errors, [row], partial(processor, answers[row], logits[row]))
-    for (kind, _), entries in together.items():
-        _batch(kind, [entry for entry in entries if entry[0] not in errors], answers, logits, errors)
+    for (kind, _), entries in batches.items():
+        _run_batch(kind, [entry for entry in entries if entry[0] not in errors], answers, logits, errors)
     return errors
 
 
-def _batch(
+def _run_batch(
     kind: Any,
     entries: Sequence[tuple[int, LogitsProcessor]],
     answers: Sequence[Sequence[int]],
     logits: Tensor,
     errors: dict[int, Exception],
 ) -> None:
-    """One call for all rows of a class; when it fails, one for each, so that the others are not lost."""
+    """Run all rows of a class in one call. If it fails, run each row by itself, so that only the failing rows are lost."""
     if not entries:
         return
     rows = [row for row, _ in entries]
@@ -120,13 +146,19 @@ def _batch(
         errors.update(failed)
     else:
         for entry in entries:
-            _batch(kind, [entry], answers, logits, errors)
+            _run_batch(kind, [entry], answers, logits, errors)
 
 
 def _run(errors: dict[int, Exception], rows: Sequence[int], call: Callable[[], object]) -> None:
     try:
         call()
-    except Exception as error:  # the caller's own code: it ends the caller's own request
-        errors.update(dict.fromkeys(rows, error))
-    except SystemExit as error:  # nor does it end the process, or what others have in this step
-        errors.update(dict.fromkeys(rows, InputError(f"a logits processor raised SystemExit ({error}); it must return")))
+    except Exception as error:  # raised by the caller's code; it fails the caller's request only
+        failure = _error(f"a logits processor raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        errors.update(dict.fromkeys(rows, failure))
+    except SystemExit as error:  # must not end the process
+        errors.update(dict.fromkeys(rows, _error(f"a logits processor raised SystemExit ({error}); it must return")))
+
+
+def _error(reason: str) -> InputError:
+    return InputError(reason, param="logits_processors")

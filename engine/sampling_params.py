@@ -1,52 +1,145 @@
-"""What a caller may ask of one answer, checked where it is made. Knows no tokenizer and no model."""
+"""Sampling parameters of a request. Values are checked on construction."""
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..mm.errors import InputError, typed
-from .logits_processors import normalised
-from .repetition import RepetitionDetection
-from .structured import StructuredOutputs
-from .token_rules import SUPPRESS
+from ..mm.errors import InputError, short_repr, typed
+from .builtin_logits_processors import SUPPRESS_TOKENS
+from .logits_processors import normalize_processors
 
 _GREEDY_BELOW = 1e-5  # dividing by less overflows float32
+_FORMATS = ("json", "regex", "choice", "grammar", "json_object")
+_WHITESPACES = ("compact", "flexible")
+_MAX_LOOKBACK = 1 << 16  # tokens that a check for repetition may read
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """Constrains the answer to a format. Exactly one of the first five arguments must be given.
+
+    Args:
+        json: a JSON schema as a mapping or string, or a pydantic model class. It is stored as a string.
+        regex: a regular expression that the whole answer matches, in Rust's syntax without look-around.
+        choice: a list of strings; the answer is one of them.
+        grammar: a context-free grammar in llguidance's variant of Lark. Its first rule is `start`.
+        json_object: if True, the answer is any JSON object.
+        whitespace: whitespace in JSON: "compact" for none, "flexible" for up to 40 characters between two tokens.
+
+    Raises:
+        InputError: no or several formats are given, or one has a wrong type. The format itself is compiled, and refused if it
+            is invalid, when a request is made.
+    """
+
+    json: str | Mapping[str, Any] | type | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+    whitespace: str = "compact"
+
+    def __post_init__(self) -> None:
+        formats = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
+        if len(formats) != 1:
+            found = ", ".join(formats) or "none"
+            reason = f"structured_outputs takes exactly one of {', '.join(_FORMATS)}; found {found}"
+            raise InputError(reason, param="structured_outputs")
+        if self.whitespace not in _WHITESPACES:
+            raise _error("structured_outputs.whitespace", self.whitespace, 'must be "compact" or "flexible"')
+        if self.json_object not in (True, False):
+            raise _error("structured_outputs.json_object", self.json_object, "must be True or False")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise _error(f"structured_outputs.{name}", value, "must be a non-empty string")
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _check_choices(self.choice))
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+
+    @property
+    def form(self) -> str:
+        """Name of the argument that was given, such as "json"."""
+        return next(name for name in _FORMATS if getattr(self, name) not in (None, False))
+
+
+@dataclass(frozen=True)
+class RepetitionDetectionParams:
+    """Detects answers that repeat themselves, and ends or repairs them.
+
+    An answer is in a loop if it ends with a cycle of at most `max_cycle` tokens that is repeated at least `min_repeats` times
+    and covers at least `min_tokens` tokens. The last repetition may be incomplete. The answer then ends with the finish reason
+    "repetition", or is repaired.
+
+    Args:
+        max_cycle: maximum length of a cycle in tokens.
+        min_repeats: minimum number of repetitions, at least 2.
+        min_tokens: minimum number of tokens that a loop covers. It lets short cycles, such as lines of dashes, zeros or empty
+            table cells, repeat more often.
+        repair: if True, remove the loop from the answer, forbid its cycle for the rest of the answer, and continue.
+        max_repairs: maximum number of repairs per answer; the next loop ends it.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    max_cycle: int = 128
+    min_repeats: int = 4
+    min_tokens: int = 32
+    repair: bool = False
+    max_repairs: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in {"max_cycle": 1, "min_repeats": 2, "min_tokens": 1, "max_repairs": 1}.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+                raise _error(f"repetition_detection.{name}", value, f"must be an integer, {least} or above")
+        if not isinstance(self.repair, bool):
+            raise _error("repetition_detection.repair", self.repair, "must be True or False")
+        if max(self.max_cycle * self.min_repeats, self.min_tokens) > _MAX_LOOKBACK:
+            reason = f"repetition_detection looks at {_MAX_LOOKBACK} tokens at most; lower max_cycle or min_tokens"
+            raise InputError(reason, param="repetition_detection")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when an answer ends. The names and meanings are those the field uses.
+    """Sampling parameters of a request. Names and meanings follow vLLM and the OpenAI API.
 
     Args:
-        n: answers per prompt; more than one needs a temperature above 0.
-        temperature: 0 is greedy.
-        top_p: smallest set of tokens whose probability reaches this, in (0, 1].
-        top_k: most likely tokens kept; 0 or -1 keeps all.
-        min_p: tokens below this share of the likeliest token's probability are dropped, in [0, 1].
-        max_tokens: tokens of the answer at most; None runs to the end of the context.
-        min_tokens: before this many, neither EOS nor a stop token or stop string ends the answer.
-        stop: string or strings that end the answer; the text is cut before them.
-        stop_token_ids: tokens that end the answer; they stay in `token_ids`, not in the text.
-        ignore_eos: go on after EOS.
-        seed: fixes the answer whatever else runs; None derives one from the engine's seed and the request's number.
-        logprobs: log probabilities of that many likeliest tokens beside the chosen one, at every step.
-        prompt_logprobs: the same for the tokens of the prompt.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer; 1 changes nothing.
-        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens of the answer; in [-2, 2].
-        bad_words: texts whose tokens are never completed.
-        logit_bias: token id -> added to its logit, in [-100, 100].
-        skip_special_tokens: leave special tokens out of the text.
-        include_stop_str_in_output: keep the stop string in the text.
-        structured_outputs: what form the answer must have: a JSON schema, a regex, a choice, a grammar.
-        logits_processors: names of registered processors, or names mapped to their arguments.
-        repetition_detection: end answers that go round in a circle, or repair them; None lets them run.
+        n: number of answers to generate for the prompt. Values above 1 require a temperature above 0.
+        temperature: randomness of the sampling. Lower values are more deterministic; 0 means greedy sampling.
+        top_p: cumulative probability of the most likely tokens to consider, in (0, 1]. 1 considers all tokens.
+        top_k: number of most likely tokens to consider. 0 or -1 considers all tokens.
+        min_p: minimum probability of a token, relative to the probability of the most likely token, in [0, 1]. 0 disables it.
+        max_tokens: maximum number of tokens to generate per answer. None generates up to the end of the context.
+        min_tokens: minimum number of tokens to generate before EOS, stop tokens and stop strings can end the answer.
+        stop: string or list of strings that end the answer. The text does not contain them.
+        stop_token_ids: token ids that end the answer. `token_ids` contains them, the text does not.
+        ignore_eos: whether to continue generating after the EOS token.
+        seed: random seed. The same seed gives the same answer regardless of other requests. None derives a seed from the
+            engine's seed and the number of the request.
+        logprobs: number of log probabilities to return per generated token: those of the most likely tokens and of the sampled
+            token. None returns none.
+        prompt_logprobs: number of log probabilities to return per prompt token.
+        repetition_penalty: penalises tokens that appear in the prompt or the answer so far: positive logits are divided by it,
+            negative ones multiplied. 1 means no penalty.
+        presence_penalty: subtracted from the logits of tokens that appear in the answer so far, in [-2, 2].
+        frequency_penalty: subtracted from a token's logit once per occurrence in the answer so far, in [-2, 2].
+        bad_words: strings that must not be generated. Only the last token of a matching sequence is forbidden.
+        logit_bias: token id -> value that is added to its logit, in [-100, 100].
+        skip_special_tokens: whether to leave special tokens out of the text.
+        include_stop_str_in_output: whether the text contains the stop string.
+        structured_outputs: format that the answer must have: a JSON schema, a regular expression, choices or a grammar.
+        logits_processors: names of registered logits processors, or a mapping from names to their arguments.
+        repetition_detection: ends or repairs answers that repeat themselves. None disables it.
 
     Raises:
-        InputError: a value outside its limits; the message names both.
+        InputError: a value is out of range; the message names the parameter and its limits.
     """
 
     n: int = 1
@@ -69,31 +162,35 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}={getattr(self, name)!r} must be True or False")
+                raise _error(name, getattr(self, name), "must be True or False")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        _store(self, "stop", _texts("stop", _listed("stop", stop)))
-        _store(self, "bad_words", _texts("bad_words", _listed("bad_words", self.bad_words)))
-        ids = _listed("stop_token_ids", self.stop_token_ids)
-        _store(self, "stop_token_ids", tuple(_token("stop_token_ids", t) for t in ids))
+        _store(self, "stop", _check_strings("stop", _as_tuple("stop", stop)))
+        _store(self, "bad_words", _check_strings("bad_words", _as_tuple("bad_words", self.bad_words)))
+        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        _store(self, "stop_token_ids", tuple(_check_token("stop_token_ids", t) for t in ids))
         if not isinstance(self.logit_bias or {}, Mapping):
-            raise InputError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
-        _store(self, "logit_bias", {_token("logit_bias", k): _bias(v) for k, v in (self.logit_bias or {}).items()})
-        for name, kind in (("structured_outputs", StructuredOutputs), ("repetition_detection", RepetitionDetection)):
+            raise _error("logit_bias", self.logit_bias, "must map token ids to numbers")
+        _store(self, "logit_bias", {_check_token("logit_bias", k): _check_bias(v) for k, v in (self.logit_bias or {}).items()})
+        for name, kind in (
+            ("structured_outputs", StructuredOutputsParams),
+            ("repetition_detection", RepetitionDetectionParams),
+        ):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
-                raise InputError(f"{name}={getattr(self, name)!r} must be a {kind.__name__}")
-        _store(self, "logits_processors", normalised(self.logits_processors or {}))
+                raise _error(name, getattr(self, name), f"must be a {kind.__name__}")
+        _store(self, "logits_processors", normalize_processors(self.logits_processors or {}))
         if self.n > 1 and self.greedy:
-            raise InputError(f"n={self.n} answers need a temperature above 0; greedy answers would all be the same")
+            raise InputError(f"n={self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InputError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+            reason = f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it or raise max_tokens"
+            raise InputError(reason, param="min_tokens")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -109,11 +206,12 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Greedy, and nothing that changes or reads the logits."""
+        """True if sampling is greedy and nothing changes or reads the logits."""
         return self.greedy and self.logprobs is None and not self.changes_logits
 
     @property
     def changes_logits(self) -> bool:
+        """True if penalties, biases, a format or logits processors change the logits."""
         own = self.structured_outputs or self.logits_processors
         return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or own)
 
@@ -141,27 +239,27 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "presence_penalty": (-2.0, 2.0, "from -2 to 2"),
     "frequency_penalty": (-2.0, 2.0, "from -2 to 2"),
 }
-_WHOLE = {"n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs"}
+_INTEGERS = {"n", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs"}
 _OPTIONAL = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 
 
 def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
-    """The checkpoint's own sampling defaults, as parameters; `do_sample: false` means greedy.
+    """Return the checkpoint's default sampling parameters. `do_sample: false` means greedy sampling.
 
-    Source: generation_config.json's do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens,
+    Source: the keys of generation_config.json: do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens,
     suppress_tokens and begin_suppress_tokens.
     """
     known = {field.name for field in fields(SamplingParams)}
     names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & known
-    given = {name: config[name] for name in names if config.get(name) is not None}
+    values = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("max_new_tokens") is not None:
-        given["max_tokens"] = config["max_new_tokens"]
+        values["max_tokens"] = config["max_new_tokens"]
     if config.get("do_sample") is False:
-        given["temperature"] = 0.0
+        values["temperature"] = 0.0
     suppressed = {"tokens": config.get("suppress_tokens"), "first": config.get("begin_suppress_tokens")}
     if any(suppressed.values()):
-        given["logits_processors"] = {SUPPRESS: {name: tokens for name, tokens in suppressed.items() if tokens}}
-    return SamplingParams(**given)  # type: ignore[arg-type]
+        values["logits_processors"] = {SUPPRESS_TOKENS: {name: tokens for name, tokens in suppressed.items() if tokens}}
+    return SamplingParams(**values)  # type: ignore[arg-type]
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -169,41 +267,72 @@ def _check_numbers(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is None and name in _OPTIONAL:
             continue
-        kind: Any = numbers.Integral if name in _WHOLE else numbers.Real  # numpy's count as well
-        whole = "an integer, " if name in _WHOLE else ""
+        kind: Any = numbers.Integral if name in _INTEGERS else numbers.Real  # numpy's numbers count as well
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise InputError(f"{name}={value!r} must be {whole or 'a number, '}{limits}, not {typed(value)}")
+            expected = "an integer" if name in _INTEGERS else "a number"
+            raise _error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
         if not low <= value <= high or math.isinf(value):
-            raise InputError(f"{name}={value!r} must be {whole}{limits}")
-        _store(params, name, int(value) if name in _WHOLE else float(value))
+            raise _error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
+        _store(params, name, int(value) if name in _INTEGERS else float(value))
+
+
+def _error(param: str, value: object, reason: str) -> InputError:
+    return InputError(f"{param}={short_repr(value)} {reason}", param=param)
 
 
 def _store(params: SamplingParams, name: str, value: object) -> None:
-    object.__setattr__(params, name, value)  # a frozen dataclass is normalised once, here
+    object.__setattr__(params, name, value)  # normalises a field of the frozen dataclass during construction
 
 
-def _listed(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
+def _as_tuple(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value or (), Collection):
-        raise InputError(f"{name}={value!r} must be a list")
+        raise _error(name, value, "must be a list")
     return tuple(value or ())
 
 
-def _texts(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+def _check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str) or not value:
-            raise InputError(f"{name} holds {value!r}; every entry must be a string that is not empty")
+            raise InputError(f"{name} holds {short_repr(value)}; every entry must be a non-empty string", param=name)
     return values
 
 
-def _token(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isdigit():  # JSON keys
+def _check_token(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isdigit():  # keys of JSON objects
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise InputError(f"{name} holds {value!r}; token ids are integers, 0 or above")
+        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers, 0 or above", param=name)
     return int(value)
 
 
-def _bias(value: object) -> float:
+def _check_bias(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-        raise InputError(f"logit_bias holds {value!r}; a bias is a number from -100 to 100")
+        raise InputError(f"logit_bias holds {short_repr(value)}; a bias is a number from -100 to 100", param="logit_bias")
     return float(value)
+
+
+def _check_choices(value: object) -> tuple[str, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
+        raise _error("structured_outputs.choice", value, "must be a list of strings")
+    return _check_strings("structured_outputs.choice", tuple(value))
+
+
+def _schema_text(schema: Any) -> str:
+    """Return a schema as JSON text in its own order of keys, which is the order of an answer's properties."""
+    param = "structured_outputs.json"
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if isinstance(schema, Mapping):
+        try:
+            return json.dumps(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"{param} is not a JSON schema: {error}", param=param) from None
+    if not isinstance(schema, str):
+        raise _error(param, schema, "must be a schema, its text, or a pydantic model class")
+    try:
+        parsed = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{param} is not JSON: {error}", param=param) from None
+    if not isinstance(parsed, dict):
+        raise _error(param, schema, "must be a JSON object")
+    return schema

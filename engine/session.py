@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 
 from ..mm.errors import InputError
-from .driver import Driver
-from .input import InputProcessor, Prepared, Unfinished
-from .output import Assembly
-from .ticket import Job, Ticket
-from .trace import Clock
+from ..mm.types import MultiModalFeature
+from .frontend.engine_loop import EngineLoop
+from .frontend.input_processor import InputProcessor, ParsedPrompt
+from .frontend.output_processor import OutputBuilder
+from .frontend.request_handle import RequestHandle
 from .types import RequestOutput
 
 
@@ -23,16 +23,18 @@ class LiveSession:
     that are made stay in the sequence. For one thread at a time.
     """
 
-    def __init__(self, driver: Driver, inputs: InputProcessor, job: Job) -> None:
-        if job.params.n > 1:
-            raise InputError(f"a live session has one answer per turn, not n={job.params.n}")
-        self._driver, self._inputs = driver, inputs
-        self._mail: SimpleQueue[list[Ticket]] = SimpleQueue()
-        (self._ticket,) = driver.tickets([replace(job, keep=True)], self._mail.put, partial=True)
+    def __init__(self, engine_loop: EngineLoop, inputs: InputProcessor, handle: RequestHandle) -> None:
+        if handle.params.n > 1:
+            raise InputError(f"a live session has one answer per turn, not n={handle.params.n}")
+        self._engine_loop, self._inputs = engine_loop, inputs
+        self._mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
+        self._handle = handle
+        handle.keep = True
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence, when a turn is over
-        driver.submit([self._ticket])
-        driver.drop_with(self, self._ticket)
+        self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
+        engine_loop.submit([handle], self._mail.put, stream=True)
+        engine_loop.drop_with(self, self._handle)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -43,11 +45,13 @@ class LiveSession:
         """The answer of this turn as it grows; each output holds all of it so far."""
         while self._last is None:
             self._mail.get()
-            output = self._ticket.take()
+            output = self._handle.take()
             if output is not None:
                 if output.finished:
                     self._last = output
                     self._kept = (*output.prompt_token_ids, *output.outputs[0].token_ids)
+                    if self._items is None:
+                        self._items = _placed(self._handle.builder.prepared.features)
                 yield output
 
     def answer(self) -> RequestOutput:
@@ -65,22 +69,40 @@ class LiveSession:
             MediaError: an item that is refused or cannot be decoded or processed.
         """
         self.answer()
-        begun = self._inputs.begin(part, more=True)
-        prepared = begun.finish() if isinstance(begun, Unfinished) else begun
-        self._driver.call(lambda driver: _append(driver, self._inputs, self._ticket, self._kept, prepared)).result()
-        self._last = None
+        begun = self._inputs.parse(part, more=True)
+        prepared = begun.finish() if isinstance(begun, ParsedPrompt) else begun
+        features = tuple(
+            replace(feature, range=replace(feature.range, offset=feature.range.offset + len(self._kept)))
+            for feature in prepared.features
+        )
+        items = (*(self._items or ()), *_placed(features))
+        adapter = self._inputs.adapter(modality for _, modality in items)
+        turn = OutputBuilder(self._handle.name, self._handle.params, self._engine_loop.tokenizer)
+        turn.start(replace(prepared, token_ids=(*self._kept, *prepared.token_ids), features=features))
+
+        handle = self._handle  # a command that refers to the session would keep it alive
+
+        def append(engine_loop: EngineLoop) -> None:
+            engine_loop.core.append(_sequence(handle), prepared.token_ids, features, adapter=adapter)
+            handle.begin_turn(turn)
+            engine_loop.follow(_sequence(handle), handle)
+
+        self._engine_loop.call(append).result()
+        self._items, self._last = items, None
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` of `token_ids`, cache included; InputError if that cuts an item."""
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
             raise InputError(f"truncate takes a number of tokens, not {str(num_tokens)[:40]!r}")
         self.answer()
-        self._driver.call(lambda driver: _truncate(driver, self._ticket, num_tokens)).result()
+        handle = self._handle
+        self._engine_loop.call(lambda engine_loop: engine_loop.core.truncate(_sequence(handle), num_tokens)).result()
         self._kept = self._kept[:num_tokens]
+        self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
 
     def close(self) -> None:
         """Free all it holds; a running answer is aborted."""
-        self._driver.drop(self._ticket)
+        self._engine_loop.drop(self._handle)
 
     def __enter__(self) -> LiveSession:
         return self
@@ -89,28 +111,13 @@ class LiveSession:
         self.close()
 
 
-def _append(driver: Driver, inputs: InputProcessor, ticket: Ticket, known: tuple[int, ...], prepared: Prepared) -> None:
-    """In the loop's thread. What computes the sequence is told by all items that it has then."""
-    (name,) = _sequence(ticket)
-    features = tuple(
-        replace(feature, range=replace(feature.range, offset=feature.range.offset + len(known)))
-        for feature in prepared.features
-    )
-    adapter = inputs.adapter((*driver.core.scheduler.requests[name].features, *features))
-    driver.core.append(name, prepared.token_ids, features, adapter=adapter)
-    turn = Assembly(ticket.assembly.request_id, ticket.job.params, driver.tokenizer)
-    turn.start(replace(prepared, token_ids=(*known, *prepared.token_ids)))
-    with ticket.lock:
-        ticket.assembly, ticket.clock = turn, Clock()
-    driver.follow(name, ticket)
+def _placed(features: Sequence[MultiModalFeature]) -> tuple[tuple[int, str], ...]:
+    return tuple((feature.range.offset, feature.modality) for feature in features)
 
 
-def _truncate(driver: Driver, ticket: Ticket, num_tokens: int) -> None:
-    (name,) = _sequence(ticket)
-    driver.core.truncate(name, num_tokens)
-
-
-def _sequence(ticket: Ticket) -> tuple[str, ...]:
-    if not ticket.keep:
+def _sequence(handle: RequestHandle) -> str:
+    """The name of the session's sequence. In the loop's thread."""
+    if not handle.keep:
         raise InputError("the live session has ended; begin a new one")
-    return tuple(ticket.assembly.answers)
+    (name,) = handle.builder.answers
+    return name

@@ -1,4 +1,4 @@
-"""What goes into the engine, what one step does, what comes out: plain data that round-trips through bytes (codec.py)."""
+"""Requests, steps and outputs of the engine: plain data that codec.py encodes as bytes."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..mm.errors import ErrorInfo
 from ..mm.types import ItemPlan, MultiModalFeature
-from .pooling import Pooling
+from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One sequence to compute. `params.n > 1` is fanned out to several requests before they get here.
+    """One sequence to generate. A request with `params.n > 1` becomes `n` EngineRequests.
 
     Args:
-        eos_token_ids: tokens that end the answer unless `params.ignore_eos`.
+        eos_token_ids: tokens that end the answer unless `params.ignore_eos` is set.
         features: items in order of their offset.
-        priority: smaller is served first and preempted last.
-        seed: concrete seed of this sequence; with the token's position it decides the random number.
-        bad_word_ids: token sequences that must not be produced.
-        hold_open: keep the sequence and its cache after an answer, for `append` and `truncate`, until an append
-            closes it or `abort`.
-        salt: keys and values are shared with sequences of the same salt only; "" shares with all that have none.
-        adapter: which of the model's adapters computes the sequence, by name; "" for none. Caches are kept apart by it.
-        cross: what the sequence reads through cross-attention (the encoder's side of an encoder-decoder model); its
-            range is `[0, rows)` of the encoder's own sequence.
-        pooling: what is wanted of the prompt's last row; then there is no answer.
+        priority: smaller values are scheduled first and preempted last.
+        seed: seed of this sequence; seed and position determine each random number.
+        bad_word_ids: token sequences that must not be generated.
+        hold_open: keep the sequence and its KV cache after the answer, for `append` and `truncate`, until `append` closes it
+            or `abort`.
+        salt: KV blocks are shared only with sequences of the same salt.
+        adapter: name of the adapter that computes the sequence, "" for none. KV blocks are shared only with the same adapter.
+        cross: the encoder input of an encoder-decoder model. Its range is `[0, rows)` of the encoder's own sequence.
+        pooling: what to compute from the prompt's last hidden state instead of generating tokens.
     """
 
     request_id: str
@@ -42,16 +42,17 @@ class EngineRequest:
     salt: str = ""
     adapter: str = ""
     cross: MultiModalFeature | None = None
-    pooling: Pooling | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True)
 class RequestUpdate:
-    """A live request was rolled back to `num_tokens` tokens, then these tokens and items were added.
+    """A change of a sequence that is held open: it was cut to `num_tokens` tokens, then these tokens and items were added.
 
-    `restart`: the answer's counts (max_tokens, min_tokens, penalties) start anew at the end of the added tokens.
-    `forbid`: token sequences that the rest of the answer must not contain. `adapter`: what computes all of it from now on, None
-    for what did before.
+    Args:
+        restart: max_tokens, min_tokens and penalties count from the end of the added tokens on.
+        forbid: token sequences that the rest of the answer must not contain.
+        adapter: the adapter that computes the whole sequence from now on; None keeps the current one.
     """
 
     request_id: str
@@ -65,23 +66,28 @@ class RequestUpdate:
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """`num_tokens` rows of one request in this step, after `num_computed` that are done, on `block_ids`.
+    """The part of one sequence in a step: `num_tokens` tokens after the first `num_computed`, in the blocks `block_ids`.
 
-    `sample`: False for a chunk that does not reach the last known token. `write_cross`: the keys and values of the encoder's
-    side are made in this step.
+    Args:
+        block_ids: blocks of the sequence, per KV-cache group.
+        sample: False for a chunk that does not reach the end of the known tokens.
+        write_cross: also compute the keys and values of the encoder input in this step.
     """
 
     request_id: str
     num_computed: int
     num_tokens: int
-    block_ids: tuple[tuple[int, ...], ...]  # per cache group
+    block_ids: tuple[tuple[int, ...], ...]
     sample: bool = True
     write_cross: bool = False
 
 
+CROSS = -1  # index of the encoder input of an encoder-decoder model among a request's items
+
+
 @dataclass(frozen=True)
 class EncodeTask:
-    """Item `index` of the request (-1: its encoder side) is to be encoded: before this step's forward, or beside it."""
+    """Encode item `index` of the request (CROSS: its encoder input), before this step's forward or beside it."""
 
     request_id: str
     index: int
@@ -90,21 +96,28 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """All that a worker needs to run one step: new requests once, then only their ids."""
+    """What a worker needs to run one step. A request is sent once; later steps refer to it by id.
+
+    Args:
+        updates: changes of known requests in the order they were made; they apply after `new_requests`.
+        finished: requests whose state the worker may drop.
+        free_encoder: hashes of items whose encoder rows are no longer needed.
+        zero_blocks: per group, blocks to fill with zeros, because they may hold NaN and 0 x NaN is NaN.
+    """
 
     step: int
     scheduled: tuple[ScheduledRequest, ...]
     encode: tuple[EncodeTask, ...] = ()
     new_requests: tuple[EngineRequest, ...] = ()
-    updates: tuple[RequestUpdate, ...] = ()  # in the order they were made, after new_requests
-    finished: tuple[str, ...] = ()  # requests whose memory the worker may drop
-    free_encoder: tuple[str, ...] = ()  # encoder-cache hashes no longer needed
-    zero_blocks: tuple[tuple[int, ...], ...] = ()  # per group, blocks that may hold NaN: 0 x NaN would leak from them
+    updates: tuple[RequestUpdate, ...] = ()
+    finished: tuple[str, ...] = ()
+    free_encoder: tuple[str, ...] = ()
+    zero_blocks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """One token's log probability (natural log), its rank (1 = most likely) and text."""
+    """Log probability (natural logarithm) of a token, its rank (1 is the most likely token) and its text."""
 
     logprob: float
     rank: int | None = None
@@ -113,13 +126,13 @@ class Logprob:
 
 @dataclass(frozen=True)
 class SequenceStats:
-    """How a sequence came by its keys and rows.
+    """What the caches saved for a sequence.
 
     Args:
-        cached_tokens: tokens of the prompt whose keys were in the prefix cache when it was first admitted.
-        preemptions: times its blocks were taken and computed again.
-        items: for each item, in order: "encoded", "cache" (rows were resident), "disk", or "prefix" (not even they
-            were needed).
+        cached_tokens: prompt tokens that the prefix cache had when the sequence was first scheduled.
+        preemptions: how many times the sequence was preempted.
+        items: how each item's encoder rows were obtained, in order: "encoded", "cache" (encoder cache), "disk", or "prefix"
+            (not needed, because the prefix cache had the tokens).
     """
 
     cached_tokens: int = 0
@@ -129,14 +142,14 @@ class SequenceStats:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """What one step added to one request.
+    """What one step added to one sequence.
 
     Args:
-        finish_reason: None | "stop" | "length" | "repetition" | "abort" | "error".
-        num_removed: tokens at the end of the answer that are taken back (loop repair); then there are no new ones.
-        timings: seconds of queue, encode, prefill and decode_steps, with the last output of an answer.
-        stats: what the caches saved, with the last output of an answer.
-        pooled: float32 `[n]`, what `EngineRequest.pooling` asked for.
+        finish_reason: None, "stop", "length", "repetition", "abort" or "error".
+        num_removed: number of tokens to remove from the end of the answer (repair of a loop); then there are no new tokens.
+        timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
+        stats: what the caches saved; with the last output of an answer only.
+        pooled: float32 `[n]`, what `EngineRequest.pooling` requests.
     """
 
     request_id: str
@@ -145,7 +158,7 @@ class TokenOutput:
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    error: str | None = None
+    error: ErrorInfo | None = None
     num_removed: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     stats: SequenceStats | None = None
@@ -154,27 +167,29 @@ class TokenOutput:
 
 @dataclass(frozen=True)
 class EncodeResult:
-    """What became of one EncodeTask.
+    """The result of one EncodeTask.
 
     Args:
-        source: "encoded", or "disk" when the rows were found there; "dropped" when they were made for nobody any more.
-        error: why there are no rows and what to do, without the item's name; or None.
-        poison: the item itself broke the encoder (not the memory that was short): it should not be tried again soon.
-        seconds: its share of the call that made its rows, until it was seen to be over.
+        source: "encoded", "disk" if the rows were read from disk, or "dropped" if they were not needed any more.
+        error: why there are no rows, without modality and index of the item; or None.
+        item_failed: the item itself makes the encoder fail, rather than memory being short; it is quarantined.
+        seconds: the item's share of the encoder call's time.
     """
 
     hash: str
     source: str = "encoded"
-    error: str | None = None
-    poison: bool = False
+    error: ErrorInfo | None = None
+    item_failed: bool = False
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a worker answers to a SchedulerOutput: one TokenOutput per scheduled request, in order.
+    """A worker's answer to a SchedulerOutput.
 
-    `encoded`: one for each EncodeTask of the step, or of it and earlier ones, once their rows are there.
+    Args:
+        tokens: one TokenOutput per scheduled request, in order.
+        encoded: results of encoder calls that have finished; they may be of earlier steps.
     """
 
     tokens: tuple[TokenOutput, ...]
@@ -183,19 +198,19 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the start, except where "now" is said.
+    """Counters since the start of the engine; "now" marks current values.
 
     Args:
-        running, waiting, idle: sequences now; idle ones are answered and held open.
-        steps: batches computed. steps_ahead: those of them that were started before the tokens of the one before were known.
-        blocks, blocks_used, blocks_kept: key/value blocks there are, in use now, and kept for later sequences now.
-        prefix_queries, prefix_hits: tokens of admitted prompts, and those found in the prefix cache.
-        prefix_evictions: kept blocks that were given to others.
-        encoder_calls: items encoded. encoder_disk_hits: items read from disk instead.
-        encoder_hits: items whose rows were resident. encoder_evictions: rows that were dropped for others.
-        encoder_bytes, encoder_capacity: of resident rows now, and their most.
-        preemptions: times a sequence lost its blocks to another. cut_items: items computed in more than one step.
-        quarantined: items refused now.
+        running, waiting, idle: sequences now; idle ones have an answer and are held open.
+        steps: steps computed. steps_ahead: steps that were started before the previous step's tokens were known.
+        blocks, blocks_used, blocks_cached: KV-cache blocks in total, in use now, and in the prefix cache only now.
+        prefix_queries, prefix_hits: prompt tokens of scheduled sequences, and how many of them the prefix cache had.
+        prefix_evictions: cached blocks that were evicted.
+        encoder_calls: items encoded. encoder_disk_hits: items read from disk.
+        encoder_hits, encoder_evictions: items found in the encoder cache, and items evicted from it.
+        encoder_bytes, encoder_capacity: bytes of the encoder cache in use now, and its size.
+        preemptions: preempted sequences. cut_items: items that were computed in more than one step.
+        quarantined: items that are refused now.
     """
 
     running: int = 0
@@ -205,7 +220,7 @@ class EngineStats:
     steps_ahead: int = 0
     blocks: int = 0
     blocks_used: int = 0
-    blocks_kept: int = 0
+    blocks_cached: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_evictions: int = 0
@@ -221,15 +236,55 @@ class EngineStats:
 
 
 @dataclass(frozen=True)
-class ItemTrace:
-    """How one item of a prompt came to its rows.
+class CoreInfo:
+    """What callers need to know about a core. It never changes while the core lives, asleep or awake.
 
     Args:
-        source_bytes: as given or fetched, encoded or as pixels; 0 where a name stood for it.
-        num_bytes: of the tensors that it was processed to.
-        num_tokens: of the prompt.
-        cached: it was processed already.
-        encoder: "encoded", "cache", "disk" or "prefix", see SequenceStats; "" while that is not known.
+        max_model_len: tokens of prompt and answer together. max_num_seqs: sequences computed together at most.
+        vocab_size: every token id is below it. hidden_size: length of an embedding that `EngineRequest.pooling` asks for.
+        row_bytes: of one encoder row. dtype: of weights and rows, as in "bfloat16". device: as in "cpu" or "cuda:0".
+        adapters: names that `EngineRequest.adapter` takes. modalities: of items that it encodes.
+        structured_outputs: whether requests may ask for a grammar. can_sleep: whether `sleep` works.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    hidden_size: int
+    row_bytes: int
+    dtype: str
+    device: str
+    adapters: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+    structured_outputs: bool = False
+    can_sleep: bool = False
+
+
+@dataclass(frozen=True)
+class CoreOutputs:
+    """What one step of the core adds.
+
+    Args:
+        outputs: by sequence, those that the step added something to or ended.
+        idle: there was nothing to compute.
+        stats: a snapshot, exact where a sequence began or ended since the last one, else at most 50 ms old.
+    """
+
+    outputs: tuple[TokenOutput, ...]
+    idle: bool
+    stats: EngineStats
+
+
+@dataclass(frozen=True)
+class ItemTrace:
+    """How one item of a prompt was processed.
+
+    Args:
+        source_bytes: bytes of the item as given or downloaded, encoded or as pixels; 0 for a uuid without data.
+        num_bytes: bytes of the processed tensors.
+        num_tokens: tokens of the prompt that the item takes.
+        cached: the processed item was in the cache.
+        encoder: "encoded", "cache", "disk" or "prefix", see SequenceStats; "" while it is not known.
         timings: seconds of fetch, decode and process.
     """
 
@@ -245,7 +300,11 @@ class ItemTrace:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One completion. `stop_reason` is the stop string or token id that ended it, None for EOS and length."""
+    """One of the answers to a prompt.
+
+    Args:
+        stop_reason: the stop string or stop token that ended the answer; None for EOS and other finish reasons.
+    """
 
     index: int
     text: str
@@ -258,16 +317,19 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt, completions in order of `index`. `error` says why nothing more came, or None.
+    """The output of a request.
 
     Args:
-        items: what each picture, clip or sound took, with the frames that were used and what `fit` made smaller.
-        timings: seconds of fetch, plan, decode, process, queue, encode, prefill and decode_steps; "queue" is all the time
-            it stood in a line. Together they are about the time from asking to the last token.
-        trace: how each item came to its rows, in the order of `items`.
-        num_cached_tokens: tokens of the prompt that the prefix cache had.
-        num_preemptions: times its blocks were taken and computed again.
-        pooled: float32 `[n]`, of a prompt that was asked for no answer, see `engine.pooling`.
+        outputs: the answers, in order of `index`.
+        finished: whether this is the last output of the request.
+        error: why the request failed, or None.
+        items: size, tokens and frames of each item, and whether `fit` made it smaller.
+        timings: seconds of fetch, plan, decode, process, queue, encode, prefill and decode_steps. "queue" is the time spent
+            waiting. The sum is about the time from the call to the last token.
+        trace: how each item was processed, in the order of `items`.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+        num_preemptions: how many times a sequence of the request was preempted.
+        pooled: float32 `[n]`, the result of a request with `PoolingParams`.
     """
 
     request_id: str
@@ -276,7 +338,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
     finished: bool = True
-    error: str | None = None
+    error: ErrorInfo | None = None
     items: tuple[ItemPlan, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     trace: tuple[ItemTrace, ...] = ()

@@ -1,4 +1,4 @@
-"""Several questions at once, each line of an answer as it comes: `python examples/async_stream.py [--model DIR]`."""
+"""Ask several questions at once, printing each finished line: `python examples/async_stream.py [--model DIR]`."""
 
 import argparse
 import asyncio
@@ -20,9 +20,9 @@ async def ask(engine: AsyncLLM, name: str, image: Path) -> None:
         if first:
             print(f"{name}: first token after {time.perf_counter() - start:.3f} s")
         first = False
-        *whole, line = (line + output.outputs[0].text).split("\n")  # the text is what is new since the last output
-        for said in whole:
-            print(f"{name}: {said}")
+        *whole, line = (line + output.outputs[0].text).split("\n")  # the text is the new part since the last output
+        for complete in whole:
+            print(f"{name}: {complete}")
     print(f"{name}: {line}")
 
 

@@ -1,6 +1,6 @@
-"""Pictures found by a text, then put in order: `python examples/embed_and_rank.py [--model DIR] [--query TEXT] [PICTURE ...]`.
+"""Find images by a text, then rank them: `python examples/embed_and_rank.py [--model DIR] [--query TEXT] [IMAGE ...]`.
 
-The shipped model only shows how it is done: use a model that was trained for it, such as Qwen3-VL-Embedding and -Reranker.
+The shipped model only shows the calls. Use models trained for the task, such as Qwen3-VL-Embedding and -Reranker.
 """
 
 import argparse
@@ -14,18 +14,18 @@ def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--query", default="a receipt")
-    parser.add_argument("pictures", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("*.png")))
+    parser.add_argument("images", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("*.png")))
     args = parser.parse_args()
 
     llm = LLM(args.model)
-    query, *found = llm.embed([args.query, *args.pictures])
-    scores = llm.score(args.query, [{"image": path} for path in args.pictures])
+    query, *found = llm.embed([args.query, *args.images])
+    scores = llm.score(args.query, [{"image": path} for path in args.images])
     if query.error:
-        raise SensoriumError(query.error)
-    for path, one, ranked in zip(args.pictures, found, scores, strict=True):
+        raise SensoriumError(str(query.error))
+    for path, one, ranked in zip(args.images, found, scores, strict=True):
         if not one.error:
             print(f"{path.name}: similarity {float(query.vector @ one.vector):.3f}, score {ranked.score:.3f}")
-    return [f"{path.name}: {one.error}" for path, one in zip(args.pictures, found, strict=True) if one.error]  # failed alone
+    return [f"{path.name}: {one.error}" for path, one in zip(args.images, found, strict=True) if one.error]
 
 
 if __name__ == "__main__":

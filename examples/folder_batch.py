@@ -1,4 +1,4 @@
-"""Every picture of a folder in one batch: `python examples/folder_batch.py [--model DIR] [FOLDER]`."""
+"""Ask a question about every image of a folder, in one batch: `python examples/folder_batch.py [--model DIR] [FOLDER]`."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ def main() -> list[str]:
         parser.error(f"{args.folder} is not a folder")
     paths = sorted(path for path in args.folder.iterdir() if path.suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"})
     if not paths:
-        parser.error(f"there are no pictures in {args.folder}")
+        parser.error(f"there are no images in {args.folder}")
     chats = [
         [{"role": "user", "content": [{"type": "image", "image": path}, {"type": "text", "text": args.question}]}]
         for path in paths
@@ -27,7 +27,7 @@ def main() -> list[str]:
     for path, answer in answers:
         if not answer.error:
             print(f"{path.name}: {answer.outputs[0].text!r}")
-    return [f"{path.name}: {answer.error}" for path, answer in answers if answer.error]  # a broken picture fails alone
+    return [f"{path.name}: {answer.error}" for path, answer in answers if answer.error]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A clip with its own sound, and a question about both: `python examples/omni.py --model Qwen2.5-Omni-3B talk.mp4`."""
+"""Ask about a video and its audio track: `python examples/omni.py --model Qwen2.5-Omni-3B talk.mp4`."""
 
 import argparse
 from pathlib import Path
@@ -9,20 +9,20 @@ from shared import run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="Qwen2.5-Omni-3B if it is not given")
-    parser.add_argument("clip", nargs="?", type=Path, default=Path("talk.mp4"))
+    parser.add_argument("--model", type=Path, help="default: Qwen2.5-Omni-3B")
+    parser.add_argument("video", nargs="?", type=Path, default=Path("talk.mp4"))
     parser.add_argument("question", nargs="?", default="What happens, and what is said?")
     args = parser.parse_args()
     model = args.model or Path("Qwen2.5-Omni-3B")
     if not args.model and not model.is_dir():
-        print("no such model ships: hf download Qwen/Qwen2.5-Omni-3B --local-dir Qwen2.5-Omni-3B")
+        print("this model does not ship; run: hf download Qwen/Qwen2.5-Omni-3B --local-dir Qwen2.5-Omni-3B")
         return
 
     llm = LLM(model, mm_processor_kwargs={"use_audio_in_video": True})
-    content = [{"type": "video", "video": args.clip}, {"type": "text", "text": args.question}]
+    content = [{"type": "video", "video": args.video}, {"type": "text", "text": args.question}]
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=128))
     if answer.error:
-        raise SensoriumError(answer.error)
+        raise SensoriumError(str(answer.error))
     print(answer.outputs[0].text)
 
 

@@ -1,4 +1,4 @@
-"""One picture, one question: `python examples/one_picture.py [--model DIR] [--image FILE] [QUESTION]`."""
+"""Ask one question about one image: `python examples/one_image.py [--model DIR] [--image FILE] [QUESTION]`."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ def main() -> None:
     content = [{"type": "image", "image": args.image}, {"type": "text", "text": args.question}]
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=96))
     if answer.error:
-        raise SensoriumError(answer.error)
+        raise SensoriumError(str(answer.error))
     print(answer.outputs[0].text)
 
 

@@ -1,7 +1,7 @@
-"""Several pictures in one prompt, written out by hand: `python examples/several_pictures.py [--model DIR] [FILE ...]`.
+"""Ask about several images with a hand-written prompt: `python examples/several_images.py [--model DIR] [FILE ...]`.
 
-It also prints what each picture took. The shipped model was trained on one at a time and reads the last; a larger one compares
-them.
+It also prints the number of embeddings of each image. The shipped model was trained on single images and reads the last one; a
+larger model compares them.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> None:
     request = {"prompt": prompt, "multi_modal_data": {"image": args.images}}
     (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
     if answer.error:
-        raise SensoriumError(answer.error)
+        raise SensoriumError(str(answer.error))
     for path, item in zip(args.images, answer.items, strict=True):
         print(f"{path}: {item.num_embeds} embeddings")
     print(answer.outputs[0].text)

@@ -1,4 +1,4 @@
-"""What the examples share: the shipped model and media, and how an error is shown. No example itself."""
+"""Shared by the examples: the shipped model and media, and error handling. Not an example itself."""
 
 import sys
 from collections.abc import Callable
@@ -10,9 +10,9 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 def run(main: Callable[[], list[str] | None]) -> None:
-    """What the caller can put right is one line on stderr and the exit code 2, as of `sensorium`.
+    """Run an example; print errors as one line each on stderr and exit with 2, like the `sensorium` command.
 
-    `main` raises it, or returns a line for each of several inputs that failed alone.
+    `main` raises a SensoriumError, or returns one line for each input that failed.
     """
     try:
         failed = main() or []

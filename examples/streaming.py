@@ -1,4 +1,4 @@
-"""The answer as it comes: `python examples/streaming.py [--model DIR] [--image FILE]`."""
+"""Print an answer while it is generated: `python examples/streaming.py [--model DIR] [--image FILE]`."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ def main() -> None:
     shown = 0
     for output in llm.stream([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=96)):
         if output.error:
-            raise SensoriumError(output.error)
+            raise SensoriumError(str(output.error))
         text = output.outputs[0].text  # all of it so far
         print(text[shown:], end="", flush=True)
         shown = len(text)

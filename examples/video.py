@@ -1,4 +1,4 @@
-"""What happens in a clip: `python examples/video.py [--model DIR] [--video FILE] [--fps N]`."""
+"""Ask about a video: `python examples/video.py [--model DIR] [--video FILE] [--fps N]`."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--video", type=Path, default=ASSETS / "media" / "clip.mp4")
-    parser.add_argument("--fps", type=float, default=2.0, help="frames looked at per second")
+    parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second")
     parser.add_argument("question", nargs="?", default="What happens in the clip?")
     args = parser.parse_args()
 
@@ -19,7 +19,7 @@ def main() -> None:
     content = [{"type": "video", "video": args.video}, {"type": "text", "text": args.question}]
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=64))
     if answer.error:
-        raise SensoriumError(answer.error)
+        raise SensoriumError(str(answer.error))
     print(answer.outputs[0].text)
 
 

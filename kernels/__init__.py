@@ -1,1 +1,1 @@
-"""HOW it is computed fast: one file per op, reference and fast paths side by side. Imports nothing of ours."""
+"""Kernels, one file per op: the reference in torch beside the fast backends. Imports nothing else of sensorium."""

@@ -1,6 +1,6 @@
-"""Activations, plain and gated: torch, C++ and Triton. Knows no weights.
+"""Activation functions, alone and multiplied with a second half (`act_and_mul`), in torch, C++ and Triton.
 
-In torch an element at the end of a tensor, or of a thread's share, is computed in another way and may differ in its last bit.
+In torch, an element at the end of a tensor or of a thread's share takes another code path and may differ in its last bit.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .native import call
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """`x * sigmoid(1.702 x)`, CLIP's approximation."""
+    """`x * sigmoid(1.702 x)`, CLIP's approximation of GELU."""
     return x * torch.sigmoid(1.702 * x)
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
-    """Gelu's approximation by a hyperbolic tangent (arXiv 1606.08415)."""
+    """GELU's tanh approximation (arXiv 1606.08415)."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -31,12 +31,12 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
 }
-"""By the names that configs use."""
-_NUMBERS = {name: number for number, name in enumerate(REFERENCES)}  # of the C++ kernel
+"""By the names that config.json uses."""
+_KERNEL_IDS = {name: number for number, name in enumerate(REFERENCES)}  # enum of the C++ kernel
 
 
 def activation(name: str, x: Tensor) -> Tensor:
-    """One of REFERENCES of each element."""
+    """Apply one of REFERENCES to each element."""
     chosen = backend("activation", x.device, x.dtype)
     if chosen == "triton" and x.is_contiguous():
         from .gpu import activation
@@ -45,25 +45,25 @@ def activation(name: str, x: Tensor) -> Tensor:
     if chosen != "native" or not x.is_contiguous():
         return REFERENCES[name](x)
     out = torch.empty_like(x)
-    call("activation", x.dtype, _NUMBERS[name], x, out, x.numel())
+    call("activation", x.dtype, _KERNEL_IDS[name], x, out, x.numel())
     return out
 
 
-def gated_reference(name: str, x: Tensor) -> Tensor:
-    """`activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype between the two, as the published models do."""
+def act_and_mul_reference(name: str, x: Tensor) -> Tensor:
+    """Compute `activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype in between, as published models do."""
     gate, up = x.chunk(2, -1)
     return REFERENCES[name](gate).mul_(up)
 
 
-def gated(name: str, x: Tensor) -> Tensor:
-    """`x [rows, 2 * inner]`, gate then up -> `[rows, inner]`."""
-    chosen = backend("gated", x.device, x.dtype)
+def act_and_mul(name: str, x: Tensor) -> Tensor:
+    """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`."""
+    chosen = backend("act_and_mul", x.device, x.dtype)
     if chosen == "triton" and x.stride(1) == 1:
         from .gpu import activation
 
-        return activation.gated(name, x)
+        return activation.act_and_mul(name, x)
     if chosen != "native" or not x.is_contiguous():
-        return gated_reference(name, x)
+        return act_and_mul_reference(name, x)
     out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype)
-    call("gated", x.dtype, _NUMBERS[name], x, out, x.shape[0], out.shape[1])
+    call("gated", x.dtype, _KERNEL_IDS[name], x, out, x.shape[0], out.shape[1])
     return out

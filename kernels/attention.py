@@ -1,4 +1,4 @@
-"""Paged attention: prompt chunks and decode rows of many requests in one call. Knows no model and no scheduler."""
+"""Paged attention for a batch that mixes prompt chunks and decode rows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import kv8
+from . import kv_quant
 from .dispatch import backend
-from .metadata import AttentionMetadata, DecodeRows
-from .native import call, rows
+from .metadata import AttentionMetadata, DecodeGroup
+from .native import call, contiguous_heads
 
-_NATIVE_CODES = {torch.int8: 1, torch.uint8: 2}
+_NATIVE_QUANT = {torch.int8: 1, torch.uint8: 2}
 
 
 def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
-    """Put `k, v [rows, kv_heads, dim]` into `kv_cache`, as `paged_attention` has it, at their slots."""
-    slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim or width]
+    """Write `k, v [rows, kv_heads, dim]` into `kv_cache` at their slots."""
+    slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim or bytes per head]
     for plane, rows_ in zip(slots, (k, v), strict=False):
         assert rows_ is not None, "a cache of two planes takes keys and values"
-        if kv8.is_coded(kv_cache):
-            kv8.write(rows_, plane, meta.slot_mapping)
+        if kv_quant.is_quantized(kv_cache):
+            kv_quant.write_quantized(rows_, plane, meta.slot_mapping)
         else:
             plane.index_copy_(0, meta.slot_mapping, rows_)
 
@@ -28,17 +28,19 @@ def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMe
 def paged_attention_reference(
     q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, soft_cap: float | None = None
 ) -> Tensor:
-    """Row by row over the cache, softmax in float32: what `paged_attention` computes once keys are written."""
+    """Compute `paged_attention` row by row in float32. The keys and values must be in the cache already."""
     slots, group = kv_cache.flatten(1, 2), q.shape[1] // kv_cache.shape[3]
     out = torch.empty_like(q)
     for i, length in enumerate(meta.seq_lens):
-        first, last = meta.query_start[i], meta.query_start[i + 1]
+        first, last = meta.query_start_loc[i], meta.query_start_loc[i + 1]
         token = torch.arange(length, device=q.device)
         where = meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size
-        sides = _numbers(slots[:, where], q.shape[2], torch.float32).repeat_interleave(group, 2)  # [planes, length, heads, dim]
-        for row, start, stop in zip(range(first, last), *meta.ranges(i).tolist(), strict=True):
+        sides = _dequantized(slots[:, where], q.shape[2], torch.float32).repeat_interleave(
+            group, 2
+        )  # [planes, length, heads, dim]
+        for row, start, stop in zip(range(first, last), *meta.key_ranges(i).tolist(), strict=True):
             keys, values = sides[0, start:stop], sides[-1, start:stop]
-            scores = _capped(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)
+            scores = _apply_soft_cap(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)
             out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values).to(q.dtype)
     return out
 
@@ -52,19 +54,19 @@ def paged_attention_native(
     scale: float,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """The C++ kernel. The bits of a row depend on its query, its position and the keys it sees, on nothing else."""
+    """Run the C++ kernel. A row's bits depend only on its query, its position and the keys that it attends to."""
     assert kv_cache.is_contiguous(), "the kernel takes the address of a slot from its number"
-    q, k, v = rows(q), rows(k), None if v is None else rows(v)
+    q, k, v = contiguous_heads(q), contiguous_heads(k), None if v is None else contiguous_heads(v)
     n, heads, dim = q.shape
     slots = kv_cache.shape[1] * kv_cache.shape[2]
     out = torch.empty((n, heads, dim), dtype=q.dtype)
     numbers = (meta.block_tables.shape[0], meta.block_tables, meta.block_tables.shape[1], meta.block_size)
-    values = kv_cache if v is not None and not len(v) else v  # an empty tensor has no address, which means: keys are values
-    cache = (kv_cache, slots, kv_cache.stride(2), _NATIVE_CODES.get(kv_cache.dtype, 0))
+    values = kv_cache if v is not None and not len(v) else v  # an empty tensor has a null address, which means "v is k"
+    cache = (kv_cache, slots, kv_cache.stride(2), _NATIVE_QUANT.get(kv_cache.dtype, 0))
     where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), *cache, out)
     sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
-    sees = (int(meta.causal), meta.window or 0, meta.seen, n)
-    call("paged_attention", q.dtype, *where, *sizes, *meta.bounds, *numbers, meta.slot_mapping, k.shape[0], *sees)
+    sees = (int(meta.causal), meta.window or 0, meta.key_range, n)
+    call("paged_attention", q.dtype, *where, *sizes, *meta.cpu_starts_and_lens, *numbers, meta.slot_mapping, k.shape[0], *sees)
     return out
 
 
@@ -77,16 +79,17 @@ def paged_attention(
     scale: float,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Write this step's keys and values, then attend; each row sees a range of keys, usually those up to its own (`meta`).
+    """Write this step's keys and values to the cache, then attend. Each row attends to a range of keys, usually the causal one.
 
     Args:
-        q: `[rows, heads, dim]`; heads a multiple of the key/value heads (grouped-query attention).
-        k, v: `[rows, kv_heads, dim]` of this step, as many rows as `meta.slot_mapping` has slots; v None where keys are values,
-            both None where they are in the cache already (`placing.place`).
-        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, `[1, ...]` where keys are values; in codes of 8 bits
-            `[2, blocks, block_size, kv_heads, width]` (`kv8`). Written in place; rows see what it holds then, not `k` and `v`.
+        q: `[rows, heads, dim]`; `heads` is a multiple of `kv_heads` (grouped-query attention).
+        k, v: `[rows, kv_heads, dim]` of this step, one row per slot of `meta.slot_mapping`. v is None if keys are also the
+            values (MLA). Both are None if they are in the cache already (`qkv_prepare.prepare_qkv`).
+        kv_cache: `[2, blocks, block_size, kv_heads, dim]`, or `[1, ...]` if keys are also the values. A quantised cache
+            (`kv_quant`) has `bytes_per_head` in place of `dim`. Written in place. Rows attend to what the cache then holds,
+            so to quantised keys even in the step that writes them.
         scale: factor of the scores, usually `dim ** -0.5`.
-        soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`; None: they stay.
+        soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`. None: no cap.
 
     Returns:
         `[rows, heads, dim]`.
@@ -102,56 +105,56 @@ def paged_attention(
         return attention.attend(q, kv_cache, meta, scale, soft_cap)
     if k is not None:
         write_cache(k, v, kv_cache, meta)
-    if chosen == "reference" or meta.invariant:
+    if chosen == "reference" or meta.batch_invariant:
         return paged_attention_reference(q, kv_cache, meta, scale, soft_cap)
     out = torch.empty_like(q)
-    for group in meta.decodes:
+    for group in meta.decode_groups:
         if group.rows is None:
             return _decode(q, kv_cache, group, scale, soft_cap)
         out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap))
-    for request in meta.chunks:
-        rows = slice(meta.query_start[request], meta.query_start[request + 1])
-        fresh = meta.causal and rows.stop - rows.start == meta.seq_lens[request]  # its keys are those of this step
-        if k is not None and fresh and not kv8.is_coded(kv_cache):
+    for request in meta.prefills:
+        rows = slice(meta.query_start_loc[request], meta.query_start_loc[request + 1])
+        fresh = meta.causal and rows.stop - rows.start == meta.seq_lens[request]  # all its keys are from this step
+        if k is not None and fresh and not kv_quant.is_quantized(kv_cache):
             keys, values = k[rows], k[rows] if v is None else v[rows]
         else:
-            keys, values = _context(q, kv_cache, meta, request, meta.first_block(request))
-        if meta.plain and soft_cap is None:
-            out[rows] = _several(q[rows], keys, values, scale, meta.causal)
+            keys, values = _gather_context(q, kv_cache, meta, request, meta.first_block(request))
+        if meta.full_attention and soft_cap is None:
+            out[rows] = _attend_unmasked(q[rows], keys, values, scale, meta.causal)
         else:
-            first, stop = meta.ranges(request)
+            first, stop = meta.key_ranges(request)
             key = torch.arange(meta.seq_lens[request] - keys.shape[0], meta.seq_lens[request], device=q.device)
             mask = (key >= first[:, None]) & (key < stop[:, None])
-            out[rows] = _masked(q[rows], keys, values, mask, scale, soft_cap)
+            out[rows] = _attend_masked(q[rows], keys, values, mask, scale, soft_cap)
     return out
 
 
-def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeRows, scale: float, soft_cap: float | None) -> Tensor:
-    """One row a request: the query heads that share a key head stand in for query rows, so keys are not repeated."""
+def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeGroup, scale: float, soft_cap: float | None) -> Tensor:
+    """Attend with one row per request. Query heads of one key head become query rows, so keys are not repeated."""
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
-    found = [_numbers(side.index_select(0, plan.blocks), dim, q.dtype) for side in kv_cache]
+    found = [_dequantized(side.index_select(0, plan.blocks), dim, q.dtype) for side in kv_cache]
     sides = [side.view(n, -1, kv_heads, dim).transpose(1, 2) for side in found]
     done = _attend(q.view(n, kv_heads, -1, dim), sides[0], sides[-1], plan.mask, scale, soft_cap)
     return done.reshape(n, heads, dim)
 
 
-def _context(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, request: int, start: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one request from block `start` on, `[keys, kv_heads, dim]` each, in the dtype of queries."""
+def _gather_context(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, request: int, start: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values of one request from block `start` on, `[keys, kv_heads, dim]` each, in the dtype of q."""
     length = meta.seq_lens[request]
     blocks = meta.block_tables[request, start : -(-length // meta.block_size)].long()
     found = [side.index_select(0, blocks).flatten(0, 1)[: length - start * meta.block_size] for side in kv_cache]
-    sides = [_numbers(side, q.shape[2], q.dtype) for side in found]
+    sides = [_dequantized(side, q.shape[2], q.dtype) for side in found]
     return sides[0], sides[-1]
 
 
-def _numbers(cached: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Of a cache, or a part of one, the numbers `[..., kv_heads, dim]`."""
-    return (kv8.decode(cached, dim) if kv8.is_coded(cached) else cached).to(dtype)
+def _dequantized(cached: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Return the values of a cache, or of part of one, dequantised: `[..., kv_heads, dim]`."""
+    return (kv_quant.dequantize(cached, dim) if kv_quant.is_quantized(cached) else cached).to(dtype)
 
 
-def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """Causally, `q` are the last rows of the positions that `k` and `v` hold."""
+def _attend_unmasked(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """Attend without a mask per row. If `causal`, `q` holds the last rows of the positions in `k` and `v`."""
     n, length = q.shape[0], k.shape[0]
     mask = None if n == length or not causal else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
@@ -160,8 +163,8 @@ def _several(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Ten
     return done[0].transpose(0, 1)
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None) -> Tensor:
-    """`mask` bool `[rows, keys]`; the query heads that share a key head stand in for more query rows."""
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None) -> Tensor:
+    """Attend with a mask, bool `[rows, keys]`. Query heads of one key head become query rows."""
     n, kv_heads, dim = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.view(n, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * group, dim]
     mask = mask.repeat_interleave(q.shape[1] // kv_heads, 0)
@@ -170,13 +173,13 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_ca
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None) -> Tensor:
-    """`q [..., rows, dim]`, `k, v [..., keys, dim]`; a bool mask that is true where a row sees a key."""
+    """Attend with `q [..., rows, dim]` and `k, v [..., keys, dim]`; the mask is True where a row attends to a key."""
     if soft_cap is None:
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
-    scores = _capped((q @ k.transpose(-1, -2)).float() * scale, soft_cap)
+    scores = _apply_soft_cap((q @ k.transpose(-1, -2)).float() * scale, soft_cap)
     scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1).to(v.dtype) @ v
 
 
-def _capped(scores: Tensor, soft_cap: float | None) -> Tensor:
+def _apply_soft_cap(scores: Tensor, soft_cap: float | None) -> Tensor:
     return scores if soft_cap is None else (scores / soft_cap).tanh() * soft_cap

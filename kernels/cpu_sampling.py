@@ -1,81 +1,98 @@
-"""From logits to one token per row on a CPU: temperature, then min_p, top_k, top_p, then the draw. Knows no sequence.
+"""Sampling on a CPU, one row at a time in numpy, which partitions and sorts float32 many times faster than torch does there.
 
-Rows are drawn one by one: numpy partitions and sorts float32 many times faster than torch does there, and a row cannot depend
-on its neighbours. Tokens that are equal to the last one kept are kept too, so that no order is left to chance. On other
-devices all rows are drawn at once (`kernels.sampling`).
+A row's token depends on that row alone. `sampling.sample_reference` states the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .sampling_params import SamplingParams
-
-_FIRST = 4096  # largest tokens, which are enough for top_p as a rule; else all are sorted
-_BLOCK = 256  # tokens whose sum is made at once
-
-
-def likeliest(logits: Tensor) -> list[int]:
-    """The first of the largest logits of each row."""
-    return logits.numpy().argmax(-1).tolist()  # type: ignore[no-any-return]
+NO_TOKEN_ALLOWED, NOT_FINITE = 1, 2
+"""Reasons why a row cannot be sampled: no token is allowed; a logit is NaN or plus infinity."""
+_CANDIDATES = 4096  # most likely tokens that usually hold all of top_p; where they do not, all tokens are sorted
+_CHUNK = 256  # probabilities that are summed at once
 
 
-def draw(logits: Tensor, params: Sequence[SamplingParams], numbers: Sequence[float]) -> list[int]:
-    """One token of each row of float32 `[rows, vocab]`; `numbers` in [0, 1) say which."""
-    return [_draw_row(*entry) for entry in zip(logits, params, numbers, strict=True)]
+def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Sample as `sampling.sample_reference` does, in float32. `logits` are overwritten where `bitmask` forbids tokens."""
+    logits = logits.float()
+    values = logits.numpy()
+    if bitmask is not None:
+        _mask_(values, bitmask.numpy())
+    table = params.tolist()
+    tokens, wrong = [0] * len(values), [0] * len(values)
+    if not all(row[0] for row in table):
+        tokens = values.argmax(-1).tolist()  # NaN counts as the largest
+    for i, (row, (temperature, top_k, top_p, log_min_p, number)) in enumerate(zip(logits.unbind(), table, strict=True)):
+        if not temperature:
+            good = math.isfinite(values[i, tokens[i]])
+        else:
+            probs: np.ndarray = (row / temperature).softmax(-1).numpy()
+            good = not math.isnan(probs[0])  # else all of them are NaN
+            if good:
+                tokens[i] = _sample_row(probs, int(top_k), top_p, math.exp(log_min_p), number)
+        if not good:
+            wrong[i] = NO_TOKEN_ALLOWED if values[i].max() == -math.inf else NOT_FINITE
+    return torch.tensor(tokens, dtype=torch.int64), torch.tensor(wrong, dtype=torch.int64)
 
 
-def _draw_row(logits: Tensor, params: SamplingParams, number: float) -> int:
-    probs: np.ndarray = (logits / params.temperature).softmax(-1).numpy()
-    floor = _floor(probs, params)
-    return _crossing(probs if floor is None else probs * (probs >= floor), number)
+def _mask_(values: np.ndarray, words: np.ndarray) -> None:
+    """Set the logits of tokens whose bit in `words` is 0 to -inf, in place."""
+    for i in np.flatnonzero((words != -1).any(-1)):
+        allowed = np.unpackbits(words[i].view(np.uint8), count=values.shape[1], bitorder="little").view(bool)
+        values[i, ~allowed] = -np.inf
 
 
-def _floor(probs: np.ndarray, params: SamplingParams) -> np.float32 | None:
-    """The smallest probability that is kept; None keeps all."""
-    vocab, floor = len(probs), np.float32(params.min_p) * probs.max() if params.min_p else None
-    if 0 < params.top_k < vocab:
-        best = _best(probs, params.top_k, floor)
-        return _nucleus(best, params.top_p)
-    if params.top_p >= 1.0:
-        return floor
-    total = probs.sum() if floor is None else probs[probs >= floor].sum()
-    if vocab > 4 * _FIRST:  # else sorting all is as fast
-        best = _best(probs, _FIRST, floor)
-        share = params.top_p * float(total) / float(best.sum())
+def _sample_row(probs: np.ndarray, top_k: int, top_p: float, min_p: float, number: float) -> int:
+    threshold = _threshold(probs, top_k, top_p, min_p)
+    return _first_above(probs if threshold is None else probs * (probs >= threshold), number)
+
+
+def _threshold(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.float32 | None:
+    """Return the smallest probability that is kept; None keeps all."""
+    vocab, threshold = len(probs), np.float32(min_p) * probs.max() if min_p else None
+    if 0 < top_k < vocab:
+        return _nucleus(_largest(probs, top_k, threshold), top_p)
+    if top_p >= 1.0:
+        return threshold
+    total = probs.sum() if threshold is None else probs[probs >= threshold].sum()
+    if vocab > 4 * _CANDIDATES:  # sorting a smaller vocabulary is as fast
+        candidates = _largest(probs, _CANDIDATES, threshold)
+        share = top_p * float(total) / float(candidates.sum())
         if share < 1.0:
-            return _nucleus(best, share)
-    return _nucleus(_best(probs, vocab, floor), params.top_p)
+            return _nucleus(candidates, share)
+    return _nucleus(_largest(probs, vocab, threshold), top_p)
 
 
-def _best(probs: np.ndarray, count: int, floor: np.float32 | None) -> np.ndarray:
-    """The `count` largest that are not below `floor`, from low to high."""
+def _largest(probs: np.ndarray, count: int, threshold: np.float32 | None) -> np.ndarray:
+    """Return the `count` largest probabilities, without those below the threshold, in ascending order."""
     first = len(probs) - count
-    best = np.sort(np.partition(probs, first)[first:] if first else probs)
-    return best if floor is None else best[best >= floor]
+    largest = np.sort(np.partition(probs, first)[first:] if first else probs)
+    return largest if threshold is None else largest[largest >= threshold]
 
 
-def _nucleus(best: np.ndarray, share: float) -> np.float32:
-    """The last of the largest that are needed to reach this share of them."""
-    return best[_crossing(best, 1.0 - share)]  # type: ignore[no-any-return]
+def _nucleus(ascending: np.ndarray, share: float) -> np.float32:
+    """Return the smallest of the largest values whose sum reaches this share of the total."""
+    return ascending[_first_above(ascending, 1.0 - share)]  # type: ignore[no-any-return]
 
 
-def _crossing(values: np.ndarray, share: float) -> int:
-    """Where the running sum exceeds this share of all, from 0 and below 1; always at a value above 0.
+def _first_above(values: np.ndarray, share: float) -> int:
+    """Return the index at which the running sum exceeds this share of the total, in [0, 1); its value is never 0.
 
-    In blocks, since a running sum is made one value after the other.
+    Chunks are summed first, because a running sum over all values adds them one by one.
     """
-    sums = np.add.reduceat(values, np.arange(0, len(values), _BLOCK)).cumsum(dtype=np.float64)
+    sums = np.add.reduceat(values, np.arange(0, len(values), _CHUNK)).cumsum(dtype=np.float64)
     target = share * sums[-1]
-    first = _above(sums, target) * _BLOCK
-    rest = target - (sums[first // _BLOCK - 1] if first else 0.0)
-    return first + _above(values[first : first + _BLOCK].cumsum(dtype=np.float64), rest)
+    first = _search(sums, target) * _CHUNK
+    rest = target - (sums[first // _CHUNK - 1] if first else 0.0)
+    return first + _search(values[first : first + _CHUNK].cumsum(dtype=np.float64), rest)
 
 
-def _above(sums: np.ndarray, target: float) -> int:
-    """The first of the running sums above the target, or, where rounding left none, the first that is as large as the last."""
+def _search(sums: np.ndarray, target: float) -> int:
+    """Return the first running sum above the target; where rounding leaves none, the first that equals the last."""
     found = int(sums.searchsorted(target, "right"))
     return found if found < len(sums) else int(sums.searchsorted(sums[-1]))

@@ -1,7 +1,7 @@
-"""Products with weights as 8-bit floats (e4m3), a scale per output: torch and Triton. Knows no slices, no model.
+"""Linear layers with 8-bit float weights (e4m3) and one scale per output, in torch and Triton.
 
-Cards with such products (sm_89 and later) take rows as 8-bit floats too, with a scale of their own; elsewhere only the weights
-are, and sums are in float32. Source of the format: arXiv 2209.05433.
+GPUs with 8-bit float matrix units (sm_89 and later) also quantise the activations, with one scale per row. Elsewhere only
+the weights are quantised and sums are in float32. The format is from arXiv 2209.05433.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from torch.nn import functional as F
 
 from .dispatch import backend
 
-LARGEST = 448.0  # of the format
-_TINY = 1e-30  # a row's largest magnitude is taken for no less
-_AT_ONCE = 256  # outputs whose weights torch widens at a time
-_FEWEST = 16  # rows of a product, see `linear`
+FP8_MAX = 448.0  # largest value of the format
+_MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
+_CHUNK_OUTPUTS = 256  # outputs whose weights torch dequantises at a time
+_MIN_ROWS = 16  # rows of a product are padded to this many, see `linear`
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8:
-    """`weight` float8_e4m3fn `[out, in]`, `scale` float32 `[out]`: the original is about `weight * scale[:, None]`."""
+class Fp8Weight:
+    """`weight` float8_e4m3fn `[out, in]` and `scale` float32 `[out]`; the original is about `weight * scale[:, None]`."""
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x [rows, n]` -> float8_e4m3fn `[rows, n]` and float32 scales `[rows, 1]`; each row's largest magnitude becomes 448."""
-    scale = x.abs().amax(1, keepdim=True).float().clamp_(min=_TINY).div_(LARGEST)
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise `x [rows, n]` to float8_e4m3fn; each row's absmax becomes 448. Returns it with float32 scales `[rows, 1]`."""
+    scale = x.abs().amax(1, keepdim=True).float().clamp_(min=_MIN_ABSMAX).div_(FP8_MAX)
     return x.float().div(scale).to(torch.float8_e4m3fn), scale
 
 
-def pack_fp8(weight: Tensor, bias: Tensor | None) -> Fp8:
-    """Round `weight [out, in]`, one scale per output."""
-    rounded, scale = round_rows(weight)
-    return Fp8(rounded, scale.flatten(), bias)
+def pack_fp8(weight: Tensor, bias: Tensor | None) -> Fp8Weight:
+    """Quantise `weight [out, in]` with one scale per output."""
+    rounded, scale = quantize_rows_fp8(weight)
+    return Fp8Weight(rounded, scale.flatten(), bias)
 
 
-def fp8_linear_reference(x: Tensor, weights: Fp8) -> Tensor:
-    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once; rows are as they come."""
-    out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _FEWEST - len(x))))
-    for start in range(0, len(weights.weight), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+def fp8_linear_reference(x: Tensor, weights: Fp8Weight) -> Tensor:
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype, rounded once. Activations are not quantised."""
+    out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _MIN_ROWS - len(x))))
+    for start in range(0, len(weights.weight), _CHUNK_OUTPUTS):
+        part = slice(start, start + _CHUNK_OUTPUTS)
         made = (wide @ weights.weight[part].float().t()).mul_(weights.scale[part])
         out[:, part] = (made if weights.bias is None else made.add_(weights.bias[part]))[: len(x)]
     return out
 
 
-def fp8_linear(x: Tensor, weights: Fp8) -> Tensor:
-    """See `fp8_linear_reference`; on cards with products of 8-bit floats rows are rounded to them first (`round_rows`)."""
+def fp8_linear(x: Tensor, weights: Fp8Weight) -> Tensor:
+    """Compute `fp8_linear_reference`; GPUs with 8-bit float matrix units quantise the rows first (`quantize_rows_fp8`)."""
     if backend("fp8_linear", x.device, x.dtype) == "triton":
         from .gpu import linear
 

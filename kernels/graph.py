@@ -1,14 +1,14 @@
-"""A forward, recorded while it runs and replayed later: a CUDA graph, and what takes its place on a CPU. Knows no model.
+"""Record a forward pass once and replay it: as a CUDA graph, or as a list of calls on a CPU.
 
-A decode step is a hundred short kernels, and finding the way to them through modules, views and allocations takes as long as
-some of them do. A replay is nothing but the calls, on the same memory: those of `native.call` with their addresses, and
-torch's own operators with their tensors. It gives the bits of the forward, since it is the same kernels on the same numbers.
+A decode step is a hundred short kernels. On a CPU, the Python code and allocations around them take as long as some kernels
+do. A replay only makes the calls again on the same memory: `native.call` with its addresses, torch operators with their
+tensors. It gives the same bits as the forward, since the same kernels run on the same values.
 
-What a forward asks of its inputs beyond their shapes cannot be replayed: a number read into Python, a result whose size
-depends on the data, randomness. It is noticed while recording, and that forward has no graph.
+A forward cannot be replayed if it reads a value into Python, makes a result whose size depends on data, or draws random
+numbers. This is detected while recording, and such a forward has no graph.
 
-Nor can a GPU record a copy out of the host's memory, such as of indices that a forward works out there. What the host works
-out is the same in every replay, so it is sent once, and the graph reads it where it is.
+A CUDA graph also cannot record a copy from host memory, such as of indices that a forward computes on the host. These are the
+same in every replay, so they are uploaded once and the graph reads them from the device.
 """
 
 from __future__ import annotations
@@ -45,51 +45,51 @@ _WRITES = {_aten.index_put.default, _aten.index_put_.default}
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 
-_unended: dict[Any, torch.cuda.CUDAGraph] = {}  # by the handle of their pool
+_failed_captures: dict[Any, torch.cuda.CUDAGraph] = {}  # by pool handle
 
 Result = TypeVar("Result")
 Made = TypeVar("Made", covariant=True)
 
 
-class Recorded(Protocol[Made]):
-    """A forward that runs again on what its inputs hold now. The result is overwritten by the next replay."""
+class Replayable(Protocol[Made]):
+    """A recorded forward. `replay` runs it on the current content of its inputs; the next replay overwrites the result."""
 
     def replay(self) -> Made: ...
 
 
-class Graph(Generic[Result]):
-    """The calls of one forward, the memory they use, and where its result is."""
+class CallGraph(Generic[Result]):
+    """The calls of one forward, the memory that they use, and the result."""
 
     def __init__(self, calls: Sequence[Callable[[], object]], memory: Sequence[object], result: Result) -> None:
         self.calls, self._memory, self._result = tuple(calls), tuple(memory), result
 
     def replay(self) -> Result:
-        """Run it on what its inputs hold now. The result is overwritten by the next replay."""
+        """Run the calls on the current content of the inputs. The next replay overwrites the result."""
         for call in self.calls:
             call()
         return self._result
 
 
-class Watched(Sequence[int]):
-    """Numbers that are others in the next step: whoever looks at them is noticed."""
+class WatchedInts(Sequence[int]):
+    """Ints that change from step to step. `was_read` is set when any of them is read."""
 
     def __init__(self, values: Sequence[int]) -> None:
-        self._values, self.seen = values, False
+        self._values, self.was_read = values, False
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __getitem__(self, index: Any) -> Any:
-        self.seen = True
+        self.was_read = True
         return self._values[index]
 
     def __iter__(self) -> Iterator[int]:
-        self.seen = True
+        self.was_read = True
         return iter(self._values)
 
 
 class CudaGraph(Generic[Result]):
-    """A forward as a GPU's driver keeps it, and tables that it reads. `replay` as that of Graph."""
+    """A CUDA graph, with the tables that it reads and its result. `replay` is as in CallGraph."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, tables: Sequence[Tensor], result: Result) -> None:
         self._graph, self._tables, self._result = graph, tuple(tables), result
@@ -101,18 +101,18 @@ class CudaGraph(Generic[Result]):
 
 @dataclass(frozen=True)
 class CapturePool:
-    """What graphs share that never run at the same time: memory, and the stream that they are recorded on.
+    """Memory and capture stream of graphs that never run at the same time.
 
-    torch keeps a workspace for products by stream, and a graph writes into that of the stream it was recorded on, wherever it
-    is replayed. Graphs that may run at the same time therefore need pools of their own.
+    torch has one cuBLAS workspace per stream, and a graph writes to that of its capture stream wherever it is replayed. Graphs
+    that may run at the same time therefore need pools of their own.
     """
 
-    handle: Any  # as of `torch.cuda.graph_pool_handle`
+    handle: Any  # from `torch.cuda.graph_pool_handle`
     stream: torch.cuda.Stream
 
 
-class NotRecorded(RuntimeError):
-    """A forward ran, and failed when it ran again to be recorded, of which this tells. `result`: of the first run."""
+class CaptureFailed(RuntimeError):
+    """Capturing failed after an eager run had succeeded. `result` is that of the eager run."""
 
     def __init__(self, result: Any, why: str) -> None:
         super().__init__(why)
@@ -120,38 +120,38 @@ class NotRecorded(RuntimeError):
 
 
 def capture_pool(device: torch.device) -> CapturePool:
-    """A new one, on that GPU."""
+    """Create a pool on the GPU."""
     return CapturePool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
 
 
 def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Result, CudaGraph[Result] | None]:
-    """As `capture`, on a GPU; NotRecorded where only recording fails.
+    """Do what `capture` does, on a GPU. Raises CaptureFailed if only the capture fails.
 
-    The forward runs once as it is, since what compiles or allocates on first use cannot be recorded.
+    The forward first runs eagerly, because compilation and allocation on first use cannot be captured.
     """
-    if pool.handle in _unended:
+    if pool.handle in _failed_captures:
         return forward(), None
-    from .gpu.upload import keeping
+    from .gpu.upload import capture_tables
 
-    sent = Sent()
-    with _Reads(_on_host) as reads, sent:
+    sent = UploadCache()
+    with _HostReadDetector(_on_host) as reads, sent:
         result = forward()
-    if sent.varies or reads.seen:
+    if sent.data_dependent or reads.found:
         return result, None
-    sent.again, graph = True, torch.cuda.CUDAGraph()
+    sent.capturing, graph = True, torch.cuda.CUDAGraph()
     try:
-        with keeping() as tables, _recording(graph, pool), sent:
+        with capture_tables() as tables, _recording(graph, pool), sent:
             kept = forward()
-    except RuntimeError as error:  # it waits for the device in a way that is not noticed, or there is no memory left
+    except RuntimeError as error:  # it synchronises in a way that was not detected, or memory is short
         _log.warning("a forward is not recorded", exc_info=True)
         _end(graph, pool)
-        raise NotRecorded(result, str(error)) from error
-    return result, CudaGraph(graph, [*sent.used, *tables.values()], kept)
+        raise CaptureFailed(result, str(error)) from error
+    return result, CudaGraph(graph, [*sent.captured, *tables.values()], kept)
 
 
 @contextmanager
 def _recording(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> Iterator[None]:
-    """As `torch.cuda.graph`, which leaves its stream the current one where the recording cannot be ended."""
+    """Capture as `torch.cuda.graph` does, but restore the current stream even if the capture cannot be ended."""
     before = torch.cuda.current_stream(pool.stream.device)
     recording = torch.cuda.graph(graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local")
     with torch.cuda.stream(before), recording:
@@ -159,88 +159,91 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> Iterator[None]
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
-    """Of a recording that failed: have torch give memory out and take it back as it does elsewhere.
+    """Clean up after a failed capture, so that torch allocates and frees memory normally again.
 
-    Where the driver refuses to end a recording, some versions of torch leave their allocators as while it lasted: memory that
-    other streams used never comes back, and emptying the cache fails. The one of the device is told here, and says whether
-    that was so. The one of the host cannot be told; it asks that graph, which must stay, and takes no other of its pool.
+    If the driver refuses to end a capture, some versions of torch leave their allocators in capture mode: memory that other
+    streams used never comes back, and emptying the cache fails. The device allocator is reset here; its answer tells whether
+    this was the case. The host allocator cannot be reset: it asks the graph, which is kept, and its pool captures no other.
     """
     graph.reset()
     try:
         torch._C._cuda_endAllocateToPool(pool.stream.device.index, pool.handle)
-    except RuntimeError:  # it is not recording
+    except RuntimeError:  # the allocator is not in capture mode
         return
-    _unended[pool.handle] = graph
+    _failed_captures[pool.handle] = graph
 
 
 def capture(
-    forward: Callable[[], Result], watched: Sequence[Watched] = (), fixed: Sequence[Tensor] = ()
-) -> tuple[Result, Graph[Result] | None]:
-    """Run `forward` once; its result, and its graph, None if it cannot be replayed.
+    forward: Callable[[], Result], watched: Sequence[WatchedInts] = (), constants: Sequence[Tensor] = ()
+) -> tuple[Result, CallGraph[Result] | None]:
+    """Run `forward` once. Returns its result and its graph, or None if it cannot be replayed.
 
-    Its inputs must be written in place before a replay, but for those that are `fixed`, and may be read. Memory that a part
-    of it has done with is used again by later ones, so the graph holds about as much as the forward does.
+    Inputs must be written in place before a replay. `constants` are tensors that never change and may be read in Python.
+    Memory that one part of the forward has released is reused by later parts, so a graph holds about as much as the forward.
     """
-    same = {_address(tensor) for tensor in fixed}
-    recorder, reads = _Recorder(lambda tensor: _address(tensor) in same), _Reads(lambda tensor: _address(tensor) in same)
+    same = {_address(tensor) for tensor in constants}
+    recorder, reads = (
+        _CallRecorder(lambda tensor: _address(tensor) in same),
+        _HostReadDetector(lambda tensor: _address(tensor) in same),
+    )
     with native.recording(recorder.native), reads, recorder:
         result = forward()
-    if recorder.varies or reads.seen or any(values.seen for values in watched):
+    if recorder.data_dependent or reads.found or any(values.was_read for values in watched):
         return result, None
-    return result, Graph(recorder.calls, recorder.memory(), result)
+    return result, CallGraph(recorder.calls, recorder.memory(), result)
 
 
 def _on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-class _Reads(TorchFunctionMode):
-    """Notices tensors that are read in Python past torch's dispatcher, and are not `fixed`."""
+class _HostReadDetector(TorchFunctionMode):
+    """Detect tensors that are read in Python without torch's dispatcher, except constants."""
 
-    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
-        self.seen, self._fixed = False, fixed
+    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
+        self.found, self._is_constant = False, constants
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= func in _READS and not self._fixed(args[0])
+        self.found |= func in _READS and not self._is_constant(args[0])
         return func(*args, **(kwargs or {}))
 
 
-class _Operators(TorchDispatchMode, ABC):
-    """Sees what torch's compositions come down to, and notices what depends on the numbers of tensors that are not `fixed`."""
+class _OperatorMode(TorchDispatchMode, ABC):
+    """Intercept every primitive operator, and detect those whose result depends on the values of non-constant tensors."""
 
-    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
+    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.varies, self._fixed = False, fixed
+        self.data_dependent, self._is_constant = False, constants
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED):
             return self.run(func, args, kwargs)
-        with self:  # not `decompose`, which resizes by operators that round otherwise
+        with self:  # not `decompose`, whose resize rounds differently
             return func._op_dk(_COMPOSED, *args, **kwargs)
 
     @abstractmethod
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What becomes of one of them."""
+        """Run one primitive operator."""
 
     def reads(self, func: Any, args: Any, masked: set[Any]) -> bool:
-        """Whether the host reads numbers, or the size of a result. An index by a mask has as many as that has ones."""
+        """Return whether the host reads values or a data-dependent size. An index by a mask has such a size."""
         if func in masked:
             return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        return bool(_READ.intersection(func.tags)) and not all(map(self._fixed, tensors))
+        return bool(_READ.intersection(func.tags)) and not all(map(self._is_constant, tensors))
 
 
-class Sent(_Operators):
-    """Has what the host sends to a device there before, so that a second run of the same forward sends nothing.
+class UploadCache(_OperatorMode):
+    """Upload host tensors once and reuse the copies, so that a second run of the same forward uploads nothing.
 
-    A tensor of the host is known by its numbers, whatever made it.
+    A host tensor is identified by its values.
     """
 
     def __init__(self) -> None:
         super().__init__(_on_host)
-        self.again = False
-        self.used: list[Tensor] = []
+        self.capturing = False
+        self.captured: list[Tensor] = []
         self._there: dict[object, Tensor] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -248,47 +251,49 @@ class Sent(_Operators):
         devices = {tensor.device for tensor in tensors if not _on_host(tensor)}
         if func is _aten._to_copy.default and kwargs.get("device") is not None:
             target = torch.device(kwargs["device"])
-            self.varies |= bool(devices) and target.type == "cpu"
+            self.data_dependent |= bool(devices) and target.type == "cpu"
             if not devices and target.type != "cpu":
-                return func(self._sent(args[0], target), **kwargs)
+                return func(self._upload(args[0], target), **kwargs)
         elif devices:
-            self.varies |= self.reads(func, args, {_aten.index.Tensor, *_WRITES})
-            self.varies |= func is _aten.copy_.default and _on_host(args[0])
+            self.data_dependent |= self.reads(func, args, {_aten.index.Tensor, *_WRITES})
+            self.data_dependent |= func is _aten.copy_.default and _on_host(args[0])
             device = next(iter(devices))
-            given = {id(leaf) for leaf in tensors if _on_host(leaf) and (leaf.ndim or func in _WRITES)}  # else it is a number
-            args = tree_map_only(Tensor, lambda leaf: self._sent(leaf, device) if id(leaf) in given else leaf, args)
+            given = {id(leaf) for leaf in tensors if _on_host(leaf) and (leaf.ndim or func in _WRITES)}  # others are scalars
+            args = tree_map_only(Tensor, lambda leaf: self._upload(leaf, device) if id(leaf) in given else leaf, args)
         return func(*args, **kwargs)
 
-    def _sent(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """The tensor there, which nobody may write to."""
+    def _upload(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """Return the copy on the device, which must not be written to."""
         key = (device, tensor.dtype, tensor.shape, tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         if key not in self._there:
-            if self.again:  # of other numbers than before
+            if self.capturing:  # the values differ from those of the first run
                 return tensor
             self._there[key] = tensor.to(device)
-        elif self.again:
-            self.used.append(self._there[key])
+        elif self.capturing:
+            self.captured.append(self._there[key])
         return self._there[key]
 
 
-class _Recorder(_Operators):
-    """Keeps native calls and operators in order; allocations are served from what earlier tensors left behind."""
+class _CallRecorder(_OperatorMode):
+    """Record native calls and operators in order. Allocations reuse memory of tensors that no longer exist."""
 
-    def __init__(self, fixed: Callable[[Tensor], bool]) -> None:
-        super().__init__(fixed)
+    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
+        super().__init__(constants)
         self.calls: list[Callable[[], object]] = []
-        self._given: dict[int, Tensor] = {}  # by address: tensors that were there before, as weights are
-        self._made: dict[int, tuple[Tensor, list[weakref.ref[Tensor]]]] = {}  # by address: memory, and who looks at it
+        self._external: dict[int, Tensor] = {}  # by address: tensors that existed before, such as weights
+        self._allocated: dict[
+            int, tuple[Tensor, list[weakref.ref[Tensor]]]
+        ] = {}  # by address: memory, and the tensors that use it
 
     def memory(self) -> list[object]:
-        return [*self._given.values(), *(memory for memory, _ in self._made.values())]
+        return [*self._external.values(), *(memory for memory, _ in self._allocated.values())]
 
     def native(self, call: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Of `native.call`, which holds addresses only."""
+        """Record a `native.call`, which holds addresses only."""
         self.calls.append(call)
         for tensor in tensors:
-            if _address(tensor) not in self._made:
-                self._given[tensor.data_ptr()] = tensor
+            if _address(tensor) not in self._allocated:
+                self._external[tensor.data_ptr()] = tensor
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
@@ -296,33 +301,56 @@ class _Recorder(_Operators):
         fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in there]
         if func in _ALLOCATIONS:
             return self._allocate(result)
-        self.varies |= torch.Tag.nondeterministic_seeded in func.tags or self.reads(func, args, {_aten.index.Tensor})
-        if fresh or func._schema.is_mutable:
-            self.calls.append(partial(_again, func, args, kwargs, fresh) if fresh else partial(func, *args, **kwargs))
+        self.data_dependent |= torch.Tag.nondeterministic_seeded in func.tags or self.reads(func, args, {_aten.index.Tensor})
+        if len({_address(leaf) for leaf in fresh}) == len(fresh):  # no two share a storage
+            for leaf in fresh:
+                self._move(leaf)
         for leaf in fresh:
-            self._made[_address(leaf)] = (leaf.detach(), [])
+            self._allocated.setdefault(_address(leaf), (leaf.detach(), []))
+        if fresh or func._schema.is_mutable:
+            # the call keeps the memory but not the tensors, so that the memory can be released
+            args, kwargs, to = tree_map_only(Tensor, Tensor.detach, (args, kwargs, fresh))
+            self.calls.append(partial(_rerun_into, func, args, kwargs, to) if fresh else partial(func, *args, **kwargs))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and _address(leaf) in self._made:
-                self._made[_address(leaf)][1].append(weakref.ref(leaf))
+            if isinstance(leaf, Tensor) and _address(leaf) in self._allocated:
+                self._allocated[_address(leaf)][1].append(weakref.ref(leaf))
         return result
 
     def _allocate(self, like: Tensor) -> Tensor:
-        """The same tensor in memory that nobody looks at any more, if there is some of its size."""
-        size = like.untyped_storage().nbytes()
-        for memory, users in self._made.values():
-            if memory.untyped_storage().nbytes() == size and all(user() is None for user in users):
-                users[:] = [weakref.ref(like.set_(memory.untyped_storage(), 0, like.shape, like.stride()))]
-                return like
-        self._made[_address(like)] = (like.detach(), [weakref.ref(like)])
+        """Return the tensor in released memory of the same size, if there is any."""
+        released = self._released(like)
+        if released is not None:
+            memory, users = released
+            users[:] = [weakref.ref(like.set_(memory, 0, like.shape, like.stride()))]
+            return like
+        self._allocated[_address(like)] = (like.detach(), [weakref.ref(like)])
         return like
+
+    def _move(self, result: Tensor) -> None:
+        """Move an operator's result into released memory of the same size, if there is any."""
+        released = self._released(result)
+        if released is not None:
+            memory, users = released
+            memory.copy_(result.untyped_storage())
+            users[:] = [weakref.ref(result.set_(memory, result.storage_offset(), result.shape, result.stride()))]
+
+    def _released(self, like: Tensor) -> tuple[torch.UntypedStorage, list[weakref.ref[Tensor]]] | None:
+        """Return memory of the size of `like` that no tensor of the forward uses any more, and the list of its users."""
+        if _address(like) == 0:
+            return None
+        size = like.untyped_storage().nbytes()
+        for memory, users in self._allocated.values():
+            if _address(memory) and memory.untyped_storage().nbytes() == size and all(user() is None for user in users):
+                return memory.untyped_storage(), users
+        return None
 
 
 def _address(tensor: Tensor) -> int:
-    """Of all the memory that the tensor is a part of; 0 for none, and for the packed weights of oneDNN."""
+    """Return the address of the tensor's storage; 0 for an empty one and for oneDNN's packed weights."""
     return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-def _again(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
-    """Compute once more into the tensors that were made before."""
+def _rerun_into(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
+    """Run the operator again and copy its results into the tensors of the first run."""
     for to, leaf in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
         to.copy_(leaf)

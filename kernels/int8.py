@@ -1,7 +1,7 @@
-"""Products in 8 bits: weights with a scale per output, rows with a scale of their own. Knows no slices, no model.
+"""W8A8 linear layers: int8 weights with one scale per output, int8 activations with one scale per row.
 
-Both are symmetric (zero is zero). A row's scale comes from that row and sums of integers have no order, so a row's result
-is the same bits whatever is multiplied beside it. Source of the scheme: arXiv 2206.01861, section 4.1 (ZeroQuant).
+Both are symmetric (zero is zero). A row's scale comes from that row alone and integer sums have no order, so a row's result
+has the same bits in every batch. The scheme is from arXiv 2206.01861, section 4.1 (ZeroQuant).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from . import native
 from .dispatch import backend
 from .panels import pad_outputs, to_panels
 
-LEVELS = 127
-_TINY = 1e-30  # a row's largest magnitude is taken for no less
+INT8_MAX = 127
+_MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
 
 
 @dataclass(frozen=True, eq=False)
-class Int8:
-    """`weight` int8 `[out, in]`, `scale` float32 `[out]`: the original is about `weight * scale[:, None]`."""
+class Int8Weight:
+    """`weight` int8 `[out, in]` and `scale` float32 `[out]`; the original is about `weight * scale[:, None]`."""
 
     weight: Tensor
     scale: Tensor
@@ -29,13 +29,13 @@ class Int8:
 
 
 @dataclass(frozen=True, eq=False)
-class Int8Panels:
-    """The same for the C++ kernel.
+class Int8PanelWeight:
+    """An int8 weight for the C++ kernel.
 
     Args:
         panels: int8, see `panels.to_panels`.
-        shift: int32 `[out of all panels]`, 128 times the sum of each output's weights.
-        scale, bias: float32, as many.
+        shift: int32, one per output of all panels: 128 times the sum of the output's weights.
+        scale, bias: float32, one per output of all panels.
         outputs: `out` without padding.
     """
 
@@ -47,30 +47,30 @@ class Int8Panels:
 
 
 def supported(device: torch.device) -> bool:
-    """Whether products of 8-bit numbers are exact and fast: x86 CPUs with AVX-512 VNNI, GPUs with Triton."""
+    """Return whether the device multiplies int8 exactly and fast: x86 CPUs with AVX-512 VNNI, GPUs with Triton."""
     if device.type != "cpu":
         return backend("int8_linear", device, torch.bfloat16) == "triton"
-    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    return torch.backends.mkldnn.is_available() and native.has_vnni()
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x [rows, n]` -> int8 `[rows, n]` and float32 scales `[rows, 1]`; each row's largest magnitude becomes 127."""
-    largest = x.abs().amax(1, keepdim=True).float().clamp_(min=_TINY)
-    return x.float().mul(largest.reciprocal().mul_(LEVELS)).round_().to(torch.int8), largest / LEVELS
+    """Quantise `x [rows, n]` to int8; each row's absmax becomes 127. Returns it with float32 scales `[rows, 1]`."""
+    largest = x.abs().amax(1, keepdim=True).float().clamp_(min=_MIN_ABSMAX)
+    return x.float().mul(largest.reciprocal().mul_(INT8_MAX)).round_().to(torch.int8), largest / INT8_MAX
 
 
-def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8 | Int8Panels:
-    """Quantise `weight [out, in]`, one scale per output."""
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Int8PanelWeight:
+    """Quantise `weight [out, in]` with one scale per output, and pack it for its device."""
     quantized, scale = quantize_rows(weight)
     if backend("int8_linear", weight.device, weight.dtype) != "native":
-        return Int8(quantized, scale.flatten(), bias)
+        return Int8Weight(quantized, scale.flatten(), bias)
     shift = pad_outputs(quantized.sum(1, dtype=torch.int32).mul_(128))
     wide = torch.zeros(len(weight)) if bias is None else bias.float()
-    return Int8Panels(to_panels(quantized), shift, pad_outputs(scale.flatten()), pad_outputs(wide), len(weight))
+    return Int8PanelWeight(to_panels(quantized), shift, pad_outputs(scale.flatten()), pad_outputs(wide), len(weight))
 
 
-def int8_linear_reference(x: Tensor, weights: Int8) -> Tensor:
-    """`x [rows, in]` -> `[rows, out]` in x's dtype, rounded once."""
+def int8_linear_reference(x: Tensor, weights: Int8Weight) -> Tensor:
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype, rounded once."""
     rows, scale = quantize_rows(x)
     out = torch._int_mm(rows, weights.weight.t()).float().mul_(scale).mul_(weights.scale)
     if weights.bias is not None:
@@ -78,9 +78,9 @@ def int8_linear_reference(x: Tensor, weights: Int8) -> Tensor:
     return out.to(x.dtype)
 
 
-def int8_linear(x: Tensor, weights: Int8 | Int8Panels) -> Tensor:
-    """See `int8_linear_reference`, whose bits it gives; rows that are not finite give some that are not, either way."""
-    if isinstance(weights, Int8):
+def int8_linear(x: Tensor, weights: Int8Weight | Int8PanelWeight) -> Tensor:
+    """Compute `int8_linear_reference` with the same bits. Rows that are not finite give results that are not finite."""
+    if isinstance(weights, Int8Weight):
         if backend("int8_linear", x.device, x.dtype) == "triton":
             from .gpu import linear
 
@@ -88,7 +88,7 @@ def int8_linear(x: Tensor, weights: Int8 | Int8Panels) -> Tensor:
         return int8_linear_reference(x, weights)
     (rows, inputs), words, w = x.shape, weights.panels.shape[1], weights
     out = x.new_empty(rows, w.outputs)
-    scratch = torch.empty(rows, 4 * words + 4, dtype=torch.uint8)  # of each row its bytes and its scale
+    scratch = torch.empty(rows, 4 * words + 4, dtype=torch.uint8)  # a quantised row and its scale
     packed = (w.panels, w.shift, w.scale, w.bias, words, w.outputs)
     native.call("int8_linear", x.dtype, x.contiguous(), rows, inputs, *packed, scratch, out)
     return out

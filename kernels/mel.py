@@ -1,4 +1,4 @@
-"""From windows of samples to the logarithms of bands of their spectrum. Knows no sound, no scale of pitch and no model."""
+"""Log-mel energies: windows of samples -> log10 of the energy in each mel band."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from .dispatch import backend
 
-_CHUNK = 512  # windows transformed at a time, so that they stay in the CPU's cache
-_GROUP = 32  # filters multiplied at a time
+_CHUNK = 512  # windows transformed at a time, to stay in the CPU's cache
+_GROUP = 32  # mel filters multiplied at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Bank:
-    """Weights of samples and of frequencies, on one device, in the two forms that are read.
+class MelFilterBank:
+    """The analysis window and the mel filters on one device; the filters in two sparse forms, for torch and for Triton.
 
     Args:
         window: float32 `[samples]`.
-        groups: of neighbouring filters: which, the frequencies that any of them hears, and their table there.
-        first: int32 `[bands]`, the first frequency that a filter hears.
-        taps: float32 `[most, bands]`, its weights from there on.
+        groups: neighbouring filters: their bands, the frequency bins that any of them covers, and their weights there.
+        first: int32 `[bands]`, first frequency bin of each filter.
+        taps: float32 `[max_bins, bands]`, weights of each filter from its first bin on.
     """
 
     window: Tensor
@@ -30,8 +30,8 @@ class Bank:
     taps: Tensor
 
 
-def make_bank(window: Tensor, filters: Tensor, device: torch.device) -> Bank:
-    """From `window [samples]` and `filters [samples // 2 + 1, bands]`, float32 on a CPU; most of the table is zero."""
+def make_mel_filter_bank(window: Tensor, filters: Tensor, device: torch.device) -> MelFilterBank:
+    """Build the bank from `window [samples]` and `filters [samples // 2 + 1, bands]`, float32 on the CPU, mostly zero."""
     count, bands = filters.shape
     heard = filters != 0
     first = heard.int().argmax(0)
@@ -44,15 +44,15 @@ def make_bank(window: Tensor, filters: Tensor, device: torch.device) -> Bank:
         rows = heard[:, which].any(1).nonzero()
         bins = slice(int(rows.min()), int(rows.max()) + 1) if len(rows) else slice(0, 1)
         groups.append((which, bins, filters[bins, which].contiguous().to(device)))
-    return Bank(window.to(device), tuple(groups), first.int().to(device), taps.to(device))
+    return MelFilterBank(window.to(device), tuple(groups), first.int().to(device), taps.to(device))
 
 
-def log_bands(windows: Tensor, bank: Bank, least: float) -> Tensor:
-    """`windows [n, samples]`, float32, any view -> `[n, bands]`: log10 of each band's energy, at least of `least`."""
+def log_mel_energies(windows: Tensor, bank: MelFilterBank, least: float) -> Tensor:
+    """Return log10 of each band's energy, at least `least`: `windows [n, samples]` float32, any strides -> `[n, bands]`."""
     if backend("mel", windows.device, windows.dtype) == "triton":
         from .gpu import mel
 
-        return mel.log_bands(windows, bank, least)
+        return mel.log_mel_energies(windows, bank, least)
     out = torch.empty(len(windows), len(bank.first), device=windows.device)
     for start in range(0, len(windows), _CHUNK):
         spectrum = torch.fft.rfft(windows[start : start + _CHUNK] * bank.window)

@@ -1,4 +1,4 @@
-"""What an attention kernel needs to know of a batch. A kernels type: built by the runner, read by every backend."""
+"""Attention metadata of a batch: built by the model runner, read by every backend."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeRows:
-    """Requests of a step with one query row each, padded to their longest context.
+class DecodeGroup:
+    """Requests with a single query row, padded to the longest context among them.
 
     Args:
-        rows: int64 `[n]`, their query rows in the batch; None when they are all of it, in order.
-        blocks: int64 `[n * width]`, of each block table the last blocks with keys, `width` of them, end to end.
-        mask: bool `[n, 1, 1, width * block_size]`, True where there is a key that the row sees; None where it sees them all.
+        rows: int64 `[n]`, their query rows in the batch; None if they are the whole batch, in order.
+        blocks: int64 `[n * width]`, the last `width` blocks of each block table.
+        mask: bool `[n, 1, 1, width * block_size]`, True where the row attends to a key; None if it attends to all.
     """
 
     rows: Tensor | None
@@ -27,88 +27,88 @@ class DecodeRows:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Rows of several requests in one packed step; prompt chunks and decode rows mixed.
+    """Where the rows, keys and values of a packed batch are. Prompt chunks and decode rows may be mixed.
 
-    Request i owns the query rows `[query_start[i], query_start[i + 1])`; they are the *last* rows of its
-    `seq_lens[i]` positions (causal). Python ints sit beside the tensors so that CPU paths never read a tensor back.
+    Request i owns the query rows `[query_start_loc[i], query_start_loc[i + 1])`. They are the *last* rows of its
+    `seq_lens[i]` positions (causal). Offsets and lengths are Python ints, so CPU code never reads a tensor back.
 
     Args:
-        query_start: `num_requests + 1` ints, starting with 0.
-        seq_lens: keys of each request after this step, this step's rows included.
-        block_tables: int32 `[num_requests, max_blocks]`, physical block of each logical block; unused entries 0.
-        slot_mapping: int64 `[rows]`, physical slot (`block * block_size + offset`) each row's key and value go to.
+        query_start_loc: `num_requests + 1` ints, starting with 0.
+        seq_lens: number of keys of each request after this step.
+        block_tables: int32 `[num_requests, max_blocks]`, physical block of each logical block; unused entries are 0.
+        slot_mapping: int64 `[rows]`, physical slot (`block * block_size + offset`) of each row's key and value.
         block_size: tokens per block.
-        causal: False where every row sees all keys of its request (cross-attention): then keys are no rows of the batch,
-            and `slot_mapping` belongs to the keys written this step, however many.
-        invariant: a row's bits must not depend on its company or on where its prompt is cut, whatever that costs.
-        window: a row sees only so many keys up to its own; None: all. What lies before them is not read.
-        seen: int64 `[2, rows]`, the first key that each row sees and the end of them, where some see keys behind their own
-            (items and prompts that see themselves whole); None: all rows see what `causal` and `window` say.
+        causal: False if every row attends to all keys of its request (cross-attention). Keys are then not rows of the
+            batch, and `slot_mapping` has one slot per key that this step writes.
+        batch_invariant: a row's bits must not depend on the rest of the batch or on where its prompt is chunked, at any cost.
+        window: a row attends to this many keys up to its own (sliding window); earlier keys are not read. None: to all.
+        key_range: int64 `[2, rows]`, first key and end of keys of each row, for batches where some rows attend to later keys
+            (bidirectional items and prompts). None: `causal` and `window` decide.
     """
 
-    query_start: tuple[int, ...]
+    query_start_loc: tuple[int, ...]
     seq_lens: tuple[int, ...]
     block_tables: Tensor
     slot_mapping: Tensor
     block_size: int
     causal: bool = True
-    invariant: bool = False
+    batch_invariant: bool = False
     window: int | None = None
-    seen: Tensor | None = None
+    key_range: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
-        return self.query_start[-1]
+        return self.query_start_loc[-1]
 
     @cached_property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """`query_start` and `seq_lens` as int64 tensors, for kernels in C++."""
-        return torch.tensor(self.query_start), torch.tensor(self.seq_lens)
+    def cpu_starts_and_lens(self) -> tuple[Tensor, Tensor]:
+        """`query_start_loc` and `seq_lens` as int64 tensors, for C++ kernels."""
+        return torch.tensor(self.query_start_loc), torch.tensor(self.seq_lens)
 
     @cached_property
-    def device_bounds(self) -> tuple[Tensor, Tensor]:
-        """`query_start` and `seq_lens` as int32 tensors beside the tables, for kernels on a GPU."""
-        both = self.on_device(torch.tensor((*self.query_start, *self.seq_lens), dtype=torch.int32))
-        return both[: len(self.query_start)], both[len(self.query_start) :]
+    def device_starts_and_lens(self) -> tuple[Tensor, Tensor]:
+        """`query_start_loc` and `seq_lens` as int32 tensors on the device of the block tables, for GPU kernels."""
+        both = self.on_device(torch.tensor((*self.query_start_loc, *self.seq_lens), dtype=torch.int32))
+        return both[: len(self.query_start_loc)], both[len(self.query_start_loc) :]
 
     @cached_property
-    def layouts(self) -> dict[object, Any]:
-        """What a backend lays out once per step for all layers, under keys of its own."""
+    def backend_cache(self) -> dict[object, Any]:
+        """Data that a backend prepares once per step for all layers, under its own keys."""
         return {}
 
     def on_device(self, made: Tensor) -> Tensor:
-        """A new tensor of the CPU beside the tables; nobody waits for the copy."""
+        """Copy a CPU tensor to the device of the block tables, without waiting for the copy."""
         device = self.block_tables.device
         return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
     @property
-    def plain(self) -> bool:
-        """Whether all rows see all keys up to their own, or all."""
-        return self.window is None and self.seen is None
+    def full_attention(self) -> bool:
+        """Return whether every row attends to all keys up to its own (or to all keys), without window or key range."""
+        return self.window is None and self.key_range is None
 
-    def ranges(self, request: int) -> Tensor:
-        """int64 `[2, n]`: of each row of a request, the first key that it sees and the end of them."""
-        first, last, length = self.query_start[request], self.query_start[request + 1], self.seq_lens[request]
-        if self.seen is not None:
-            return self.seen[:, first:last]
+    def key_ranges(self, request: int) -> Tensor:
+        """Return int64 `[2, n]`: first key and end of keys of each row of a request."""
+        first, last, length = self.query_start_loc[request], self.query_start_loc[request + 1], self.seq_lens[request]
+        if self.key_range is not None:
+            return self.key_range[:, first:last]
         stop = torch.arange(length - (last - first), length, device=self.block_tables.device) + 1
         stop = stop if self.causal else torch.full_like(stop, length)
         return torch.stack((torch.zeros_like(stop) if self.window is None else (stop - self.window).clamp(min=0), stop))
 
     @cached_property
-    def chunks(self) -> tuple[int, ...]:
+    def prefills(self) -> tuple[int, ...]:
         """Indices of the requests with more than one query row."""
-        starts = self.query_start
+        starts = self.query_start_loc
         return tuple(i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] > 1)
 
     @cached_property
-    def decodes(self) -> tuple[DecodeRows, ...]:
-        """The single-row requests, laid out once per step for all layers, in groups of like width.
+    def decode_groups(self) -> tuple[DecodeGroup, ...]:
+        """Requests with a single query row, in groups of similar context length. Computed once per step for all layers.
 
-        One group while padding at most doubles the keys gathered, else one per power of two: a long context among
-        short ones must not widen them all.
+        There is one group while padding at most doubles the keys that are gathered. Otherwise there is one group per power
+        of two, so that one long context does not pad all short ones.
         """
-        starts = self.query_start
+        starts = self.query_start_loc
         single = [i for i in range(len(self.seq_lens)) if starts[i + 1] - starts[i] == 1]
         widths = [self._width(i) for i in single]
         if not single:
@@ -121,15 +121,17 @@ class AttentionMetadata:
         return tuple(self._decode_rows(group, max(map(self._width, group))) for group in classes.values())
 
     def first_block(self, request: int) -> int:
-        """The first block that a row of a request sees."""
-        before = self.seq_lens[request] - (self.query_start[request + 1] - self.query_start[request])  # of its first row
+        """Return the first logical block that any row of a request attends to."""
+        before = self.seq_lens[request] - (
+            self.query_start_loc[request + 1] - self.query_start_loc[request]
+        )  # position of its first row
         return 0 if self.window is None else max(0, before + 1 - self.window) // self.block_size
 
     def _width(self, request: int) -> int:
-        """Blocks from that one on."""
+        """Return the number of blocks from `first_block` on."""
         return -(-self.seq_lens[request] // self.block_size) - self.first_block(request)
 
-    def _decode_rows(self, requests: list[int], width: int) -> DecodeRows:
+    def _decode_rows(self, requests: list[int], width: int) -> DecodeGroup:
         device, size = self.block_tables.device, self.block_size
         first = torch.tensor([self.first_block(i) for i in requests], device=device)
         stop = torch.tensor([self.seq_lens[i] for i in requests], device=device)
@@ -137,14 +139,14 @@ class AttentionMetadata:
         tables = self.block_tables if everything else self.block_tables[torch.tensor(requests, device=device)]
         if self.window is None:
             blocks, start = tables[:, :width], None
-        else:  # entries behind the end are those of block 0
+        else:  # entries behind the end of a table are those of block 0
             there = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
             blocks, start = tables.gather(1, there), stop - self.window
         key = first[:, None] * size + torch.arange(width * size, device=device)
         whole = self.window is None and all(self.seq_lens[i] == width * size for i in requests)
         mask = key < stop[:, None] if start is None else (key < stop[:, None]) & (key >= start[:, None])
-        return DecodeRows(
-            rows=None if everything else torch.tensor([self.query_start[i] for i in requests], device=device),
+        return DecodeGroup(
+            rows=None if everything else torch.tensor([self.query_start_loc[i] for i in requests], device=device),
             blocks=blocks.long().flatten(),
             mask=None if whole else mask[:, None, None],
         )

@@ -1,12 +1,13 @@
-"""The C++ kernels: found beside this file if the build could compile them, called through plain C. Knows no model.
+"""Load and call the C++ kernels, a library beside this file. Without it, every op runs in torch.
 
-Pointers, strides in elements and sizes go over; the threads are torch's own. Without the library every op runs in torch.
+Kernels take pointers, strides in elements, and sizes. They use torch's own threads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,21 +34,61 @@ _SIGNATURES = {
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
 }
 """Argument types of each function of kernels/cpu."""
+LEVELS = ("base", "avx2", "avx512", "avx512_bf16")
+"""The instruction sets that kernels/cpu is compiled for, in the order of `Level` in common.h."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there are none, or none that this system can load."""
+    """Return the compiled kernels, or None if there are none that this system can load."""
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
         try:
             found = ctypes.CDLL(str(path))
             for name, types in _SIGNATURES.items():
                 function = getattr(found, f"sensorium_{name}")
                 function.argtypes, function.restype = types, None
-        except (OSError, AttributeError):  # made for another system, or from other sources
+        except (OSError, AttributeError):  # built for another system, or from other sources
             continue
+        if hides_avx512():
+            level(found).value = min(level(found).value, LEVELS.index("avx2"))
         return found
     return None
+
+
+def level(found: ctypes.CDLL) -> ctypes.c_int:
+    """Return the library's variable with the instruction set in use, an index of LEVELS."""
+    return ctypes.c_int.in_dll(found, "sensorium_level")
+
+
+def instructions() -> str:
+    """Return the instruction set that the C++ kernels use on this CPU, one of LEVELS, or "not built"."""
+    found = library()
+    return "not built" if found is None else LEVELS[level(found).value]
+
+
+def hides_avx512() -> bool:
+    """Return whether our kernels must behave as on a CPU without AVX-512 (SENSORIUM_CPU=avx2, for debugging).
+
+    The variable is read when the kernels are loaded and has to be set before the process starts. torch has its own switches:
+    ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2.
+
+    Raises:
+        ValueError: the variable has another value.
+    """
+    wanted = os.environ.get("SENSORIUM_CPU", "")
+    if wanted not in ("", "avx2"):
+        raise ValueError(f"SENSORIUM_CPU={wanted[:40]!r} is unknown; leave it unset, or set it to avx2 to hide AVX-512")
+    return wanted == "avx2"
+
+
+def has_vnni() -> bool:
+    """Return whether the CPU multiplies int8 with AVX-512 VNNI."""
+    return bool(torch.cpu._is_vnni_supported()) and not hides_avx512()
+
+
+def has_avx512_bf16() -> bool:
+    """Return whether the CPU multiplies pairs of bfloat16 with AVX-512."""
+    return bool(torch.cpu._is_avx512_bf16_supported()) and not hides_avx512()
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
@@ -60,7 +101,7 @@ def _function(name: str) -> Any:
 
 
 def call(name: str, dtype: torch.dtype, *args: int | float | Tensor | None) -> None:
-    """Run a kernel; a tensor goes over as the address of its first element, the number of threads is added."""
+    """Run a kernel. A tensor is passed as the address of its first element; the number of threads is appended."""
     plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     function, number, threads = _function(name), _TYPES[dtype], torch.get_num_threads()
     function(number, *plain, threads)
@@ -81,7 +122,7 @@ _local = _Local()
 
 @contextmanager
 def recording(record: Record) -> Iterator[None]:
-    """Inside, in this thread, `record` is given every call after it was made, ready to be made again, and its tensors."""
+    """Pass every call made in this context and thread to `record`: a callable that repeats it, and its tensors."""
     _local.record = record
     try:
         yield
@@ -89,6 +130,6 @@ def recording(record: Record) -> Iterator[None]:
         _local.record = None
 
 
-def rows(x: Tensor) -> Tensor:
-    """`x [rows, heads, dim]` with the numbers of each row end to end; rows may be apart."""
+def contiguous_heads(x: Tensor) -> Tensor:
+    """Return `x [rows, heads, dim]` with contiguous heads within each row; rows may stay strided."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm over the last axis: torch, C++ and Triton. Knows no model.
+"""RMSNorm and LayerNorm over the last axis, in torch, C++ and Triton.
 
-`F.rms_norm` is not used: it rounds half precision once less than the published models and, in torch 2.13 on a CPU, takes seven
-times as long on a bfloat16 picture (1024 x 512).
+`F.rms_norm` is not used: it rounds half precision once less than the published models do, and on a CPU (torch 2.13) it takes
+seven times as long for a bfloat16 image (1024 x 512).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .native import call
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """`x / rms(x)` in float32, rounded to x's dtype, times `weight` (Zhang & Sennrich 2019).
+    """Compute `x / rms(x)` in float32, round it to x's dtype, and multiply by `weight` (Zhang & Sennrich 2019).
 
-    With an `offset`, times `weight + offset` in float32 and rounded once, as the models do whose weights lie around 0.
+    With an `offset`, multiply by `weight + offset` in float32 and round once, as models with weights around 0 do (Gemma).
     """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -25,13 +25,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
-    """`x [..., dim]`, `weight [dim]` of one dtype -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
+    """Normalise `x [..., dim]`; `weight [dim]` has x's dtype. `add`, a residual of x's shape, is first added to x in place."""
     chosen = backend("rms_norm", x.device, x.dtype, x.shape[-1])
-    if chosen == "native" and _together(x, add):
+    if chosen == "native" and _contiguous(x, add):
         out = torch.empty_like(x)
         call("norm", x.dtype, x, add, weight, out, x.numel() // x.shape[-1], x.shape[-1], eps, offset)
         return out
-    if chosen == "triton" and _together(x, add):
+    if chosen == "triton" and _contiguous(x, add):
         from .gpu import norm
 
         return norm.rms_norm(x, weight, eps, add, offset)
@@ -41,7 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, o
 
 
 def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
-    """RMSNorm of every head of `x [rows, heads, dim]` in place, `weight [dim]`; x may be a part of longer rows."""
+    """Apply RMSNorm to every head of `x [rows, heads, dim]` in place. Rows of x may be strided. `weight [dim]`."""
     n, heads, dim = x.shape
     chosen = backend("rms_norm", x.device, x.dtype, dim)
     if chosen == "native" and x.stride(2) == 1 and x.stride(1) == dim:
@@ -55,8 +55,8 @@ def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> N
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
-    """`x [..., dim]`, `weight, bias [dim]` -> `[..., dim]`; `add`, of x's shape, is added to x in place first."""
-    if backend("layer_norm", x.device, x.dtype, x.shape[-1]) == "triton" and _together(x, add):
+    """Normalise `x [..., dim]`; `weight, bias [dim]`. `add`, a residual of x's shape, is first added to x in place."""
+    if backend("layer_norm", x.device, x.dtype, x.shape[-1]) == "triton" and _contiguous(x, add):
         from .gpu import norm
 
         return norm.layer_norm(x, weight, bias, eps, add)
@@ -65,6 +65,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, add: Tensor 
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
-def _together(x: Tensor, add: Tensor | None) -> bool:
-    """Whether rows lie end to end."""
+def _contiguous(x: Tensor, add: Tensor | None) -> bool:
+    """Return whether both tensors are contiguous."""
     return x.is_contiguous() and (add is None or add.is_contiguous())

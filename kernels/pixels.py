@@ -1,8 +1,8 @@
-"""Pictures of whole numbers to what a tower takes: resize, scale, lay out as planes or patches. Knows no sizes and no family.
+"""Image preprocessing: uint8 frames are resized, normalised and laid out as planes or as patches.
 
-Resizing is torch's antialiased filter for uint8, to the bit: weights in float64 rounded to 16 bits, columns first, sums
-rounded to uint8 after each axis (Pillow's scheme, where it comes from). Sources: aten/src/ATen/native/cpu/UpSampleKernel.cpp;
-the cubic is Keys' with a = -1/2.
+Resizing gives the bits of torch's antialiased filter for uint8: float64 weights rounded to 16 bits, columns first, sums
+rounded to uint8 after each axis (Pillow's algorithm). Sources: aten/src/ATen/native/cpu/UpSampleKernel.cpp; the cubic is
+Keys' with a = -1/2.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.nn import functional as F
 
 from .dispatch import backend
 
-_BITS = 15  # of a weight, beside its sign
-_MOST = 22  # bits after the point
+_BITS = 15  # of a weight, without its sign
+_MOST = 22  # largest number of fraction bits
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a pixel goes: whole pictures `[n, 3, h, w]` where `patch` is 0, or else patches.
+class PatchLayout:
+    """The layout of the output: planes `[n, 3, h, w]` if `patch` is 0, else patches.
 
-    Patches are rows `[patches, 3 * temporal * patch * patch]`, those of a square of merge x merge side by side, squares line
-    by line, and a row's numbers by channel, frame, line and column. `temporal` frames make one patch, the last frame is
-    repeated where some are missing.
+    Patches are rows `[patches, 3 * temporal * patch * patch]`. The patches of a merge x merge square are adjacent, and squares
+    follow line by line. Within a row the order is channel, frame, line, column. `temporal` frames make one patch; the last
+    frame is repeated to fill the last group.
     """
 
     patch: int = 0
@@ -40,36 +40,36 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """A scaled value is `(pixel - mean) / std`, in float32, by channel."""
+class Normalization:
+    """Per-channel normalisation `(pixel - mean) / std` in float32."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-_AS_THEY_ARE = Scaling((0.0,) * 3, (1.0,) * 3)
+_IDENTITY = Normalization((0.0,) * 3, (1.0,) * 3)
 
 
-def laid_out(
-    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+def preprocess_frames(
+    frames: Tensor, target: tuple[int, int], filter: str, normalization: Normalization, layout: PatchLayout, dtype: torch.dtype
 ) -> Tensor:
-    """uint8 `[n, h, w, 3]`, any view, resized to `target` (height, width), scaled, and laid out in `dtype`.
+    """Resize uint8 `[n, h, w, 3]` (any strides) to `target` (height, width), normalise it, and lay it out in `dtype`.
 
-    `filter`: "bilinear", "bicubic" or "lanczos". Sides of the target are multiples of `patch * merge`.
+    `filter` is "bilinear", "bicubic" or "lanczos". Target sides are multiples of `patch * merge`.
     """
     if backend("pixels", frames.device, dtype) == "triton":
         from .gpu import pixels
 
-        return pixels.laid_out(frames, target, filter, scaling, layout, dtype)
-    return laid_out_reference(frames, target, filter, scaling, layout, dtype)
+        return pixels.preprocess_frames(frames, target, filter, normalization, layout, dtype)
+    return preprocess_frames_reference(frames, target, filter, normalization, layout, dtype)
 
 
-def laid_out_reference(
-    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+def preprocess_frames_reference(
+    frames: Tensor, target: tuple[int, int], filter: str, normalization: Normalization, layout: PatchLayout, dtype: torch.dtype
 ) -> Tensor:
-    """Arguments as `laid_out`."""
-    small = resized_reference(frames, target, filter)
-    mean, std = (torch.tensor(one, device=frames.device).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
+    """Compute `preprocess_frames` in torch."""
+    small = resize_reference(frames, target, filter)
+    mean, std = (torch.tensor(one, device=frames.device).view(1, 3, 1, 1) for one in (normalization.mean, normalization.std))
     scaled = small.float().sub_(mean).div_(std).to(dtype)
     if not layout.patch:
         return scaled
@@ -79,29 +79,29 @@ def laid_out_reference(
     return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * layout.temporal * p * p)
 
 
-def resized(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
-    """uint8 `[n, h, w, 3]`, any view -> uint8 `[n, 3, height, width]`, the same bits on any device."""
+def resize(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
+    """Resize uint8 `[n, h, w, 3]` (any strides) to uint8 `[n, 3, height, width]`. Every device gives the same bits."""
     if tuple(frames.shape[1:3]) != target and backend("pixels", frames.device, torch.float32) == "triton":
         from .gpu import pixels
 
-        return pixels.laid_out(frames, target, filter, _AS_THEY_ARE, Layout(), torch.uint8)
-    return resized_reference(frames, target, filter)
+        return pixels.preprocess_frames(frames, target, filter, _IDENTITY, PatchLayout(), torch.uint8)
+    return resize_reference(frames, target, filter)
 
 
-def resized_reference(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
-    """As `resized`: torch's own on a CPU."""
+def resize_reference(frames: Tensor, target: tuple[int, int], filter: str) -> Tensor:
+    """Compute `resize` in torch, on a CPU with torch's own resize."""
     planes = frames.permute(0, 3, 1, 2)
     if tuple(planes.shape[2:]) == target:
         return planes
     if frames.device.type == "cpu":
         return F.interpolate(planes, target, mode=filter, antialias=True)
-    columns = _along(planes, filter, target[1])
-    return _along(columns.transpose(2, 3), filter, target[0]).transpose(2, 3)
+    columns = _resize_last_axis(planes, filter, target[1])
+    return _resize_last_axis(columns.transpose(2, 3), filter, target[0]).transpose(2, 3)
 
 
-def _along(pixels: Tensor, filter: str, target: int) -> Tensor:
-    """uint8 `[..., size]` -> uint8 `[..., target]`."""
-    table, shift = weights(pixels.shape[-1], target, filter)
+def _resize_last_axis(pixels: Tensor, filter: str, target: int) -> Tensor:
+    """Resize uint8 `[..., size]` to uint8 `[..., target]`."""
+    table, shift = resize_weights(pixels.shape[-1], target, filter)
     starts, taps = table[0].to(pixels.device), table[1:].to(pixels.device)
     total = torch.full((*pixels.shape[:-1], target), 1 << shift - 1, dtype=torch.int32, device=pixels.device)
     for tap, weight in enumerate(taps):
@@ -110,12 +110,12 @@ def _along(pixels: Tensor, filter: str, target: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def weights(size: int, target: int, filter: str) -> tuple[Tensor, int]:
-    """How `target` places are made of `size`: int32 `[1 + taps, target]` and the bits after the point of weights.
+def resize_weights(size: int, target: int, filter: str) -> tuple[Tensor, int]:
+    """Return the weights that resize `size` values to `target`, int32 `[1 + taps, target]`, and their number of fraction bits.
 
-    The first row is where the first tap lies, the others are weights; where a tap lies beyond the side its weight is 0.
+    Row 0 is the position of the first tap, the other rows are weights. A tap beyond the edge has weight 0.
     """
-    if size == target:  # every filter is 1 at its centre and 0 at other whole numbers
+    if size == target:  # every filter is 1 at its centre and 0 at other integers
         return torch.stack((torch.arange(target), torch.full((target,), 1 << _BITS - 1))).int(), _BITS - 1
     half, curve = _FILTERS[filter]
     scale = size / target
@@ -127,7 +127,7 @@ def weights(size: int, target: int, filter: str) -> tuple[Tensor, int]:
     count = np.clip(np.minimum((centre + support + 0.5).astype(np.int64), size) - first, 0, taps)
     tap = np.arange(taps)[:, None]
     values = np.where(tap < count, curve((tap + first - centre + 0.5) * (1.0 / stretch)), 0.0)
-    values = values / values.cumsum(0)[-1]  # summed one after the other, as there
+    values = values / values.cumsum(0)[-1]  # sequential sum, as in torch
     largest = values.max()
     shift = next((bits for bits in range(_MOST) if int(0.5 + largest * (1 << bits + 1)) >= 1 << _BITS), _MOST)
     whole = np.trunc(values * (1 << shift) + np.where(values < 0, -0.5, 0.5)).astype(np.int32)
@@ -148,7 +148,7 @@ def _lanczos(x: Numbers) -> Numbers:
     return np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
-_FILTERS: dict[str, tuple[float, Callable[[Numbers], Numbers]]] = {  # what it reaches to either side, and its curve
+_FILTERS: dict[str, tuple[float, Callable[[Numbers], Numbers]]] = {  # support on each side, and the curve
     "bilinear": (1.0, _bilinear),
     "bicubic": (2.0, _bicubic),
     "lanczos": (3.0, _lanczos),

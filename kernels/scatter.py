@@ -1,4 +1,4 @@
-"""Encoder rows into the rows of a batch, in place of what is there or on top of it. Knows no model and no layer."""
+"""Scatter encoder rows into the rows of a batch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 from .dispatch import backend
 
 
-def put_rows_(x: Tensor, index: Tensor, rows: Tensor, add: bool = False) -> Tensor:
-    """`rows` into `x` in place, or added to what is there; returns x.
+def scatter_rows_(x: Tensor, index: Tensor, rows: Tensor, add: bool = False) -> Tensor:
+    """Copy `rows` to `x[index]` in place, or add them. Returns x.
 
     Args:
-        x: `[rows, dim]`, whose numbers lie side by side.
-        index: int64 `[n]`, each row of x at most once.
-        rows: `[n, dim]` of any dtype, rounded to x's first; may be a part of longer rows.
+        x: `[rows, dim]`, contiguous along `dim`.
+        index: int64 `[n]`, unique.
+        rows: `[n, dim]` of any dtype, rounded to x's dtype first; may be strided.
     """
     if backend("scatter", x.device, x.dtype) == "triton":
         from .gpu import scatter
 
-        return scatter.put_rows_(x, index, rows, add)
+        return scatter.scatter_rows_(x, index, rows, add)
     rows = rows.to(x.dtype)
     return x.index_add_(0, index, rows) if add else x.index_copy_(0, index, rows)

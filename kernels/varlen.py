@@ -1,4 +1,4 @@
-"""Bidirectional attention over packed segments: a row sees its own segment and nothing else. Knows no windows, no frames."""
+"""Bidirectional attention over packed segments: every row attends to its own segment (`varlen` as in FlashAttention)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .dispatch import backend
-from .native import call, rows
+from .native import call, contiguous_heads
 
 
 def varlen_attention_reference(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """One segment at a time, softmax in float32; arguments as `varlen_attention`."""
+    """Compute `varlen_attention` one segment at a time, with softmax in float32."""
     parts = []
     for qs, ks, vs in zip(*(t.float().split(list(lengths)) for t in (q, k, v)), strict=True):
         scores = torch.einsum("qhd,khd->hqk", qs, ks) * scale
@@ -23,8 +23,8 @@ def varlen_attention_reference(q: Tensor, k: Tensor, v: Tensor, lengths: Sequenc
 
 
 def varlen_attention_native(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """The C++ kernel. The bits of a row depend on its own segment, on nothing else."""
-    q, k, v = (rows(t) for t in (q, k, v))
+    """Run the C++ kernel. A row's bits depend only on its own segment."""
+    q, k, v = (contiguous_heads(t) for t in (q, k, v))
     sizes = torch.tensor(lengths, dtype=torch.int64)
     starts = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
     out = torch.empty(q.shape, dtype=q.dtype)
@@ -34,9 +34,9 @@ def varlen_attention_native(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[i
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """`q, k, v [tokens, heads, dim]` cut into segments of `lengths` -> `[tokens, heads, dim]`.
+    """Attend within segments of `lengths`: `q, k, v [tokens, heads, dim]` -> `[tokens, heads, dim]`.
 
-    Neighbouring segments of one length run as one batch, so a caller does well to lay equal windows side by side.
+    Adjacent segments of equal length run as one batch, so callers should keep equal windows next to each other.
     """
     chosen = backend("varlen_attention", q.device, q.dtype, q.shape[2])
     if chosen == "triton":
@@ -48,7 +48,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     if chosen == "reference":
         return varlen_attention_reference(q, k, v, lengths, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for start, count, length in _runs(lengths):
+    for start, count, length in _equal_length_runs(lengths):
         rows = slice(start, start + count * length)
         # [count, heads, length, dim] each
         qs, ks, vs = (t[rows].unflatten(0, (count, length)).transpose(1, 2) for t in (q, k, v))
@@ -56,8 +56,8 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     return out
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """`(first row, segments, rows each)` of every run of equal lengths: [4, 4, 2] gives (0, 2, 4), (8, 1, 2)."""
+def _equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield `(first row, segments, rows each)` of every run of equal lengths: [4, 4, 2] gives (0, 2, 4), (8, 1, 2)."""
     start = 0
     for length, same in groupby(lengths):
         count = len(list(same))

@@ -1,1 +1,1 @@
-"""WHAT an input is: types, geometry, positions, media decoding, items, fields, hashing, the registry. No model, no engine."""
+"""Inputs: data types, geometry, positions, media decoding, items, fields, hashing, caches and the model registry."""

@@ -1,4 +1,4 @@
-"""Large buffers that are used again: fresh pages cost more than the work that fills them. Knows no media."""
+"""A pool of large buffers: page faults of fresh memory cost more than the work that fills it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SMALLEST = 1 << 20  # bytes; below it the allocator reuses memory by itself
-_STEPS = 8  # sizes kept apart between one power of two and the next
+_SMALLEST = 1 << 20  # bytes; the allocator reuses smaller buffers by itself
+_STEPS = 8  # buffer sizes per power of two
 
 
 class BufferPool:
-    """Hands out uninitialised tensors whose memory comes back when they and all their views are gone. Thread-safe.
+    """Hand out uninitialised tensors and take their memory back when they and all their views are gone. Thread-safe.
 
     Args:
-        capacity: bytes of idle buffers that are kept; what comes back beyond it is freed.
+        capacity: bytes of idle buffers that are kept; more is freed.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity, self._idle_bytes = capacity, 0
         self._idle: defaultdict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
-        self._lock = threading.RLock()  # a buffer may come back while this very thread collects garbage inside `take`
+        self._lock = threading.RLock()  # garbage collection inside `take` may return a buffer in the same thread
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with any content."""
+        """Return an uninitialised tensor."""
         size = math.prod(shape) * dtype.itemsize
         if size < _SMALLEST:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -40,7 +40,7 @@ class BufferPool:
             if known:
                 self._idle_bytes -= room
             base = known.pop() if known else np.empty(room, np.uint8)
-        loan = base[:size]  # torch holds this array, and lets go of it with the last view
+        loan = base[:size]  # torch holds this array and releases it with the last view
         weakref.finalize(loan, self._come_back, base).atexit = False
         return torch.from_numpy(loan).view(dtype).view(tuple(shape))
 
@@ -52,10 +52,10 @@ class BufferPool:
 
 
 def _rounded(size: int) -> int:
-    """The next of eight sizes per power of two, so that a buffer fits its neighbours and wastes an eighth at most."""
+    """Round up to one of eight sizes per power of two, so that buffers are reused and at most an eighth is wasted."""
     step = 1 << max(0, size.bit_length() - 1 - _STEPS.bit_length() + 1)
     return -(-size // step) * step
 
 
 BUFFERS = BufferPool(256 << 20)
-"""For processed items and merged batches."""
+"""Buffers for processed items and merged batches."""

@@ -1,4 +1,4 @@
-"""Content-addressed stores with a byte cap, and the callers' own names of content. Knows no media and no family."""
+"""Content-addressed caches with a byte limit, and the table of the callers' uuids."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .errors import InputError
 from .hashing import digest
 
 V = TypeVar("V")
-_NAME_BYTES = 256  # of one bound uuid, its digest and their bookkeeping
+_NAME_BYTES = 256  # memory of one uuid: digest, hash and bookkeeping
 _TENANTS = 4096
 
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Counts since the start, and what is held now."""
+    """Counts since the start, and the current content."""
 
     hits: int = 0
     misses: int = 0
@@ -29,9 +29,9 @@ class CacheStats:
 
 
 class ByteCache(Generic[V]):
-    """Values by key, the least recently used ones dropped beyond `capacity` bytes. Thread-safe.
+    """LRU cache of values by key, up to `capacity` bytes. Thread-safe.
 
-    A value is made once even when several threads ask for it; one larger than the whole cache is made and not kept.
+    If several threads ask for a value, one of them makes it. A value larger than the cache is made and not kept.
     """
 
     def __init__(self, capacity: int, size: Callable[[V], int]) -> None:
@@ -41,7 +41,7 @@ class ByteCache(Generic[V]):
         self._bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: str) -> V | None:
-        """The value, now the most recently used, or None. Counted as a hit or a miss."""
+        """Return the value, or None, and count a hit or a miss. A hit becomes the most recently used value."""
         with self._lock:
             if key in self._kept:
                 self._hits += 1
@@ -51,9 +51,9 @@ class ByteCache(Generic[V]):
             return None
 
     def make(self, key: str, maker: Callable[[], V]) -> V:
-        """The value after a miss: `maker()`, or what another thread is making or has just made. Not counted.
+        """Return the value after a miss: `maker()`, or the value that another thread makes or has just made. Not counted.
 
-        An exception of the maker reaches everybody who waits for it, and is not kept.
+        An exception of `maker` is raised in every thread that waits for it, and is not cached.
         """
         with self._lock:
             if key in self._kept:
@@ -65,7 +65,7 @@ class ByteCache(Generic[V]):
         try:
             return future.result()
         finally:
-            del future  # it holds the error, whose traceback holds this frame and the media below it
+            del future  # it holds the error, whose traceback holds this frame and the media in it
 
     @property
     def stats(self) -> CacheStats:
@@ -75,7 +75,7 @@ class ByteCache(Generic[V]):
     def _run(self, key: str, maker: Callable[[], V], future: Future[V]) -> None:
         try:
             value = maker()
-        except BaseException as error:  # the waiting threads must never hang; ours sees it through the future
+        except BaseException as error:  # waiting threads must never hang; this thread gets it from the future
             with self._lock:
                 del self._making[key]
             future.set_exception(error)
@@ -97,8 +97,8 @@ class ByteCache(Generic[V]):
             self._evictions += 1
 
 
-class Names:
-    """Which content a caller's uuid stands for, per tenant; the least recently used names are forgotten beyond a cap."""
+class UuidTable:
+    """Content hashes that the callers' uuids stand for, per tenant. Drops the least recently used uuids beyond a limit."""
 
     def __init__(self, capacity: int = 4 << 20) -> None:
         """`capacity`: bytes per tenant."""
@@ -106,8 +106,8 @@ class Names:
         self._tenants: OrderedDict[str | None, OrderedDict[str, str]] = OrderedDict()
 
     def find(self, tenant: str | None, name: str) -> str | None:
-        """The content's hash, or None."""
-        key = digest("uuid", name)  # of one size, however long the name
+        """Return the content hash of the uuid, or None."""
+        key = digest("uuid", name)  # fixed size, however long the uuid
         with self._lock:
             names = self._tenants.get(tenant)
             if names is None or key not in names:
@@ -116,12 +116,12 @@ class Names:
             return names[key]
 
     def check(self, tenant: str | None, name: str, content: str) -> None:
-        """InputError while the name stands for other content."""
+        """Raise InputError if the uuid stands for other content."""
         if self.find(tenant, name) not in (None, content):
             raise _taken(name)
 
     def bind(self, tenant: str | None, name: str, content: str) -> None:
-        """Let the name stand for this content; InputError while it stands for other content."""
+        """Bind the uuid to this content; InputError if it stands for other content."""
         key = digest("uuid", name)
         with self._lock:
             names = self._tenants.setdefault(tenant, OrderedDict())
@@ -136,4 +136,4 @@ class Names:
 
 
 def _taken(name: str) -> InputError:
-    return InputError(f"the uuid {name[:80]!r} stands for other content already; give new content a new uuid")
+    return InputError(f"the uuid {name[:80]!r} stands for other content already; give new content a new uuid", param="uuid")

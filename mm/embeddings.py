@@ -1,4 +1,4 @@
-"""Ready-made encoder rows that a caller gives instead of media, checked before anything uses them. Knows no family."""
+"""Precomputed embeddings that callers pass in place of media, and their validation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from .errors import MediaError, typed
 from .types import EmbeddingItem
 
-ROWS = "encoder_rows"  # the one tensor of an item that needs no encoder, `[rows, width]`
+ROWS = "encoder_rows"  # name of the tensor of a precomputed item, `[rows, width]`
 
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """What rows of one modality look like.
+    """Format of precomputed embeddings of one modality.
 
     Args:
         width: size of one row.
-        name: the tensor's name in the form `{name: [rows, width] or [items, rows, width] or a list of [rows, width]}`.
-        grid: name of the int tensor `[items, 3]` of (t, h, w) in patches that must lie beside it; None: rows have no grid.
+        name: tensor name in `{name: [rows, width] or [items, rows, width] or a list of [rows, width]}`.
+        grid: name of the int tensor `[items, 3]` of (t, h, w) in patches that must come with it; None: no grid.
         merge: patches merged to one row along h and along w.
-        merge_t: likewise along t.
+        merge_t: temporal steps merged to one row.
     """
 
     width: int
@@ -34,14 +34,15 @@ class EmbeddingSpec:
     merge_t: int = 1
 
 
-def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[EmbeddingItem] | None:
-    """The items of a value that holds rows, None when it holds media.
+def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[EmbeddingItem] | None:
+    """Return the items of a value that holds embeddings, or None if it holds media.
 
-    Rows are a mapping of named tensors, or, except for sound, a floating tensor of 2 or 3 axes or a list of 2-axis
-    ones (uint8 tensors are pixels). The items' tensors are "rows" `[rows, width]` and, where there is a grid, "grid" `[3]`.
+    Embeddings are a mapping of named tensors or, except for audio, a floating tensor of 2 or 3 axes or a list of tensors of 2
+    axes (uint8 tensors are pixels). The items' tensors are ROWS `[rows, width]` and, if there is a grid, "grid" `[3]`.
 
     Raises:
-        MediaError: rows of another width, type or layout, not finite, or as many as the grid does not say.
+        MediaError: rows of another width, dtype or layout, rows that are not finite, or a number of rows that does not fit
+            the grid.
     """
     if isinstance(value, Mapping) and spec.name in value:
         return _from_mapping(modality, value, spec)
@@ -51,11 +52,11 @@ def read_rows(modality: str, value: object, spec: EmbeddingSpec) -> list[Embeddi
         form = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
         raise MediaError(modality, 0, f"rows of this model need their grids: {form} (pixels are uint8)")
     rows = _split(modality, value, spec)
-    return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(rows)]
+    return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(rows)]
 
 
-def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
-    """`[n, width]`, floating, dense and finite; a copy, since the caller may go on using the original."""
+def check_rows(modality: str, index: int, rows: object, width: int) -> Tensor:
+    """Check rows and return them as a floating, dense and finite copy `[n, width]`; the caller may reuse the original."""
     tensor = _dense(modality, index, rows)
     if tensor.ndim != 2 or tensor.shape[1] != width or not tensor.shape[0]:
         raise MediaError(modality, index, f"rows have the shape [n, {width}] for this model, not {list(tensor.shape)}")
@@ -65,7 +66,7 @@ def checked(modality: str, index: int, rows: object, width: int) -> Tensor:
 
 
 def _dense(modality: str, index: int, rows: object) -> Tensor:
-    """Floating and dense, of any shape; arrays may have any strides and byte order."""
+    """Return rows as a dense floating tensor. Arrays may have any strides and byte order."""
     if isinstance(rows, np.ndarray) and rows.dtype.name in ("float16", "float32", "float64"):
         return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ("C", "W")))
     if not isinstance(rows, Tensor | np.ndarray):
@@ -78,7 +79,7 @@ def _dense(modality: str, index: int, rows: object) -> Tensor:
 
 
 def _looks_like_rows(value: object) -> bool:
-    """Floating tensors; three axes that end or begin with channels are a picture of the wrong type, and said so elsewhere."""
+    """Return whether a value is floating rows. 3 axes with channels first or last are an image of a wrong dtype instead."""
     if isinstance(value, list | tuple):
         return any(isinstance(entry, Tensor | np.ndarray) and _looks_like_rows(entry) for entry in value)
     if not isinstance(value, Tensor | np.ndarray):
@@ -89,7 +90,7 @@ def _looks_like_rows(value: object) -> bool:
 
 
 def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object]:
-    """One value per item."""
+    """Split a value into one value per item."""
     if isinstance(value, list | tuple):
         return value
     value = _dense(modality, 0, value)
@@ -107,13 +108,13 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
         raise MediaError(modality, 0, f"{spec.name} is a tensor, not {typed(rows)}")
     if spec.grid is None:
         several = _split(modality, rows, spec)
-        return [EmbeddingItem(modality, {ROWS: checked(modality, i, one, spec.width)}) for i, one in enumerate(several)]
+        return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
     grids = _grids(modality, value[spec.grid], spec)
     counts = [t // spec.merge_t * h * w // spec.merge**2 for t, h, w in grids]
     flat = rows if isinstance(rows, list | tuple) else _flat(modality, rows, counts, spec)
     if len(flat) != len(grids):
         raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} names {len(grids)}")
-    items = [checked(modality, i, one, spec.width) for i, one in enumerate(flat)]
+    items = [check_rows(modality, i, one, spec.width) for i, one in enumerate(flat)]
     for index, (one, count) in enumerate(zip(items, counts, strict=True)):
         if len(one) != count:
             raise MediaError(modality, index, f"{len(one)} rows were given but its grid {grids[index]} makes {count}")
@@ -122,7 +123,7 @@ def _from_mapping(modality: str, value: Mapping[object, object], spec: Embedding
 
 
 def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: EmbeddingSpec) -> list[object]:
-    """Rows of all items laid end to end, cut as the grids say."""
+    """Split the concatenated rows of all items by their grids."""
     tensor = _dense(modality, 0, rows)
     if tensor.ndim == 3:
         return list(tensor)

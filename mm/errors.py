@@ -1,54 +1,157 @@
-"""The errors a caller can cause. Each message is one line that names the item, the limit and the next step."""
+"""Errors that a caller can cause or has to handle. Every message is one line: what is wrong, the limit, and what to do next."""
 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
-_LONGEST = 100  # characters of a name that is compared with the known ones
-_VOWELS = ("a", "e", "i", "o", "nd")  # as they are said: a uint8, an ndarray
+ErrorCode = Literal[
+    "invalid_input",  # a prompt, message or parameter that cannot be served
+    "invalid_media",  # an item that cannot be read, decoded or processed, or is over a limit
+    "too_long",  # more tokens than the model's context or the caches can ever hold
+    "invalid_config",  # an engine option, or a checkpoint's config.json
+    "checkpoint",  # weights or tokenizer files
+    "encoder_failed",  # the encoder failed on an item, now or a short while ago
+    "not_finite",  # the model computed NaN or infinity
+    "out_of_memory",  # on the device or the host
+    "overloaded",  # more requests than the engine takes
+    "interrupted",  # the step was interrupted, as by Ctrl-C
+    "engine_asleep",  # `wake` it first
+    "engine_closed",  # or made in another process
+    "engine_dead",  # the engine cannot go on
+    "internal",  # a bug of sensorium
+]
+_MAX_NAME = 100  # characters of a name that is compared with the known ones
+_MAX_VALUE = 80  # characters of a value in a message
+_REPR = reprlib.Repr()  # shows a few entries of a collection
+_REPR.maxstring = _REPR.maxother = 1 << 10
+_VOWELS = ("a", "e", "i", "o", "nd")  # as spoken: a uint8, an ndarray
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """Why a request failed, as data. `str()` of it is the message.
+
+    Args:
+        code: the kind of error; see `ErrorCode`. "internal" and "engine_dead" are faults of sensorium.
+        message: one line: what is wrong, the limit, and what to do next. It starts with the item's name if there is one.
+        modality: "image", "video" or "audio" if one item is at fault, else None.
+        index: position of that item among the items of its modality in the prompt, from 0.
+        param: name of the parameter at fault, such as "max_tokens", if it is known.
+    """
+
+    code: ErrorCode
+    message: str
+    modality: str | None = None
+    index: int | None = None
+    param: str | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def for_item(self, modality: str, index: int) -> ErrorInfo:
+        """Return the same error with the item it is about, in the message too."""
+        return replace(self, message=f"{modality} {index}: {self.message}", modality=modality, index=index)
 
 
 class SensoriumError(ValueError):
-    """Base of all errors that come from what the caller gave; never a bug of ours."""
+    """Base class of all errors that a caller can cause; `info` holds the error as data.
+
+    Args:
+        message: one line.
+        code, param: as in `ErrorInfo`; the default code is that of the class.
+    """
+
+    default_code: ClassVar[ErrorCode] = "invalid_input"
+
+    def __init__(self, message: str = "", *, code: ErrorCode | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.info = ErrorInfo(code or self.default_code, one_line(message), param=param)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ConfigError(SensoriumError):
-    """An option, or a checkpoint's configuration, that contradicts itself, is unknown or asks for remote code."""
+    """An engine option or a checkpoint's configuration is unknown, contradicts itself or asks for remote code."""
+
+    default_code = "invalid_config"
 
 
 class CheckpointError(SensoriumError):
-    """Weights or tokenizer files that are missing, surplus, of a wrong shape or unreadable."""
+    """Weights or tokenizer files are missing, surplus, of a wrong shape or unreadable."""
+
+    default_code = "checkpoint"
 
 
 class InputError(SensoriumError):
-    """A prompt, message or sampling parameter that cannot be served."""
+    """A prompt, message or parameter cannot be served."""
 
 
 class MediaError(InputError):
-    """A picture, clip or sound that cannot be decoded or is over a limit.
+    """A picture, clip or sound cannot be decoded or processed, or is over a limit.
 
     Args:
-        modality: "image", "video" or "audio".
-        index: position of the item among those of its modality in the request.
-        reason: one clause: what is wrong, and the limit where there is one.
+        modality, index, code, param: as in `ErrorInfo`.
+        reason: one clause without the item's name: what is wrong, and the limit if there is one.
     """
 
-    def __init__(self, modality: str, index: int, reason: str) -> None:
-        super().__init__(f"{modality} {index}: {reason}")
-        self.modality, self.index, self.reason = modality, index, reason
+    default_code = "invalid_media"
+
+    def __init__(
+        self, modality: str, index: int, reason: str, *, code: ErrorCode | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(f"{modality} {index}: {reason}", code=code, param=param)
+        self.info = replace(self.info, modality=modality, index=index)
+        self.reason = reason
+
+
+class EngineDeadError(SensoriumError):
+    """The engine's process has ended: this engine serves no request any more, make a new one."""
+
+    default_code = "engine_dead"
+
+
+def media_error(error: InputError, modality: str, index: int) -> MediaError:
+    """Return the error of an item as a MediaError that names the item."""
+    code = "invalid_media" if error.info.code == "invalid_input" else error.info.code
+    reason = error.reason if isinstance(error, MediaError) else str(error)
+    return MediaError(modality, index, reason, code=code, param=error.info.param)
 
 
 def hint(name: object, known: Iterable[str]) -> str:
-    """What a message about an unknown name ends with: the nearest known one, where one is near, and all of them."""
+    """Return the end of a message about an unknown name: the nearest known name if one is near, and all known names."""
     names = list(known)
     if not names:
         return "none is known"
-    near = difflib.get_close_matches(str(name)[:_LONGEST], names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:_MAX_NAME], names, n=1, cutoff=0.5)
     return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
 
 
 def typed(value: object) -> str:
-    """What a message calls it: its type with the article, as in "an int", or None."""
+    """Return a value's type with its article, as in "an int", or "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name.lower().startswith(_VOWELS) else 'a'} {name}"
+
+
+def short_repr(value: object, limit: int = _MAX_VALUE) -> str:
+    """Return `repr(value)` on one line, cut to `limit` characters, for use in a message."""
+    if isinstance(value, str | bytes):
+        value = value[: limit + 1]  # `repr` of a large file would take long
+    text = one_line(_REPR.repr(value))
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def one_line(text: str) -> str:
+    """Return the text with every run of whitespace as one space."""
+    return " ".join(text.split())
+
+
+def _rebuild(kind: type[SensoriumError], args: tuple[object, ...], state: dict[str, object]) -> SensoriumError:
+    """Undo `SensoriumError.__reduce__` without the class's `__init__`, whose arguments are not `args`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -1,4 +1,4 @@
-"""How one named tensor of an item is split from a batch and merged into one. Knows no modality and no family."""
+"""Fields: how a named tensor of an item is split from a batch and merged into one (as in vLLM's MultiModalFieldElem)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Sizes = int | Tensor | Sequence[int] | Sequence[slice]
 
 @dataclass(frozen=True)
 class BatchedField:
-    """One entry per item: equal shapes stack on a new first axis, unequal ones and plain numbers stay a list."""
+    """One entry per item. Entries of equal shape are stacked on a new first axis; others, and plain numbers, stay a list."""
 
     keep_on_cpu: bool = False
 
 
 @dataclass(frozen=True)
 class FlatField:
-    """Items of their own length along `dim` (may be negative), laid end to end."""
+    """Items of any length along `dim` (may be negative), concatenated."""
 
     dim: int = 0
     keep_on_cpu: bool = False
@@ -33,7 +33,7 @@ class FlatField:
 
 @dataclass(frozen=True)
 class SharedField:
-    """The same value for every item of a merge; items whose values differ never merge."""
+    """One value for all items of a batch. Items with different values are never merged."""
 
     keep_on_cpu: bool = False
 
@@ -43,20 +43,20 @@ Field = BatchedField | FlatField | SharedField
 
 @dataclass(frozen=True, eq=False)
 class FieldElem:
-    """One named value of one item, and how it batches. Two elements are equal only if they are the same object."""
+    """One named value of one item, and its field. Elements compare by identity."""
 
     data: Value
     field: Field
 
 
 def split(data: Value | Sequence[Value], field: Field, sizes: Sizes) -> list[FieldElem]:
-    """The items of a merged value, as views.
+    """Split a merged value into items, as views.
 
-    `sizes`: for a flat field the length of each item along its `dim`, or the slices they take, end to end; they
-    have to use up the data. Otherwise the number of items.
+    For a flat field, `sizes` are the lengths of the items along its `dim`, or their slices; they must cover the data without
+    gaps. For other fields it is the number of items.
 
     Raises:
-        InputError: sizes of two axes, or sizes or slices that do not add up to the data.
+        InputError: sizes have two axes, or sizes or slices do not add up to the data.
     """
     if isinstance(field, FlatField):
         if isinstance(sizes, int) or not isinstance(data, Tensor):
@@ -76,12 +76,12 @@ def split(data: Value | Sequence[Value], field: Field, sizes: Sizes) -> list[Fie
 
 
 def split_batch(batch: Mapping[str, object], layout: Mapping[str, tuple[Field, Sizes]]) -> list[dict[str, FieldElem]]:
-    """The items that `merge` made a batch of: `layout` gives the field and the sizes (as for `split`) of each name.
+    """Split the batch that `merge` made. `layout` has the field and the sizes (as for `split`) of each tensor name.
 
-    Fill is cut off by the true shapes that lie beside a tensor as `"<name>.sizes"`.
+    Padding is cut off by the true shapes in `"<name>.sizes"`.
 
     Raises:
-        InputError: as `split`, or tensors that hold different numbers of items.
+        InputError: as `split`, or tensors hold different numbers of items.
     """
     columns = {name: split(batch[name], field, sizes) for name, (field, sizes) in layout.items()}  # type: ignore[arg-type]
     counts = {name: len(column) for name, column in columns.items()}
@@ -95,10 +95,10 @@ def split_batch(batch: Mapping[str, object], layout: Mapping[str, tuple[Field, S
 
 
 def merge_elems(elems: Sequence[FieldElem]) -> object:
-    """One tensor, list or object for the batch; a single flat element is returned itself, nothing gives `[]`.
+    """Merge elements into one tensor, list or object. A single flat element is returned as it is; no elements give `[]`.
 
     Raises:
-        InputError: fields, or shared values, that differ; flat elements that are no tensors of one dtype and rank.
+        InputError: fields or shared values differ, or flat elements are not tensors of one dtype and rank.
     """
     if not elems:
         return []
@@ -111,23 +111,23 @@ def merge_elems(elems: Sequence[FieldElem]) -> object:
 
 
 def merge_shared(values: Sequence[Value]) -> Value:
-    """The one value all items share; InputError when there is none or they differ."""
+    """Return the value that all items share; InputError if there is none or they differ."""
     if not values:
         raise InputError("a shared field needs at least one item to merge")
-    if not all(same(values[0], value) for value in values[1:]):
+    if not all(values_equal(values[0], value) for value in values[1:]):
         raise InputError("items with different values of a shared field cannot merge")
     return values[0]
 
 
 def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str | None = None) -> dict[str, object]:
-    """A batch of items for the encoder: name -> tensor, list or object.
+    """Merge items into a batch for the encoder: name -> tensor, list or object.
 
-    Flat elements whose other axes differ are filled with zeros on the right; their true shapes then lie beside
-    them as `"<name>.sizes"`, int64 `[items, axes]`, on the CPU. With `device`, tensors go there unless their field
-    keeps them on the CPU; nothing is pinned.
+    Flat elements whose other axes differ are padded with zeros on the right. Their true shapes are then in `"<name>.sizes"`,
+    int64 `[items, axes]`, on the CPU. With `device`, tensors are moved there unless their field keeps them on the CPU.
+    Nothing is pinned.
 
     Raises:
-        InputError: as `merge_elems`, or items whose tensor names differ.
+        InputError: as `merge_elems`, or items have different tensor names.
     """
     if not items:
         return {}
@@ -143,11 +143,10 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
     return merged
 
 
-def group(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None = None) -> list[list[int]]:
-    """Indices of the items that may merge, groups in order of first appearance, indices rising within each.
+def group_mergeable(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None = None) -> list[list[int]]:
+    """Return groups of indices of items that can be merged, in order of first appearance; indices rise within a group.
 
-    Items merge when their modality (`kinds`, optional), tensor names, fields, shared values and dtypes are equal. The
-    indices say whose each result is, and so restore the order.
+    Items can be merged if their modality (`kinds`, optional), tensor names, fields, shared values and dtypes are equal.
     """
     groups: list[list[int]] = []
     for index, item in enumerate(items):
@@ -160,8 +159,8 @@ def group(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None 
     return groups
 
 
-def same(left: Value, right: Value) -> bool:
-    """Equal in type, dtype, shape and value."""
+def values_equal(left: Value, right: Value) -> bool:
+    """Return whether type, dtype, shape and value are equal."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return left is right or (left.dtype == right.dtype and torch.equal(left, right))
     return type(left) is type(right) and bool(left == right)
@@ -175,12 +174,12 @@ def _mergeable(left: FieldElem, right: FieldElem) -> bool:
     if left.field != right.field:
         return False
     if isinstance(left.field, SharedField):
-        return same(left.data, right.data)
+        return values_equal(left.data, right.data)
     return _kind(left.data, left.field) == _kind(right.data, right.field)
 
 
 def _kind(value: Value, field: Field) -> tuple[object, ...]:
-    """What has to be equal for values to lie in one tensor."""
+    """Return what has to be equal for values to be in one tensor."""
     if not isinstance(value, Tensor):
         return ()
     return (value.dtype, value.ndim) if isinstance(field, FlatField) else (value.dtype,)

@@ -1,4 +1,4 @@
-"""From a size to a grid, and from a clip to the frames used: pure functions. Knows no pixels, no family and no model."""
+"""Sizes of resized images, and frame sampling of videos: pure functions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .errors import InputError
 from .types import ItemGeometry
 
 _BOTH_ENDS = ("ends", "nearest")
-MOST_ROWS = 1 << 22  # of one item: more than any context holds
+MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
 
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """What `smart_resize` aims at: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
+    """Constraints of `smart_resize`: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
 
-    `frames`: where it is more than one, the areas are of so many frames together, which count as `counted` until they have
-    to be made smaller or larger; sides below the factor are enlarged to it first. `enlarge`: those of a picture too, rounded.
+    If `frames` is above one, areas are those of all frames together. They count as `counted` frames until they have to be
+    scaled, and sides below the factor are first enlarged to it. `enlarge` does this for images too, with rounding.
     """
 
     factor: int
@@ -35,22 +35,21 @@ class ResizePolicy:
 
 
 @dataclass(frozen=True)
-class SamplingPolicy:
-    """Which frames of a clip are used.
+class FrameSampling:
+    """Which frames of a video are used.
 
     Args:
-        fps: frames wanted per second of source; excludes `num_frames`.
-        num_frames: frames wanted in all; -1 means every frame. Where neither is given, every frame but at most `max_frames`.
-        min_frames, max_frames: bounds on what `fps` asks for.
-        max_duration: seconds of the source that are looked at, from its start; None: all of it.
-        multiple: the count is rounded to a multiple of this (frames per temporal patch).
-        spread: "stride" takes the first frame of equal pieces, "middle" the one in the middle of each, "ends" includes first
-            and last frame and "nearest" too, its frames between them being rounded where the others are floored. "after"
-            takes the first frame at or behind each step of time, `fps` steps a second, each frame once.
-        nearest: the count that `fps` asks for is rounded to the nearest, else floored.
-        margin: seconds left out at both ends of a clip of which, without them, more than `max_frames * fps` seconds are left.
-            With "ends" only.
-        paces: `(seconds, fps)` in rising order: clips of at most so many seconds are used at another rate than `fps`.
+        fps: frames per second of source; excludes `num_frames`.
+        num_frames: number of frames; -1 means all. If neither is given, all frames up to `max_frames`.
+        min_frames, max_frames: bounds of the number that `fps` gives.
+        max_duration: seconds of the source that are used, from its start; None: all.
+        multiple: the number of frames is rounded to a multiple of this (frames per temporal patch).
+        spread: "stride" takes the first frame of equal segments, "middle" their middle frame. "ends" includes the first and the
+            last frame; "nearest" does too, but rounds the frames in between where "ends" floors them. "after" takes the
+            first frame at or after each time step, `fps` steps a second, each frame once.
+        nearest: round the number that `fps` gives to the nearest, else floor it.
+        margin: seconds skipped at both ends if more than `max_frames * fps` seconds remain. With "ends" only.
+        fps_by_duration: `(seconds, fps)` in rising order: videos of at most so many seconds use this rate instead of `fps`.
     """
 
     fps: float | None = None
@@ -62,17 +61,17 @@ class SamplingPolicy:
     spread: str = "stride"
     nearest: bool = False
     margin: float = 0.0
-    paces: tuple[tuple[float, float], ...] = ()
+    fps_by_duration: tuple[tuple[float, float], ...] = ()
 
 
 def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
-    """`(height, width)` both divisible by the factor, near the source's shape, with an area in the policy's range.
+    """Return `(height, width)`, both divisible by the factor, close to the source's aspect ratio and with an area in range.
 
-    Rounding is half to even (42 -> 56 and 70 -> 56 with factor 28). One side is never below the factor, so very
-    long pictures may stay above `max_pixels`. Rule: the published preprocessing of Qwen2-VL, of clips that of Qwen3-VL.
+    Rounding is half to even (42 -> 56 and 70 -> 56 with factor 28). No side is below the factor, so very long images may
+    exceed `max_pixels`. Rule: published preprocessing of Qwen2-VL; for videos that of Qwen3-VL.
 
     Raises:
-        InputError: an empty picture, or one whose sides differ by more than `max_ratio`.
+        InputError: the image is empty, or its sides differ by more than `max_ratio`.
     """
     if min(height, width) < 1:
         raise InputError(f"a picture of {width}x{height} has no pixels")
@@ -100,34 +99,34 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
 def patch_grid(
     size: tuple[int, int], policy: ResizePolicy, merge: int, frames: int = 1, per_step: int = 1, time_step: float = 1.0
 ) -> ItemGeometry:
-    """The grid of a picture or clip of `size` (height, width): `frames` are grouped by `per_step`, the last group filled up.
+    """Return the grid of an item of `size` (height, width). Frames are grouped by `per_step`; the last one is padded.
 
     Raises:
-        InputError: a size that cannot be resized, or more than MOST_ROWS embeddings.
+        InputError: the size cannot be resized, or gives more than MAX_ITEM_ROWS embeddings.
     """
     tall, wide = smart_resize(*size, policy)
     patch = policy.factor // merge
     grid = ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
-    if grid.num_embeds > MOST_ROWS:  # before anything is made that is as long
-        raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MOST_ROWS:,}; lower min_pixels or num_frames")
+    if grid.num_embeds > MAX_ITEM_ROWS:  # before anything of this length is made
+        raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; lower min_pixels or num_frames")
     return grid
 
 
 def sample_indices(
-    total: int, source_fps: float | None, policy: SamplingPolicy, times: Sequence[float] | None = None
+    total: int, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None = None
 ) -> list[int]:
-    """The rising frame numbers, out of `total`, that a policy uses; always at least one.
+    """Return the rising numbers, out of `total`, of the frames to use; at least one.
 
-    `fps` asks for `total / source_fps * fps` frames, kept within the bounds and floored to the multiple; `num_frames`
-    is rounded to it. A clip too short for one multiple is used whole. `times` are the seconds of every frame, from 0:
-    where they show that the rate varies, `fps` takes the frames that are on screen at equal steps of time, each once.
+    `fps` gives `total / source_fps * fps` frames, within the bounds and floored to the multiple; `num_frames` is rounded to it.
+    A video shorter than one multiple is used whole. `times` are the seconds of every frame, from 0. If they show a variable
+    frame rate, `fps` takes the frames that are on screen at equal time steps, each once.
 
     Raises:
-        InputError: an empty clip, both `fps` and `num_frames`, more frames than there are, or `fps` or `max_duration`
-            of a clip whose own rate is unknown.
+        InputError: the video is empty, `fps` and `num_frames` are both given, more frames are requested than there are, or
+            `fps` or `max_duration` is given and the video's rate is unknown.
     """
-    frames, seconds = looked_at(total, source_fps, policy, times)
-    pace = next((fps for longest, fps in policy.paces if seconds is not None and seconds <= longest), policy.fps)
+    frames, seconds = usable_span(total, source_fps, policy, times)
+    pace = next((fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps)
     policy = replace(policy, fps=pace)
     wanted = _wanted(frames, seconds, policy)
     if wanted > frames:
@@ -141,20 +140,20 @@ def sample_indices(
         first, last = _within(frames, seconds, policy)
         if policy.spread == "nearest":
             return [round(i) for i in np.linspace(first, last, wanted)]
-        return [int(i) for i in np.linspace(first, last, wanted)]  # torch's rounds differently on its second half
+        return [int(i) for i in np.linspace(first, last, wanted)]  # torch's linspace rounds differently in its second half
     start = frames / wanted / 2 if policy.spread == "middle" else 0
     return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / wanted)[:wanted].int()]
 
 
-def looked_at(
-    total: int, source_fps: float | None, policy: SamplingPolicy, times: Sequence[float] | None = None
+def usable_span(
+    total: int, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None = None
 ) -> tuple[int, float | None]:
-    """`(frames, seconds)` of the source that a policy picks from, all of it but for `max_duration`; None: rate unknown.
+    """Return `(frames, seconds)` of the source that may be used: all of it, or up to `max_duration`. None: rate unknown.
 
-    The last frame counts as long as the average one.
+    The last frame counts as long as the average frame.
 
     Raises:
-        InputError: an empty clip, or a `max_duration` that is not positive or is asked of a clip of unknown rate.
+        InputError: the video is empty, or `max_duration` is not positive or the video's rate is unknown.
     """
     if total < 1:
         raise InputError("the clip has no frames")
@@ -173,8 +172,8 @@ def looked_at(
     return frames, limit if varies else _seconds(frames, source_fps, None)
 
 
-def _within(frames: int, seconds: float | None, policy: SamplingPolicy) -> tuple[int, int]:
-    """First and last frame that may be used. Rule: SmolVLM."""
+def _within(frames: int, seconds: float | None, policy: FrameSampling) -> tuple[int, int]:
+    """Return the first and the last frame that may be used. Rule: SmolVLM."""
     if not policy.margin or not seconds or seconds - 2 * policy.margin <= policy.max_frames * (policy.fps or 1.0):
         return 0, frames - 1
     margin = policy.margin * frames / seconds
@@ -188,14 +187,14 @@ def _seconds(total: int, source_fps: float | None, times: Sequence[float] | None
 
 
 def _varies(times: Sequence[float], fps: float | None) -> bool:
-    """Whether some frame is half a frame or more away from where a constant rate puts it."""
+    """Return whether a frame is at least half a frame away from its place at a constant rate."""
     return not fps or any(abs(time * fps - i) >= 0.5 for i, time in enumerate(times))
 
 
-def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: SamplingPolicy) -> list[int]:
-    """The frames shown at `wanted` equal steps of time; a frame shown at several is taken once.
+def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: FrameSampling) -> list[int]:
+    """Return the frames on screen at `wanted` equal time steps, each once.
 
-    Where that leaves fewer than the bounds or the multiple ask for, frames are added evenly from those left over.
+    If these are fewer than the bounds or the multiple require, unused frames are added evenly.
     """
     both = policy.spread in _BOTH_ENDS
     steps, span = (wanted - 1, times[-1]) if both else (wanted, seconds)
@@ -206,8 +205,8 @@ def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: Samp
     return sorted(chosen | {spare[i * len(spare) // short] for i in range(short)})
 
 
-def _after(frames: int, source_fps: float | None, seconds: float | None, wanted: int, policy: SamplingPolicy) -> list[int]:
-    """Rule: GLM-4.1V. More steps than `max_frames` are that many, the last at the clip's end."""
+def _after(frames: int, source_fps: float | None, seconds: float | None, wanted: int, policy: FrameSampling) -> list[int]:
+    """Spread "after", the rule of GLM-4.1V. If there are more than `max_frames` steps, the last is at the video's end."""
     if policy.fps is None or source_fps is None or seconds is None:
         places = [i * frames / wanted for i in range(wanted)]
     elif seconds * policy.fps <= policy.max_frames:
@@ -217,7 +216,7 @@ def _after(frames: int, source_fps: float | None, seconds: float | None, wanted:
     return sorted({min(math.ceil(place), frames - 1) for place in places})
 
 
-def _wanted(total: int, seconds: float | None, policy: SamplingPolicy) -> int:
+def _wanted(total: int, seconds: float | None, policy: FrameSampling) -> int:
     multiple = policy.multiple
     if policy.fps is not None and policy.num_frames is not None:
         raise InputError("fps and num_frames exclude each other; give one of them")
@@ -242,9 +241,9 @@ def _at_least(groups: int, multiple: int, total: int) -> int:
 
 @dataclass(frozen=True)
 class PatchBudget:
-    """What `fit_patches` keeps to: at most `max_patches` patches of `patch` pixels in all and `max_side` along a side.
+    """Constraints of `fit_patches`: at most `max_patches` patches of `patch` pixels, and `max_side` along a side.
 
-    Sides are filled up to whole groups of `merge` patches afterwards, so the grid may be a little over the first limit.
+    Sides are then padded to whole groups of `merge` patches, so the grid may slightly exceed the first limit.
     """
 
     patch: int
@@ -254,10 +253,10 @@ class PatchBudget:
 
 
 def fit_patches(height: int, width: int, budget: PatchBudget) -> tuple[int, int]:
-    """`(height, width)` in pixels that a picture is shrunk to, never enlarged, its shape kept. Rule: MoonViT (Kimi).
+    """Return `(height, width)` in pixels after shrinking the image; it is never enlarged. Rule: MoonViT (Kimi).
 
     Raises:
-        InputError: an empty picture.
+        InputError: the image is empty.
     """
     if min(height, width) < 1:
         raise InputError(f"a picture of {width}x{height} has no pixels")

@@ -1,4 +1,4 @@
-"""256-bit identities of media and options: domain-tagged, length-prefixed, type-tagged sha256. Knows no cache and no family."""
+"""256-bit identities of media and options: sha256 with domain, length and type tags."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .errors import InputError, typed
 
-MAX_DEPTH = 64  # lists and mappings inside each other; what holds itself is deeper than any limit
-_ARRAY_KINDS = "biufcSU"  # of numpy: their bytes are their value, unlike an array of objects
+MAX_DEPTH = 64  # nested lists and mappings; a value that contains itself exceeds any limit
+_ARRAY_KINDS = "biufcSU"  # numpy kinds whose bytes are their value, unlike arrays of objects
 
 
 class _Sink(Protocol):
@@ -21,13 +21,13 @@ class _Sink(Protocol):
 
 
 def digest(domain: str, *values: object) -> str:
-    """64 hex digits of any nesting of None, bool, int, float, str, bytes, arrays, tensors, lists and mappings.
+    """Return 64 hex digits of any nesting of None, bool, int, float, str, bytes, arrays, tensors, lists and mappings.
 
-    Values of different type, dtype or shape differ, as do nestings (`{"a": {"b": 1}}` and `{"a.b": 1}`); the
-    order of mapping keys, memory layout, byte order, and numpy against torch make no difference.
+    Values of different type, dtype or shape have different digests, and so do nestings (`{"a": {"b": 1}}` and `{"a.b": 1}`).
+    The order of mapping keys, memory layout, byte order, and numpy or torch make no difference.
 
     Raises:
-        InputError: a value of any other type, or nesting deeper than MAX_DEPTH.
+        InputError: a value has another type, or is nested deeper than MAX_DEPTH.
     """
     sink = hashlib.sha256()
     _feed(sink, domain, 0)
@@ -59,7 +59,7 @@ def _feed(sink: _Sink, value: object, depth: int) -> None:
     elif value is None or isinstance(value, bool | float):
         _leaf(sink, type(value).__name__.encode(), repr(value).encode())
     elif isinstance(value, int):
-        _leaf(sink, b"int", b"%x" % value)  # decimal digits of a large number are limited, and slow
+        _leaf(sink, b"int", b"%x" % value)  # Python limits decimal digits of large ints, and they are slow
     else:
         raise InputError(f"{typed(value)} has no identity; give numbers, text, bytes, arrays, lists or mappings")
 

@@ -1,4 +1,4 @@
-"""What a caller gives as `multi_modal_data` becomes a list of sources, counted against limits. Decodes nothing."""
+"""Parse `multi_modal_data` into a list of sources and check the limits. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from .embeddings import EmbeddingSpec, read_rows
-from .errors import InputError, MediaError, typed
+from .embeddings import EmbeddingSpec, read_embeddings
+from .errors import InputError, MediaError, media_error, typed
 from .media.chunks import read_entry
 from .media.source import path_of
 from .types import EmbeddingItem, Media
@@ -20,10 +20,10 @@ from .types import EmbeddingItem, Media
 
 @dataclass(frozen=True, eq=False)
 class MediaSource:
-    """One input as it was given, not decoded.
+    """One input before decoding.
 
-    `data`: encoded bytes, a path or URL, pixels, frames, samples or an EmbeddingItem; None when the caller says, by
-    `uuid`, that it is here already. `options` are processing options of this item alone.
+    `data` is encoded bytes, a path or URL, pixels, frames, samples or an EmbeddingItem; None if the caller gives only the
+    `uuid` of content that is cached. `options` are processing options of this item.
     """
 
     modality: str
@@ -31,7 +31,7 @@ class MediaSource:
     data: object
     uuid: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    kind: str = ""  # what it is decoded as, where that is not the modality itself
+    kind: str = ""  # what it is decoded as, if not the modality
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -40,12 +40,12 @@ class MediaSource:
 
 @dataclass(frozen=True)
 class MultiModalDataParser:
-    """The forms of input that one family takes, as its ProcessingInfo says.
+    """The inputs that a model takes.
 
     Args:
-        modalities: what may be given.
-        limits: most items per modality in one prompt that the model can take; absent: no limit.
-        embeddings: ready-made rows that may stand in for media, by modality.
+        modalities: accepted modalities.
+        limits: largest number of items per modality in a prompt; absent: no limit.
+        embeddings: formats of precomputed embeddings, by modality.
     """
 
     modalities: tuple[str, ...]
@@ -58,14 +58,14 @@ class MultiModalDataParser:
         uuids: Mapping[str, object] | None = None,
         limits: Mapping[str, int] | None = None,
     ) -> dict[str, list[MediaSource]]:
-        """Sources by modality, in the order given; a single item and a list of one are the same.
+        """Return sources by modality, in order. A single item counts as a list of one.
 
-        `uuids`: one name or None per item. `limits`: the caller's, cut to the model's own; they count media that
-        have to be encoded, ready-made rows are free.
+        `uuids`: one uuid or None per item. `limits`: the caller's limits, capped by those of the model. They count media that
+        must be encoded, not precomputed embeddings.
 
         Raises:
-            InputError: a modality the model does not take, too many items, or as many uuids as there are not items.
-            MediaError: an item that is missing, or rows that do not fit the model.
+            InputError: unknown modality, too many items, or a number of uuids that differs from the number of items.
+            MediaError: an item is missing, or embeddings do not fit the model.
         """
         uuids = uuids or {}
         for name in (*data, *uuids):
@@ -83,15 +83,18 @@ class MultiModalDataParser:
 
     def _check_modality(self, name: str) -> None:
         if name not in self.modalities:
-            raise InputError(f"unknown modality {name!r}; this model takes {', '.join(self.modalities) or 'text only'}")
+            raise InputError(
+                f"unknown modality {name!r}; this model takes {', '.join(self.modalities) or 'text only'}",
+                param="multi_modal_data",
+            )
 
     def _listed(self, modality: str, value: object) -> list[Media]:
-        """The separate items of one modality."""
+        """Return the items of one modality."""
         spec = self.embeddings.get(modality)
-        rows = None if spec is None else read_rows(modality, value, spec)
+        rows = None if spec is None else read_embeddings(modality, value, spec)
         if rows is not None:
             return [Media(item) for item in rows]
-        values = list(value) if is_several(modality, value) else [value]  # type: ignore[call-overload]
+        values = list(value) if is_item_list(modality, value) else [value]  # type: ignore[call-overload]
         return [entry if isinstance(entry, Media) else Media(entry) for entry in values]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
@@ -100,7 +103,7 @@ class MultiModalDataParser:
             try:
                 kind, media = read_entry(media)
             except InputError as error:
-                raise MediaError(modality, index, str(error)) from None
+                raise media_error(error, modality, index) from None
         data = media.data
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
@@ -109,7 +112,7 @@ class MultiModalDataParser:
             raise MediaError(modality, index, "it is missing; give its data, or a uuid of one that was given before")
         spec = self.embeddings.get(modality)
         if spec is not None and not isinstance(data, EmbeddingItem):
-            rows = read_rows(modality, data, spec)
+            rows = read_embeddings(modality, data, spec)
             if rows is not None and len(rows) != 1:
                 raise MediaError(modality, index, f"it holds rows of {len(rows)} items; give each as one of a list")
             data = rows[0] if rows else data
@@ -117,18 +120,19 @@ class MultiModalDataParser:
 
 
 def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:
-    """The items with their names from `multi_modal_uuids`."""
+    """Return the items with the uuids of `multi_modal_uuids`."""
     if uuids is None:
         return given
     names = [uuids] if isinstance(uuids, str) else uuids
     if not isinstance(names, list | tuple) or not all(name is None or (isinstance(name, str) and name) for name in names):
-        raise InputError(f'multi_modal_uuids["{modality}"] is a list of texts or None, one per item')
+        raise InputError(f'multi_modal_uuids["{modality}"] is a list of texts or None, one per item', param="multi_modal_uuids")
     if len(given) == 1 and given[0].data is None and given[0].uuid is None:
-        given *= len(names) or 1  # only names were given
+        given *= len(names) or 1  # only uuids were given
     if len(names) != len(given):
         raise InputError(
             f'multi_modal_uuids["{modality}"] must have same length as multi_modal_data["{modality}"]: '
-            f"{len(names)} and {len(given)}"
+            f"{len(names)} and {len(given)}",
+            param="multi_modal_uuids",
         )
     for index, (media, name) in enumerate(zip(given, names, strict=True)):
         if None not in (media.uuid, name) and media.uuid != name:
@@ -140,14 +144,16 @@ def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:
 def _check_limit(modality: str, sources: Collection[MediaSource], limit: int | None) -> None:
     count = sum(not isinstance(source.data, EmbeddingItem) for source in sources)
     if limit is not None and count > limit:
-        raise InputError(f"At most {limit} {modality}(s) may be provided in one prompt, not {count}")
+        raise InputError(
+            f"At most {limit} {modality}(s) may be provided in one prompt, not {count}", param="limit_mm_per_prompt"
+        )
 
 
-def callers_own(media: object) -> object:
-    """What a str names that the caller's code or command line hands over; anything else as it is.
+def trusted_source(media: object) -> object:
+    """Convert a str from the caller's own code or command line to a Path or URL. Other values are returned as they are.
 
-    A path, or that of a file: URL, becomes a Path: it may lie anywhere, unlike one that is written in a message. Other URLs
-    stay, and so does a file: URL that names no path; whoever reads it says why.
+    A path, or the path of a file: URL, becomes a Path, which may be anywhere, unlike a path inside a message. Other URLs, and
+    invalid file: URLs, are returned unchanged; reading them raises an error.
     """
     if not isinstance(media, str) or media[:5].lower() == "data:":
         return media
@@ -157,8 +163,8 @@ def callers_own(media: object) -> object:
     return media if "://" in media[:16] else Path(media)
 
 
-def is_several(modality: str, value: object) -> bool:
-    """Whether a value is a list of items, rather than one item that is itself a list."""
+def is_item_list(modality: str, value: object) -> bool:
+    """Return whether a value is a list of items, as opposed to one item that is itself a list."""
     if isinstance(value, np.ndarray | Tensor):
         return modality in _AXES and value.ndim == _AXES[modality]
     if not isinstance(value, list | tuple):
@@ -171,7 +177,7 @@ def is_several(modality: str, value: object) -> bool:
     return True
 
 
-_AXES = {"image": 4, "video": 5}  # of an array that holds several items
+_AXES = {"image": 4, "video": 5}  # axes of an array that holds several items
 
 
 def _with_metadata(value: Sequence[object]) -> bool:

@@ -1,4 +1,4 @@
-"""The one registry table: architecture name -> its model and ProcessingInfo. Strings only; the engine resolves them."""
+"""The model registry: architecture name -> model and ProcessingInfo classes, as strings that the engine resolves."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from .errors import ConfigError
 
 @dataclass(frozen=True)
 class Architecture:
-    """Classes of a family, whose files are `models/<family>.py` and `processors/<family>.py`."""
+    """Classes of a model family, in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
 
     family: str
     model_class: str
     info_class: str
+    folder: str = "families"
 
     @property
     def model(self) -> str:
-        """`"module:Class"` below the package."""
-        return f"models.{self.family}:{self.model_class}"
+        """`"module:Class"` of the model, below the package."""
+        return f"models.{self.folder}.{self.family}:{self.model_class}"
 
     @property
     def processing(self) -> str:
-        """Likewise of the ProcessingInfo."""
-        return f"processors.{self.family}:{self.info_class}"
+        """`"module:Class"` of the ProcessingInfo, below the package."""
+        return f"processors.{self.folder}.{self.family}:{self.info_class}"
 
 
 @dataclass(frozen=True)
-class Note:
-    """What docs/models.md says of a family, a few words each. `proven`: by what, beside its row in the parity suite."""
+class FamilyNote:
+    """What docs/models.md says of a family in a few words. `proven`: tests besides its row of the parity suite."""
 
     features: str
     limits: str = ""
@@ -39,8 +40,10 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """`reader`: "module:function" that makes of its file's content a kind and the Hub's config; `rows`: kind -> row."""
+class CheckpointLayout:
+    """A publisher's own checkpoint layout. `reader`: "module:function" that converts the file to a kind and the Hub's
+    config; `rows`: kind -> key of ARCHITECTURES.
+    """
 
     reader: str
     rows: Mapping[str, str]
@@ -70,11 +73,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlavaForConditionalGeneration/pixtral": Architecture("pixtral", "Pixtral", "PixtralProcessingInfo"),
     "LlavaNextForConditionalGeneration": Architecture("llava", "LlavaNext", "LlavaNextProcessingInfo"),
     "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
-    "Mistral3Consolidated": Architecture("pixtral", "Mistral3Format", "MistralFormatProcessingInfo"),
+    "Mistral3Consolidated": Architecture("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": Architecture("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": Architecture("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": Architecture("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
-    "PixtralConsolidated": Architecture("pixtral", "PixtralFormat", "MistralFormatProcessingInfo"),
+    "PixtralConsolidated": Architecture("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
     "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
     "Qwen2_5OmniForConditionalGeneration": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
@@ -88,85 +91,91 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "UltravoxModel": Architecture("ultravox", "Ultravox", "UltravoxProcessingInfo"),
-    "VoxtralConsolidated": Architecture("voxtral", "VoxtralFormat", "VoxtralFormatProcessingInfo"),
+    "VoxtralConsolidated": Architecture("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": Architecture("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 
-NOTES: dict[str, Note] = {
-    "deepseek_ocr2": Note(
+NOTES: dict[str, FamilyNote] = {
+    "deepseek_ocr2": FamilyNote(
         "CLIP over SAM's rows (the first), or a decoder that reads them by learned queries; tiles by the best aspect ratio, "
         "the whole on a square; the Hub's layout and the publisher's own"
     ),
-    "ernie4_5_vl": Note(
+    "ernie4_5_vl": FamilyNote(
         "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
     ),
-    "gemma3": Note("pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"),
-    "glm4v": Note(
+    "gemma3": FamilyNote(
+        "pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"
+    ),
+    "glm4v": FamilyNote(
         "times between frames as text, half of a head turned, norms around each part, or experts; "
         "the OCR model with its own tower"
     ),
-    "glmasr": Note("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
-    "granite4_vision": Note("levels of a query transformer added behind several layers; grids of tiles"),
-    "granite_speech": Note("conformer, a query transformer over windows of rows; an adapter for prompts with sound"),
-    "idefics3": Note("rows of tiles with text tags, pixel shuffle"),
-    "internvl": Note(
+    "glmasr": FamilyNote("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
+    "granite4_vision": FamilyNote("levels of a query transformer added behind several layers; grids of tiles"),
+    "granite_speech": FamilyNote("conformer, a query transformer over windows of rows; an adapter for prompts with sound"),
+    "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
+    "internvl": FamilyNote(
         "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's own",
         "12 tiles a picture unless asked otherwise; no clips in the publisher's layout",
     ),
-    "kimi_k25": Note(
+    "kimi_k25": FamilyNote(
         "pictures and timed pieces of videos in one stream, frames of a piece averaged, latent attention, grouped experts",
         "4 frames a piece",
     ),
-    "lighton_ocr": Note("pages at their own size, of which whole squares of patches make rows; no breaks in the span"),
-    "llava": Note("chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled clips; several layers joined"),
-    "paddleocr_vl": Note("pages at their own size; text config nested or at the top level", "sides up to 200:1"),
-    "paligemma": Note("pictures before the prompt, without slots; the prompt sees itself whole"),
-    "pixtral": Note("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
-    "qwen2_5_omni": Note("pictures, clips and sounds together; times as positions; reads, does not speak", "5 minutes a sound"),
-    "qwen2_audio": Note("Whisper's tower, rows averaged in pairs", "30 s a sound"),
-    "qwen2_vl": Note("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
-    "qwen3_asr": Note("writes down speech; linear M-RoPE"),
-    "qwen3_omni": Note(
+    "lighton_ocr": FamilyNote("pages at their own size, of which whole squares of patches make rows; no breaks in the span"),
+    "llava": FamilyNote(
+        "chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled clips; several layers joined"
+    ),
+    "paddleocr_vl": FamilyNote("pages at their own size; text config nested or at the top level", "sides up to 200:1"),
+    "paligemma": FamilyNote("pictures before the prompt, without slots; the prompt sees itself whole"),
+    "pixtral": FamilyNote("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
+    "qwen2_5_omni": FamilyNote(
+        "pictures, clips and sounds together; times as positions; reads, does not speak", "5 minutes a sound"
+    ),
+    "qwen2_audio": FamilyNote("Whisper's tower, rows averaged in pairs", "30 s a sound"),
+    "qwen2_vl": FamilyNote("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
+    "qwen3_asr": FamilyNote("writes down speech; linear M-RoPE"),
+    "qwen3_omni": FamilyNote(
         "pictures, clips and sounds together; levels added behind the first layers, experts; reads, does not speak",
         "40 minutes a sound",
     ),
-    "qwen3_vl": Note(
+    "qwen3_vl": FamilyNote(
         "levels added behind the first layers, interleaved M-RoPE, times as text, experts; `embed` and `score`",
         "2048 frames a clip; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
-    "ultravox": Note("rows stacked by eight, any decoder", "all weights in one checkpoint"),
-    "voxtral": Note(
+    "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
+    "voxtral": FamilyNote(
         "windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them; "
         "the Hub's layout and the publisher's own"
     ),
-    "whisper": Note(
+    "whisper": FamilyNote(
         "encoder and decoder: cross-attention, language and task tokens, rules about times",
         "30 s a sound",
         "tiny.en's real weights on real speech",
     ),
 }
-"""By family."""
+"""Notes by family."""
 
 
-LAYOUTS: dict[str, Layout] = {
-    "params.json": Layout(
+CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
+    "params.json": CheckpointLayout(
         "models.consolidated:hub_config",
         {"pictures": "PixtralConsolidated", "merged pictures": "Mistral3Consolidated", "sounds": "VoxtralConsolidated"},
     )
 }
-"""Files that stand for config.json in a publisher's own layout."""
+"""Files that replace config.json in a publisher's own layout."""
 
 
-def row_name(architecture: str, config: Mapping[str, Any]) -> str:
-    """The row of an architecture, or where there is one that of it with this kind of tower: "Architecture/model_type"."""
+def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
+    """Return the key of ARCHITECTURES: "Architecture/vision model type" if there is one, else the architecture."""
     name = f"{architecture}/{(config.get('vision_config') or {}).get('model_type')}"
     return name if name in ARCHITECTURES else architecture
 
 
-def find(name: str) -> Architecture:
-    """The row of an architecture; ConfigError with the nearest known one for another name."""
+def find_architecture(name: str) -> Architecture:
+    """Return the row of an architecture; ConfigError with the nearest known name if there is none."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.5)

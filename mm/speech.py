@@ -1,4 +1,4 @@
-"""Speech as it is asked for and named: requests as plain data, languages, text without control tokens. Knows no family."""
+"""Speech requests as plain data, names of languages, and the removal of control tokens."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _NAMES = (
     "haw=hawaiian ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese fil=filipino"
 )
 LANGUAGES: Mapping[str, str] = {code: name.replace("_", " ") for code, name in (entry.split("=") for entry in _NAMES.split())}
-"""Code -> English name, in small letters. Codes as speech models write them: ISO 639-1 where there is one."""
+"""Language code -> English name in lower case. Codes are those of speech models: ISO 639-1 if there is one."""
 
 _CONTROL = re.compile(r"<\|[^<|>]*\|>")
 
 
 @dataclass(frozen=True)
 class TimestampRule:
-    """Tokens that stand for times within a sound.
+    """Timestamp tokens of a speech model.
 
     Args:
-        first: the token of 0 s; each one after it is `step` seconds later.
-        none: the token that says no times are wanted. end: the token that ends an answer.
-        latest: the first time is at most so many steps in; None: anywhere.
+        first: token of 0 s; each following token is `step` seconds later.
+        none: token that requests no timestamps. end: token that ends the output.
+        latest: largest number of steps of the first timestamp; None: no limit.
     """
 
     first: int
@@ -45,13 +45,13 @@ class TimestampRule:
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """How one sound is asked for.
+    """The prompt and the token rules of a transcription.
 
     Args:
-        prompt: trusted text: control tokens in it count, and the sound's slot where the family has one.
-        only: texts of the tokens one of which is the answer, and what it means; empty: any may be chosen.
-        suppressed, suppressed_first: tokens that are never chosen, or not as the first one.
-        times: the rule that timestamps of the answer obey; None: there are none.
+        prompt: trusted text: its control tokens count. It has the audio placeholder if the model uses one.
+        only: text of the tokens that may be the output -> what they mean; empty: any token.
+        suppressed, suppressed_first: tokens that are never sampled, or not as the first token.
+        times: rule for timestamps in the output; None: no timestamps.
     """
 
     prompt: str
@@ -61,14 +61,14 @@ class SpeechRequest:
     times: TimestampRule | None = None
 
 
-def code_of(language: str, known: Mapping[str, str]) -> str:
-    """The code of a language given as code or English name, in any case: "EN" and "English" are "en".
+def language_code(language: str, known: Mapping[str, str]) -> str:
+    """Return the code of a language given as code or English name, in any case: "EN" and "English" are "en".
 
     Args:
-        known: code -> name of those the model writes down.
+        known: code -> name of the languages that the model transcribes.
 
     Raises:
-        InputError: another one; the message names them.
+        InputError: the language is unknown; the message lists the known ones.
     """
     wanted = language.strip().lower() if isinstance(language, str) else ""
     for code, name in known.items():
@@ -76,10 +76,12 @@ def code_of(language: str, known: Mapping[str, str]) -> str:
             return code
     if len(known) == 1:
         (only,) = known.values()
-        raise InputError(f"language={language!r}, but this model writes down {only.title()} only; take a multilingual one")
-    raise InputError(f"language={language!r} is not one this model knows; {hint(wanted, known)}")
+        raise InputError(
+            f"language={language!r}, but this model writes down {only.title()} only; take a multilingual one", param="language"
+        )
+    raise InputError(f"language={language!r} is not one this model knows; {hint(wanted, known)}", param="language")
 
 
-def cleaned(answer: str) -> str:
-    """A decoded answer without control tokens such as <|en|> and <|2.40|>."""
+def strip_control_tokens(answer: str) -> str:
+    """Remove control tokens such as <|en|> and <|2.40|> from a decoded output."""
     return _CONTROL.sub("", answer)

@@ -1,6 +1,6 @@
-"""From a size to the pieces a picture is cut into: one tiler, a policy for each way. Knows no pixels, no family and no model.
+"""Tiling policies: from an image's size to the tiles that the encoder sees.
 
-A policy's `plan(height, width)` is a pure function; `processors/pictures.py` does to pixels what the plan says.
+A policy's `plan(height, width)` is a pure function; `processors/images.py` applies the plan to pixels.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Resize:
-    """The whole picture at another size."""
+    """Resize the whole image."""
 
     height: int
     width: int
 
 
 @dataclass(frozen=True)
-class Window:
-    """What is seen of the plane that the picture lies on from (0, 0): a crop, a filled margin (`fill`, RGB), or both."""
+class CropPad:
+    """Cut a window out of the plane in which the image starts at (0, 0): a crop, a padded image (`fill`, RGB), or both."""
 
     top: int
     left: int
@@ -35,60 +35,60 @@ class Window:
     fill: tuple[int, int, int] = (0, 0, 0)
 
 
-Step = Resize | Window
+Step = Resize | CropPad
 
 
 @dataclass(frozen=True)
-class View:
-    """One way of looking at a picture: `steps` in their order, then cut into `rows` x `columns` equal pieces, row by row."""
+class TiledView:
+    """A view of an image: apply `steps` in order, then cut the result into `rows` x `columns` equal tiles, row by row."""
 
     steps: tuple[Step, ...]
     rows: int = 1
     columns: int = 1
 
     @property
-    def piece(self) -> Size:
-        """Of one piece."""
+    def tile_size(self) -> Size:
+        """Height and width of one tile."""
         return self.steps[-1].height // self.rows, self.steps[-1].width // self.columns
 
 
 @dataclass(frozen=True)
 class CropPlan:
-    """The views of one picture in the order in which the encoder sees their pieces.
+    """The views of an image, in the order in which the encoder gets their tiles.
 
-    `tiles`: rows and columns of crops, (0, 0) where the picture is seen as one.
+    `tiles`: rows and columns of tiles, (0, 0) if the image is not tiled.
     """
 
-    views: tuple[View, ...]
+    views: tuple[TiledView, ...]
     tiles: tuple[int, int] = (0, 0)
 
     @property
-    def pieces(self) -> int:
-        """Pictures that the encoder sees."""
+    def num_tiles(self) -> int:
+        """Number of images that the encoder gets."""
         return sum(view.rows * view.columns for view in self.views)
 
 
-class Tiling(Protocol):
-    """How a family cuts pictures. Frozen data."""
+class TilingPolicy(Protocol):
+    """How a model tiles images. Frozen data."""
 
     def plan(self, height: int, width: int) -> CropPlan:
-        """Of a picture of this size in pixels; InputError when it is empty."""
+        """Return the plan for an image of this size in pixels; InputError if it is empty."""
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """Every picture becomes one of the same size, its shape not kept."""
+class FixedSize:
+    """Resize to one size, whatever the aspect ratio."""
 
     size: Size
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
-        return CropPlan((View((Resize(*self.size),)),))
+        return CropPlan((TiledView((Resize(*self.size),)),))
 
 
 @dataclass(frozen=True)
-class Centre:
-    """The shorter side becomes `shortest`, its shape kept; then the middle of it of size `crop`. Rule: CLIP."""
+class CenterCrop:
+    """Resize the shorter side to `shortest`, keeping the aspect ratio, then crop the center to `crop`. Rule: CLIP."""
 
     shortest: int
     crop: Size
@@ -98,15 +98,15 @@ class Centre:
         tall, wide = self.shortest, int(self.shortest * width / height)
         if width <= height:
             tall, wide = int(self.shortest * height / width), self.shortest
-        window = Window(_middle(tall, self.crop[0]), _middle(wide, self.crop[1]), *self.crop)
-        return CropPlan((View((Resize(tall, wide), window)),))
+        window = CropPad(_middle(tall, self.crop[0]), _middle(wide, self.crop[1]), *self.crop)
+        return CropPlan((TiledView((Resize(tall, wide), window)),))
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """Shrunk to fit `most`, its shape kept, never enlarged; sides grow to multiples of `multiple`. Rule: Pixtral.
+class BoundedResize:
+    """Shrink to fit `most`, keeping the aspect ratio; sides are rounded up to multiples of `multiple`. Rule: Pixtral.
 
-    `nearest`: a shrunk side is rounded to the nearest pixel, else floored.
+    `nearest`: round the shrunk sides to the nearest pixel, else floor them.
     """
 
     most: Size
@@ -120,14 +120,14 @@ class Bounded:
             rounded = round if self.nearest else math.floor
             height, width = rounded(height / ratio), rounded(width / ratio)
         tall, wide = (_up(max(1, side), step) for side, step in zip((height, width), self.multiple, strict=True))
-        return CropPlan((View((Resize(tall, wide),)),))
+        return CropPlan((TiledView((Resize(tall, wide),)),))
 
 
 @dataclass(frozen=True)
 class AspectTiles:
-    """Resized to the arrangement of `least` to `most` tiles nearest to its shape; cut; the whole in one tile comes last.
+    """Resize to the grid of `least` to `most` tiles with the nearest aspect ratio, cut it, and append a thumbnail tile.
 
-    Of arrangements equally near the later, larger one wins while it is less than twice the picture's area. Rule: InternVL.
+    Among equally near grids the later, larger one wins if it is less than twice the image's area. Rule: InternVL.
     """
 
     tile: Size
@@ -143,13 +143,13 @@ class AspectTiles:
         _check(height, width)
         rows, columns = self.arrangement(height, width)
         if rows * columns == 1:
-            return Fixed(self.tile).plan(height, width)
-        cut = View((Resize(self.tile[0] * rows, self.tile[1] * columns),), rows, columns)
-        whole = (View((Resize(*self.tile),)),) if self.thumbnail else ()
+            return FixedSize(self.tile).plan(height, width)
+        cut = TiledView((Resize(self.tile[0] * rows, self.tile[1] * columns),), rows, columns)
+        whole = (TiledView((Resize(*self.tile),)),) if self.thumbnail else ()
         return CropPlan((cut, *whole), (rows, columns))
 
     def arrangement(self, height: int, width: int) -> Size:
-        """Rows and columns."""
+        """Return rows and columns of tiles."""
         best, nearest = (1, 1), math.inf
         for rows, columns in _arrangements(self.least, self.most):
             distance = abs(width / height - columns / rows)
@@ -160,10 +160,10 @@ class AspectTiles:
 
 
 @dataclass(frozen=True)
-class SquareAndTiles:
-    """The whole in the middle of a square of `square` pixels comes last; a picture longer than a tile is also cut by `tiles`.
+class PaddedSquareTiles:
+    """Cut images longer than a tile by `tiles`, and append the whole image, centered in a padded square of `square` pixels.
 
-    `fill`: of the square's margins, RGB. `tiles` None: nothing is cut. Rule: DeepSeek-OCR.
+    `fill`: RGB of the padding. `tiles` None: do not cut. Rule: DeepSeek-OCR.
     """
 
     square: int
@@ -176,20 +176,20 @@ class SquareAndTiles:
         tall, wide = round(height * scale), round(width * scale)
         if min(tall, wide) < 1:
             raise InputError(f"a picture of {width}x{height} is no pixel wide at {self.square} pixels; cut it")
-        window = Window(-((self.square - tall) // 2), -((self.square - wide) // 2), self.square, self.square, self.fill)
-        whole = View((Resize(tall, wide), window))
+        window = CropPad(-((self.square - tall) // 2), -((self.square - wide) // 2), self.square, self.square, self.fill)
+        whole = TiledView((Resize(tall, wide), window))
         if self.tiles is None or max(height, width) <= self.tiles.tile[0]:
             return CropPlan((whole,))
         rows, columns = self.tiles.arrangement(height, width)
-        cut = View((Resize(self.tiles.tile[0] * rows, self.tiles.tile[1] * columns),), rows, columns)
+        cut = TiledView((Resize(self.tiles.tile[0] * rows, self.tiles.tile[1] * columns),), rows, columns)
         return CropPlan((cut, whole), (rows, columns))
 
 
 @dataclass(frozen=True)
-class Pinpoints:
-    """The whole at `base` comes first; then the picture, its shape kept, in the middle of the best of `sizes`, cut in tiles.
+class AnyResTiles:
+    """The whole image at `base`, then the image centered in the best of `sizes` and cut into tiles.
 
-    The best one leaves most of the picture's pixels, then wastes least. Rule: LLaVA-NeXT ("anyres").
+    The best size keeps the most of the image's pixels, then wastes the least. Rule: LLaVA-NeXT ("anyres").
     """
 
     base: Size
@@ -208,20 +208,20 @@ class Pinpoints:
         best = self.best(height, width)
         rows, columns = best[0] // self.tile[0], best[1] // self.tile[1]
         tall, wide = fit(height, width, best)
-        window = Window(_middle(tall, best[0]), _middle(wide, best[1]), *best)
-        cut = View((Resize(tall, wide), window), rows, columns)
-        return CropPlan((View((Resize(*self.base),)), cut), (rows, columns))
+        window = CropPad(_middle(tall, best[0]), _middle(wide, best[1]), *best)
+        cut = TiledView((Resize(tall, wide), window), rows, columns)
+        return CropPlan((TiledView((Resize(*self.base),)), cut), (rows, columns))
 
     def best(self, height: int, width: int) -> Size:
-        """The one of `sizes` that serves a picture of this size best."""
+        """Return the best of `sizes` for an image of this size."""
         return max(self.sizes, key=lambda size: _service(height, width, size))
 
 
 @dataclass(frozen=True)
 class EdgeTiles:
-    """The longer side becomes `longest` at most `limit`, sides grow to multiples of `tile`; cut; the whole in one tile last.
+    """Resize the longer side to `longest` (at most `limit`), then sides up to multiples of `tile`; cut; append a thumbnail.
 
-    `split` false: the whole in one tile only. Every step resizes what the one before made. Rule: Idefics3.
+    `split` False: only the thumbnail. Every step resizes the result of the step before. Rule: Idefics3.
     """
 
     longest: int
@@ -234,15 +234,15 @@ class EdgeTiles:
         first = Resize(*self.edge(height, width))
         whole = Resize(self.tile, self.tile)
         if not self.split:
-            return CropPlan((View((first, whole)),))
+            return CropPlan((TiledView((first, whole)),))
         second = Resize(*self._multiples(first.height, first.width))
         rows, columns = second.height // self.tile, second.width // self.tile
         if rows * columns == 1:
-            return CropPlan((View((first, second)),))
-        return CropPlan((View((first, second), rows, columns), View((first, second, whole))), (rows, columns))
+            return CropPlan((TiledView((first, second)),))
+        return CropPlan((TiledView((first, second), rows, columns), TiledView((first, second, whole))), (rows, columns))
 
     def edge(self, height: int, width: int) -> Size:
-        """The size after the first step; the shorter side is even before the limit is laid on it."""
+        """Return the size after the first step. The shorter side is made even before the limit is applied."""
         ratio = width / height
         if width >= height:
             tall, wide = int(self.longest / ratio), self.longest
@@ -268,9 +268,9 @@ class EdgeTiles:
 
 @dataclass(frozen=True)
 class PanAndScan:
-    """The whole at `size` comes first; a picture longer than `ratio`:1 is also cut along its longer side, each crop at `size`.
+    """The whole image at `size`; images longer than `ratio`:1 are also cut along their longer side into crops at `size`.
 
-    There are 2 to `most` crops of `least` pixels or more a side. Rule: Gemma3.
+    There are 2 to `most` crops of at least `least` pixels a side. Rule: Gemma3.
     """
 
     size: Size
@@ -284,7 +284,7 @@ class PanAndScan:
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
-        whole = View((Resize(*self.size),))
+        whole = TiledView((Resize(*self.size),))
         long, short = max(height, width), min(height, width)
         count = min(self.most, max(2, min(long // self.least, math.floor(long / short + 0.5))))
         step = math.ceil(long / count)
@@ -292,25 +292,25 @@ class PanAndScan:
             return CropPlan((whole,))
         pieces = [(start, min(step, long - start)) for start in range(0, long, step)]
         if width >= height:
-            crops = [Window(0, start, height, side) for start, side in pieces]
+            crops = [CropPad(0, start, height, side) for start, side in pieces]
         else:
-            crops = [Window(start, 0, side, width) for start, side in pieces]
+            crops = [CropPad(start, 0, side, width) for start, side in pieces]
         tiles = (1, len(crops)) if width >= height else (len(crops), 1)
-        return CropPlan((whole, *(View((crop, Resize(*self.size))) for crop in crops)), tiles)
+        return CropPlan((whole, *(TiledView((crop, Resize(*self.size))) for crop in crops)), tiles)
 
 
 def fit(height: int, width: int, target: Size) -> Size:
-    """The largest size of the picture's shape inside `target`, its free side rounded up."""
+    """Return the largest size with the image's aspect ratio inside `target`; the free side is rounded up."""
     down, along = target[0] / height, target[1] / width
     if along < down:
         return min(math.ceil(height * along), target[0]), target[1]
     return target[0], min(math.ceil(width * down), target[1])
 
 
-def unpadded(height: int, width: int, grid: Size) -> Size:
-    """Rows and columns of a grid laid over a filled-up picture that are left when its margins are cut off again.
+def unpad(height: int, width: int, grid: Size) -> Size:
+    """Return rows and columns of a grid over a padded image that remain after its padding is cut off.
 
-    `height`, `width`: of the picture, in any unit; margins have the same number of rows on both sides. Rule: LLaVA-NeXT.
+    `height`, `width`: of the image, in any unit. The same number of rows is cut on both sides. Rule: LLaVA-NeXT.
     """
     if width / height > grid[1] / grid[0]:
         kept = int(round(height * (grid[1] / width), 7))
@@ -321,7 +321,7 @@ def unpadded(height: int, width: int, grid: Size) -> Size:
 
 @functools.lru_cache(64)
 def _arrangements(least: int, most: int) -> tuple[Size, ...]:
-    """All `(rows, columns)` of so many tiles, few tiles first, then narrow ones."""
+    """Return all `(rows, columns)` of `least` to `most` tiles, few tiles first, then narrow grids."""
     each = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
     return tuple(sorted((one for one in each if one[0] * one[1] >= least), key=lambda one: one[0] * one[1]))
 
@@ -333,7 +333,7 @@ def _service(height: int, width: int, size: Size) -> tuple[int, int]:
 
 
 def _middle(side: int, crop: int) -> int:
-    """Where a crop starts; margins of a side that is too short have their odd pixel at the end."""
+    """Return where a centered crop starts. If the side is too short, the odd pixel of padding is at the end."""
     return int((side - crop) / 2) if side >= crop else -((crop - side) // 2)
 
 

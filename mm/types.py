@@ -1,4 +1,4 @@
-"""The types that travel: items, geometry, placeholders, features. Knows no model and no engine."""
+"""Data types of multimodal items: media, headers, geometry, placeholder ranges, features."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from .fields import FieldElem
 
 MultiModalKwargsItem = Mapping[str, FieldElem]
-"""Everything the encoder needs for one item, by tensor name."""
+"""Tensors that the encoder needs for one item, by name."""
 
 
 @dataclass(frozen=True)
 class Media:
-    """One input with a name or options of its own, wherever plain data may stand: `Media(image, max_pixels=100_000)`.
+    """One input with a uuid or options of its own, accepted wherever plain data is: `Media(image, max_pixels=100_000)`.
 
     Args:
-        data: the picture, clip, sound or embeddings in any form that is taken; None: you have it already, see `uuid`.
-        uuid: the caller's own name of this content.
-        min_pixels, max_pixels: area of a picture or frame after resizing.
-        fps, num_frames: frames used of a clip; one excludes the other.
+        data: image, video, audio or embeddings in any accepted form; None: content that is cached under `uuid`.
+        uuid: the caller's name of this content.
+        min_pixels, max_pixels: area of an image or frame after resizing.
+        fps, num_frames: frames used of a video; only one may be given.
         detail: "low" (at most 512x512 pixels), "high" or "auto" (the model's own limits).
     """
 
@@ -38,22 +38,22 @@ class Media:
 
     @property
     def options(self) -> dict[str, object]:
-        """What was given, by name."""
+        """The options that were given, by name."""
         names = ("min_pixels", "max_pixels", "fps", "num_frames", "detail")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
 class FramePlan:
-    """Which frames of a clip are used, in order of time; one entry of `indices` and `timestamps` per frame used.
+    """The frames of a video that are used, in order of time. `indices` and `timestamps` have one entry per frame.
 
     Args:
         indices: frame numbers in the source, in presentation order.
-        timestamps: seconds of those frames from the start of the source, as the container says.
+        timestamps: seconds of those frames from the start of the source, from the container.
         total: frames of the source.
-        fps: frames used per second of source, from which position rules derive seconds per grid step.
-        replaced: `(wanted, used)` frame numbers where a broken frame has a stand-in.
-        missing: wanted frame numbers that could not be read and have none.
+        fps: used frames per second of source; positions derive seconds per grid step from it.
+        replaced: `(wanted, used)` frame numbers where another frame replaces a broken one.
+        missing: frame numbers that could not be read and are not replaced.
     """
 
     indices: tuple[int, ...]
@@ -66,14 +66,14 @@ class FramePlan:
 
 @dataclass(frozen=True)
 class MediaHeader:
-    """What is known of one item before anything is decoded, and what stays true of it afterwards.
+    """What is known of an item before it is decoded. It also holds for the decoded item.
 
     Args:
         modality: "image", "video", "audio" or "vision_chunk".
-        height, width: pixels, after EXIF orientation; 0 for sound.
-        frames: the frames to be used, None but for clips.
-        samples: mono samples at the rate the model wants; 0 but for sound.
-        exact: False where the container does not tell and the counts are upper bounds.
+        height, width: pixels, after EXIF orientation; 0 for audio.
+        frames: the frames of a video that are used, else None.
+        samples: mono samples at the model's sample rate; 0 except for audio.
+        exact: False if the container does not tell and the counts are upper bounds.
     """
 
     modality: str
@@ -91,7 +91,7 @@ class MediaHeader:
 
 @dataclass(frozen=True)
 class ImageItem:
-    """One decoded picture. `pixels` uint8 `[height, width, 3]` RGB, EXIF orientation applied, alpha on the background."""
+    """A decoded image: uint8 `[height, width, 3]` RGB, EXIF orientation applied, transparency blended with the background."""
 
     pixels: Tensor
 
@@ -102,7 +102,7 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class VideoItem:
-    """The sampled frames of one clip: uint8 `[frames, height, width, 3]` RGB, and where they come from."""
+    """The sampled frames of a video, uint8 `[frames, height, width, 3]` RGB, and their plan."""
 
     frames: Tensor
     plan: FramePlan
@@ -114,7 +114,7 @@ class VideoItem:
 
 @dataclass(frozen=True)
 class AudioItem:
-    """One sound: float32 `[samples]`, mono, about -1..1, at `rate` hertz."""
+    """Decoded audio: float32 `[samples]`, mono, about -1..1, at `rate` hertz."""
 
     samples: Tensor
     rate: int
@@ -126,9 +126,9 @@ class AudioItem:
 
 @dataclass(frozen=True)
 class VisionChunk:
-    """A picture (one frame, no plan) or a timed piece of a video, one item of an ordered stream of both.
+    """An image (one frame, no plan) or a timed chunk of a video: one item of an ordered stream of both.
 
-    `frames` uint8 `[frames, height, width, 3]` RGB; `plan` has one entry per frame, in seconds of the whole video.
+    `frames` is uint8 `[frames, height, width, 3]` RGB; `plan` has one entry per frame, in seconds of the whole video.
     """
 
     frames: Tensor
@@ -141,7 +141,7 @@ class VisionChunk:
 
 @dataclass(frozen=True)
 class EmbeddingItem:
-    """Rows that an encoder made elsewhere, by tensor name, checked for width, type and finiteness."""
+    """Precomputed embeddings by tensor name; width, dtype and finiteness are checked."""
 
     modality: str
     tensors: Mapping[str, Tensor]
@@ -152,20 +152,20 @@ MediaItem = ImageItem | VideoItem | AudioItem | VisionChunk
 
 @dataclass(frozen=True)
 class ItemGeometry:
-    """The grid of one item, in patches *before* merging, from which tokens, rows and positions all follow.
+    """The grid of one item, in patches *before* merging. Tokens, encoder rows and positions all follow from it.
 
-    Example: 20 x 30 patches merged by 2 with a row after each of the 10 lines are `ItemGeometry(1, 20, 30, 2, extra=10)`.
+    Example: 20 x 30 patches merged by 2, with a row after each of the 10 lines: `ItemGeometry(1, 20, 30, 2, extra=10)`.
 
     Args:
         t, h, w: temporal grid steps, patches high, patches wide.
         merge: patches merged to one embedding along h and along w.
-        time_step: positions per temporal grid step; the product with the step index is cut to an integer.
-        times: seconds of the source at each temporal grid step, for families that write them as text.
+        time_step: positions per temporal grid step; its product with the step index is truncated.
+        times: seconds of the source at each temporal grid step, for models that write them as text.
         merge_t: temporal grid steps merged to one.
-        extra: encoder rows beside the grid's own (an overview, line breaks, separators).
-        tiles: rows and columns of the crops that a picture is cut into; (0, 0): it is not.
-        linear: its rows advance on all axes of positions together, as text does.
-        folded: tokens of its range before and after its rows take the position of the token before it and of that after it.
+        extra: encoder rows besides those of the grid (thumbnail, line breaks, separators).
+        tiles: rows and columns of the tiles of an image; (0, 0): not tiled.
+        linear: rows advance on all position axes together, as text does.
+        folded: tokens before and after the rows take the positions of their neighbours outside the range.
     """
 
     t: int
@@ -191,24 +191,24 @@ class ItemGeometry:
 
     @property
     def num_embeds(self) -> int:
-        """Rows the encoder returns for this item."""
+        """Number of rows that the encoder returns for this item."""
         return prod(self.merged) + self.extra
 
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """What one item will take, from its header alone.
+    """What one item will need, from its header alone.
 
     Args:
-        modality, index: which item of the request.
-        size: `(height, width)` of the source in pixels, after orientation; (0, 0) for sound.
+        modality, index: the item of the request.
+        size: `(height, width)` of the source in pixels, after orientation; (0, 0) for audio.
         grid: `(t, h, w)` in patches before merging.
-        num_tokens: tokens it takes in the prompt, at most this many where not `exact`.
-        num_embeds: rows the encoder makes; the other tokens are text of its own.
-        bytes: memory of those rows in the encoder cache.
-        exact: False where the container does not tell and the counts are upper bounds.
-        frames: the frames of a clip that will be used.
-        shrunk_from: tokens it would have taken, where `fit` made it smaller.
+        num_tokens: its tokens in the prompt; an upper bound if not `exact`.
+        num_embeds: encoder rows; its other tokens are text.
+        bytes: memory of the rows in the encoder cache.
+        exact: False if the container does not tell and the counts are upper bounds.
+        frames: the frames of a video that will be used.
+        shrunk_from: tokens that it would have had before `fit` shrank it.
     """
 
     modality: str
@@ -225,11 +225,11 @@ class ItemPlan:
 
 @dataclass(frozen=True)
 class PlaceholderRange:
-    """Where one item sits in the token sequence: `[offset, offset + length)`.
+    """The tokens of one item in the sequence: `[offset, offset + length)`.
 
-    `is_embed` (bool `[length]`) tells which of those tokens are encoder rows; None means all of them, and is the
-    only form used for "all" (a mask that is all true is never built), so that equality and hashing agree. Two items may
-    share a range where no token stands for rows of both (a clip and its sound).
+    `is_embed` (bool `[length]`) is True for tokens that are encoder rows. None means all of them and is the only form of
+    "all": a mask that is all True is never built, so equality and hashing agree. Two items may share a range if no token is
+    a row of both (a video and its audio).
     """
 
     offset: int
@@ -245,7 +245,7 @@ class PlaceholderRange:
         return self.length if self.is_embed is None else int(self.is_embed.sum())
 
     def rows(self, start: int, stop: int) -> tuple[int, int]:
-        """Encoder rows `[first, last)` used by the tokens `[start, stop)` counted from the range's own start.
+        """Return the encoder rows `[first, last)` used by the tokens `[start, stop)`, counted from the start of the range.
 
         With the mask F T F T T, tokens [3, 5) use rows [1, 3) and tokens [0, 2) use rows [0, 1).
         """
@@ -255,27 +255,27 @@ class PlaceholderRange:
         return int(self.is_embed[:start].sum()), int(self.is_embed[:stop].sum())
 
     def mask(self) -> Tensor:
-        """Bool `[length]`."""
+        """`is_embed` as bool `[length]`."""
         return torch.ones(self.length, dtype=torch.bool) if self.is_embed is None else self.is_embed
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Tokens `[first, last)` of the sequence of each run of embeddings that lie side by side, in order."""
+        """Tokens `[first, last)` of the sequence of each run of adjacent embeddings, in order."""
         if self.is_embed is None:
             return ((self.offset, self.end),) if self.length else ()
         return true_runs(self.is_embed, self.offset)
 
     def shares(self, other: PlaceholderRange) -> bool:
-        """Whether both are the same tokens and none of them stands for rows of both."""
+        """Return whether both have the same tokens and no token is a row of both."""
         same = (self.offset, self.length) == (other.offset, other.length)
         return same and not bool((self.mask() & other.mask()).any())
 
 
 @dataclass(frozen=True)
 class MultiModalFeature:
-    """One processed item in its place: the unit that scheduler, caches and positions speak of.
+    """One processed item in its place in the prompt: the unit of scheduler, caches and positions.
 
-    `hash` is the 256-bit hex key of media content and processing options; equal hash, equal encoder rows.
+    `hash` is the 256-bit hex digest of media content and processing options. Equal hashes mean equal encoder rows.
     """
 
     modality: str
@@ -286,16 +286,19 @@ class MultiModalFeature:
 
 
 def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:
-    """`[first, last)` of each run of true values of a bool `[n]`: with F T T F T at 10, (11, 13) and (14, 15)."""
+    """Return `[first, last)` of each run of True in a bool `[n]`: F T T F T at offset 10 gives (11, 13) and (14, 15)."""
     closed = torch.nn.functional.pad(mask.to(torch.int8), (1, 1))
     first, last = ((closed.diff() == edge).nonzero().flatten() + offset for edge in (1, -1))
     return tuple(zip(first.tolist(), last.tolist(), strict=True))
 
 
-def name_item(features: Sequence[MultiModalFeature], key: str) -> str:
-    """The first item of this hash as its sender counts them, "image 1"; the encoder side is not among `features`."""
-    index = next((i for i, feature in enumerate(features) if feature.hash == key), None)
-    if index is None:
-        return "the encoder side"
-    modality = features[index].modality
-    return f"{modality} {sum(feature.modality == modality for feature in features[:index])}"
+def find_item(features: Sequence[MultiModalFeature], key: str) -> tuple[str, int]:
+    """Return modality and index of the first item of this hash, counted among the items of its modality."""
+    place = next(i for i, feature in enumerate(features) if feature.hash == key)
+    return item_index(features, place)
+
+
+def item_index(features: Sequence[MultiModalFeature], place: int) -> tuple[str, int]:
+    """Return the modality of `features[place]` and how many items before it have the same one."""
+    modality = features[place].modality
+    return modality, sum(feature.modality == modality for feature in features[:place])

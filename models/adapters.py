@@ -1,7 +1,6 @@
-"""Adapters that come with a checkpoint: low-rank products added to some of a decoder's own. Knows no family.
+"""LoRA adapters that come with a checkpoint, in the layout of peft (adapter_config.json, adapter_model.safetensors).
 
-They lie in the layout of peft, adapter_config.json and adapter_model.safetensors. Which prompts one computes is its family's to
-say.
+Which prompts use an adapter is decided by the family's processor.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 from torch import nn
 
 from ..mm.errors import ConfigError
-from .config import count
+from .config import positive_int
 from .decoder_model import DecoderModel
 from .interface import Model
 from .layers.adapter import AdapterSpec, LowRank
 from .layers.linear import Linear
-from .layers.moe import Mixture, MixtureByKind
+from .layers.moe import Mixture, ModalityMixture
 
 _READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"}
-_OF_NO_WEIGHT = {  # of training, of names, or of a setting that is refused itself
+_WITHOUT_EFFECT = {  # about training or names, or parameters of a setting that is refused
     "auto_mapping",
     "base_model_name_or_path",
     "inference_mode",
@@ -34,30 +33,30 @@ _OF_NO_WEIGHT = {  # of training, of names, or of a setting that is refused itse
     "revision",
     "task_type",
 }
-_HIGHEST_RANK = 1 << 16  # above any layer's, and below what no memory holds
-_ONLY: Mapping[str, tuple[object, ...]] = {
+_MAX_RANK = 1 << 16
+_SUPPORTED: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_rslora": (False, True, None),
-    "init_lora_weights": (True, False, None, "gaussian"),  # others change the weights that the adapter is added to
+    "init_lora_weights": (True, False, None, "gaussian"),  # other methods change the base weights
 }
 
 
-def adapter_spec(name: str, given: Mapping[str, Any]) -> AdapterSpec:
-    """What an adapter_config.json says; `name` as in AdapterSpec.
+def adapter_spec(name: str, raw: Mapping[str, Any]) -> AdapterSpec:
+    """Read a raw adapter_config.json; `name` as in AdapterSpec.
 
     Raises:
-        ConfigError: a setting that is not computed here, by name, or one that makes no sense.
+        ConfigError: an unsupported or invalid setting, by name.
     """
-    for key, known in _ONLY.items():
-        if given.get(key, known[0]) not in known:
-            raise _refused(key, given[key])
-    for key, value in given.items():
-        if value and key not in _READ | _OF_NO_WEIGHT:
+    for key, known in _SUPPORTED.items():
+        if raw.get(key, known[0]) not in known:
+            raise _refused(key, raw[key])
+    for key, value in raw.items():
+        if value and key not in _READ | _WITHOUT_EFFECT:
             raise _refused(key, value)
-    config = {"r": 8, "lora_alpha": 8, **given}
-    rank, alpha, targets = count(config, "r", "adapter_config.json"), config["lora_alpha"], given.get("target_modules")
-    if rank > _HIGHEST_RANK:
+    config = {"r": 8, "lora_alpha": 8, **raw}
+    rank, alpha, targets = positive_int(config, "r", "adapter_config.json"), config["lora_alpha"], raw.get("target_modules")
+    if rank > _MAX_RANK:
         raise _refused("r", rank)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise _refused("lora_alpha", alpha)
@@ -67,38 +66,38 @@ def adapter_spec(name: str, given: Mapping[str, Any]) -> AdapterSpec:
 
 
 def attach(model: Model, specs: Sequence[AdapterSpec]) -> None:
-    """Make room in the model's decoder for the adapters' weights, before any are read.
+    """Add the adapters to the model's decoder. Call it before weights are loaded.
 
     Raises:
-        ConfigError: a model that takes none, or an adapter that is for nothing in its decoder.
+        ConfigError: the model supports no adapters, or an adapter has no target in its decoder.
     """
     if specs and not isinstance(model, DecoderModel):
-        raise ConfigError("adapter_config.json lies beside weights that take no adapter; merge it into the model")
+        raise ConfigError("this model supports no adapters (adapter_config.json); merge the adapter into the model")
     for number, spec in enumerate(specs):
         assert isinstance(model, DecoderModel)
-        places = [place for place in _slices(model.language_model, "language_model") if _is_target(place[1], spec.targets)]
-        if not places:
-            raise ConfigError(f"adapter_config.json is for {', '.join(spec.targets)}; the decoder has no such product")
-        for layer, stem, start, rows in places:
+        targets = [shard for shard in _shards(model.language_model, "language_model") if _is_target(shard[1], spec.targets)]
+        if not targets:
+            raise ConfigError(f"adapter_config.json targets {', '.join(spec.targets)}; the decoder has no such layer")
+        for layer, stem, start, rows in targets:
             assert layer.weight is not None, "weights are packed already"
-            layer.add(LowRank(stem, layer.weight, rows, spec, number, model.switch), start)
+            layer.add_adapter(LowRank(stem, layer.weight, rows, spec, number, model.adapter_mask), start)
     if isinstance(model, DecoderModel):
         model.adapters = tuple(spec.name for spec in specs)
 
 
-def _slices(root: nn.Module, path: str) -> Iterator[tuple[Linear, str, int, int]]:
-    """Each slice of every product: the layer, the slice's canonical name, its first row and its rows.
+def _shards(root: nn.Module, path: str) -> Iterator[tuple[Linear, str, int, int]]:
+    """Yield each shard of every Linear: the layer, the shard's canonical name, its first output and its outputs.
 
-    Experts are left out: their rows are not those of the step.
+    Experts are left out, since their rows are not the rows of the step.
     """
     if isinstance(root, Linear):
         start = 0
-        for name, rows in root.slices.items():
+        for name, rows in root.shards.items():
             yield root, f"{path.rpartition('.')[0]}.{name}", start, rows
             start += rows
     for name, child in root.named_children():
-        if not isinstance(child, Mixture | MixtureByKind):
-            yield from _slices(child, f"{path}.{name}")
+        if not isinstance(child, Mixture | ModalityMixture):
+            yield from _shards(child, f"{path}.{name}")
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:
@@ -107,5 +106,5 @@ def _is_target(name: str, targets: Sequence[str]) -> bool:
 
 def _refused(key: str, value: object) -> ConfigError:
     return ConfigError(
-        f"adapter_config.json has {key}={str(value)[:60]!r}, which is not computed here; merge the adapter into the model"
+        f"adapter_config.json has {key}={str(value)[:60]!r}, which is not supported; merge the adapter into the model"
     )

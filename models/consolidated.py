@@ -1,6 +1,6 @@
-"""Checkpoints of params.json and consolidated weights: their config and their names as the Hub's layout has them.
+"""Mistral AI's own checkpoint layout (params.json and consolidated weights), converted to config and names of the Hub's layout.
 
-Knows that layout, and no tower and no decoder. Source: the published params.json files and weights of Mistral AI.
+Source: the published params.json files and weights of Mistral AI.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..mm.errors import ConfigError, typed
-from .config import count
+from .config import positive_int
 
 FILE = "params.json"
 _TEXT = {
@@ -30,18 +30,23 @@ _TEXT = {
     "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
 }
-_SOUND = {
+_AUDIO = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
     "max_source_positions": "max_source_positions",
 }
-_BANDS = {"num_mel_bins": "feature_size", "sampling_rate": "sampling_rate", "hop_length": "hop_length", "window_size": "n_fft"}
-_PUBLISHED_BANDS = {"feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
+_MEL_KEYS = {
+    "num_mel_bins": "feature_size",
+    "sampling_rate": "sampling_rate",
+    "hop_length": "hop_length",
+    "window_size": "n_fft",
+}
+_MEL_DEFAULTS = {"feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
 _NEEDED = ("dim", "hidden_dim", "n_layers", "n_heads", "vocab_size")
 _REFUSED = ("llama_4_scaling", "lora", "moe", "quantization", "softmax_scale", "use_biases", "yarn", "ada_rms_norm_t_cond")
-_REFUSED_SOUND = ("causal", "sliding_window")
+_REFUSED_AUDIO = ("causal", "sliding_window")
 _PARTS = {
     "attention.wq": "self_attn.q_proj",
     "attention.wk": "self_attn.k_proj",
@@ -53,7 +58,7 @@ _PARTS = {
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-_HEARING = {
+_AUDIO_PARTS = {
     "attention.wo": "self_attn.out_proj",
     "feed_forward.w1": "fc1",
     "feed_forward.w2": "fc2",
@@ -68,32 +73,32 @@ _WHOLE = {
     "vision_language_adapter.w_out": "model.multi_modal_projector.linear_2",
     "pre_mm_projector_norm": "model.multi_modal_projector.norm",
     "patch_merger.merging_layer": "model.multi_modal_projector.patch_merger.merging_layer",
-    "heard.tok_embeddings": "model.language_model.embed_tokens",
-    "heard.conv_layers.0": "model.audio_tower.conv1",
-    "heard.conv_layers.1": "model.audio_tower.conv2",
-    "heard.transformer.norm": "model.audio_tower.layer_norm",
-    "heard.audio_language_projection.0": "model.multi_modal_projector.linear_1",
-    "heard.audio_language_projection.2": "model.multi_modal_projector.linear_2",
+    "audio.tok_embeddings": "model.language_model.embed_tokens",
+    "audio.conv_layers.0": "model.audio_tower.conv1",
+    "audio.conv_layers.1": "model.audio_tower.conv2",
+    "audio.transformer.norm": "model.audio_tower.layer_norm",
+    "audio.audio_language_projection.0": "model.multi_modal_projector.linear_1",
+    "audio.audio_language_projection.2": "model.multi_modal_projector.linear_2",
 }
-_LAYER = re.compile(r"(?:(vision_encoder|heard)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
-_HEARD = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")  # before all that is for sounds
+_LAYER = re.compile(r"(?:(vision_encoder|audio)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
+_AUDIO_PREFIX = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A params.json as the Hub's config.json, behind its kind: "pictures", "sounds" or, with a merger, "merged pictures".
+    """The kind of a params.json ("pictures", "merged pictures" with a patch merger, "sounds"), and the Hub's config.json.
 
     Raises:
-        ConfigError: a feature that has no place there, by its key, a missing key, or a model of text alone.
+        ConfigError: an unsupported feature or a missing key, by name, or a text-only model.
     """
     _check(params, _REFUSED, _NEEDED)
-    vision, several = _part(params, "vision_encoder"), _part(params, "multimodal")
-    heard = _part(several, next(iter(several))) if several else {}
+    vision, multimodal = _part(params, "vision_encoder"), _part(params, "multimodal")
+    audio = _part(multimodal, next(iter(multimodal))) if multimodal else {}
     text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
     if vision:
         return _with_pictures(vision, common)
-    if heard:
-        return "sounds", common | _sounds(heard)
+    if audio:
+        return "sounds", common | _audio_sections(audio)
     raise ConfigError(f"{FILE} has no vision_encoder and no sounds (multimodal); text-only models are not served")
 
 
@@ -113,28 +118,28 @@ def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tupl
     return "merged pictures" if vision.get("mm_projector_id") == "patch_merge" else "pictures", config
 
 
-def _sounds(heard: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an encoder whose rows are joined; `feature_extractor` is what the Hub has in a file of its own."""
-    audio = _part(heard, "encoder_args")
-    _check(audio, _REFUSED_SOUND, _NEEDED[:-1])
-    bands = _PUBLISHED_BANDS | {
-        _BANDS[old]: value for old, value in _part(audio, "audio_encoding_args").items() if old in _BANDS
+def _audio_sections(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The audio part of config.json; `feature_extractor` holds what the Hub has in a file of its own."""
+    audio = _part(params, "encoder_args")
+    _check(audio, _REFUSED_AUDIO, _NEEDED[:-1])
+    mel = _MEL_DEFAULTS | {
+        _MEL_KEYS[old]: value for old, value in _part(audio, "audio_encoding_args").items() if old in _MEL_KEYS
     }
-    shape = {new: audio[old] for old, new in _SOUND.items() if old in audio}
-    joined = count({"downsample_factor": 4} | _part(heard, "downsample_args"), "downsample_factor", FILE)
-    dim, inner = (count(audio, key, FILE) for key in ("dim", "hidden_dim"))
+    shape = {new: audio[old] for old, new in _AUDIO.items() if old in audio}
+    joined = positive_int({"downsample_factor": 4} | _part(params, "downsample_args"), "downsample_factor", FILE)
+    dim, inner = (positive_int(audio, key, FILE) for key in ("dim", "hidden_dim"))
     if inner != joined * dim:
         raise ConfigError(f"downsample_factor {joined} in {FILE} does not fit a hidden_dim of {inner}")
-    hop, rate = (count(bands, key, FILE) for key in ("hop_length", "sampling_rate"))
-    positions = count({"max_source_positions": 1500} | audio, "max_source_positions", FILE)
+    hop, rate = (positive_int(mel, key, FILE) for key in ("hop_length", "sampling_rate"))
+    positions = positive_int({"max_source_positions": 1500} | audio, "max_source_positions", FILE)
     return {
-        "audio_config": shape | {"num_mel_bins": bands["feature_size"]},
-        "feature_extractor": bands | {"chunk_length": 2 * positions * hop // rate},
+        "audio_config": shape | {"num_mel_bins": mel["feature_size"]},
+        "feature_extractor": mel | {"chunk_length": 2 * positions * hop // rate},
     }
 
 
 def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The object behind this key, an empty one where there is none; ConfigError for what is none."""
+    """The object under this key, empty if the key is missing; ConfigError if it is no object."""
     part = owner.get(key)
     if not isinstance(part, dict | None):
         raise ConfigError(f"{key} in {FILE} is {typed(part)}; it must be an object")
@@ -142,22 +147,23 @@ def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str]) -> None:
-    said = [key for key in refused if part.get(key)]
-    if said:
-        raise ConfigError(f"{said[0]} in {FILE} is not supported; use the checkpoint in the Hub's layout")
+    """ConfigError for a refused feature that is set, or for a missing key."""
+    found = [key for key in refused if part.get(key)]
+    if found:
+        raise ConfigError(f"{found[0]} in {FILE} is not supported; use the checkpoint in the Hub's layout")
     missing = [key for key in needed if part.get(key) is None]
     if missing:
         raise ConfigError(f"{FILE} lacks {missing[0]!r}; it is not complete")
 
 
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors under the Hub's names; a name that has none stays."""
+    """Rename tensors to the Hub's names; unknown names stay as they are."""
     for name, tensor in weights:
         yield _hub_name(name), tensor
 
 
 def _hub_name(stored: str) -> str:
-    name = _HEARD.sub("heard.", stored, count=1)
+    name = _AUDIO_PREFIX.sub("audio.", stored, count=1)
     found = _LAYER.fullmatch(name)
     if found is None:
         stem, _, kind = name.rpartition(".")
@@ -165,8 +171,8 @@ def _hub_name(stored: str) -> str:
     tower, layer, part, kind = found.groups()
     if tower is None:
         return f"model.language_model.layers.{layer}.{_PARTS.get(part, part)}.{kind}"
-    if tower == "heard":
-        return f"model.audio_tower.layers.{layer}.{_HEARING.get(part, _PARTS.get(part, part))}.{kind}"
+    if tower == "audio":
+        return f"model.audio_tower.layers.{layer}.{_AUDIO_PARTS.get(part, _PARTS.get(part, part))}.{kind}"
     inner = _PARTS.get(part, part).replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")
     norm = part if part.endswith("_norm") else inner
     return f"model.vision_tower.transformer.layers.{layer}.{norm}.{kind}"

@@ -1,4 +1,7 @@
-"""Models that take pictures and clips at native size: a packed tower, connectors, a decoder. Knows no family."""
+"""The base of models that encode pictures and clips at native size: a packed tower, mergers and a decoder.
+
+An audio tower may come with them, whose rows have no deepstack levels.
+"""
 
 from __future__ import annotations
 
@@ -7,78 +10,101 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..mm.errors import ConfigError
-from .activations import projector_bytes, tower_bytes
-from .config import count
+from .audio.aut import AutEncoder
+from .audio.chunked_encoder import ChunkedEncoder
+from .config import positive_int
 from .decoder_model import DecoderModel
-from .interface import Work
-from .layers.connectors import Projector, ProjectorSpec
+from .interface import StepLimits
+from .layers.connectors import Projector, ProjectorSpec, projector_bytes
 from .text.spec import DecoderSpec
 from .vision.spec import TowerSpec
-from .vision.vit import Tower
+from .vision.vit import VisionTower, tower_bytes
 
-FEATURES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
-"""Names of patches and grids, by modality, as processors/native.py makes them."""
+TENSORS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
+"""Modality -> names of the patch and grid tensors that processors/bases/native.py creates."""
+
+AudioTower = AutEncoder | ChunkedEncoder
 
 
 class NativeModel(DecoderModel):
-    """A family says what its tower, connectors and decoder are made of, and their names in checkpoints.
+    """A family passes the specs of its decoder, its tower and its mergers.
 
-    The first connector makes the rows that take the place of tokens, from the tower's last state; each other one makes a
-    level that a layer of the decoder adds, from the tower's other states in turn. `projector`: what the first one is.
+    The first merger projects the tower's last state to the rows that replace token embeddings. Each further merger projects
+    one of the tower's earlier states to a deepstack level.
+
+    Sounds ("audio" items) have `input_features` and `audio_frames`; their deepstack levels are zeros.
+
+    `merger_class`: class of the first merger.
     """
 
-    projector: ClassVar[type[Projector]] = Projector
+    merger_class: ClassVar[type[Projector]] = Projector
 
     def __init__(
         self,
         decoder: DecoderSpec,
         tower: TowerSpec,
-        connectors: Sequence[ProjectorSpec],
+        mergers: Sequence[ProjectorSpec],
         dtype: torch.dtype,
         device: torch.device,
+        audio_tower: AudioTower | None = None,
     ) -> None:
         super().__init__(decoder, dtype, device)
-        for spec in connectors:
+        for spec in mergers:
             if spec.out != self.hidden_size:
-                raise ConfigError(f"the tower makes rows of {spec.out}, the decoder takes {self.hidden_size}")
-        self.visual = Tower(tower, dtype, device)
-        self.merger = self.projector(connectors[0], dtype, device)
-        self.levels = nn.ModuleList(Projector(spec, dtype, device) for spec in connectors[1:])
+                raise ConfigError(f"the tower's rows have width {spec.out}, the decoder takes {self.hidden_size}")
+        self.visual = VisionTower(tower, dtype, device)
+        self.merger = self.merger_class(mergers[0], dtype, device)
+        self.deepstack_mergers = nn.ModuleList(Projector(spec, dtype, device) for spec in mergers[1:])
+        self.audio_tower = audio_tower
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        pixels, grid = (tensors[name] for name in FEATURES[modality])
+        if modality == "audio":
+            assert self.audio_tower is not None
+            sounds = self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
+            return [F.pad(rows, (0, self.row_size - self.hidden_size)) for rows in sounds]
+        pixels, grid = (tensors[name] for name in TENSORS[modality])
         grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
         counts = [t * h * w // self.merger.spec.group for t, h, w in grids]
         *states, last = self.visual(pixels, grids)
         rows = self.merger(last)
         if states:
-            rows = torch.cat([rows, *(level(state) for level, state in zip(self.levels, states, strict=True))], 1)
+            levels = [merger(state) for merger, state in zip(self.deepstack_mergers, states, strict=True)]
+            rows = torch.cat([rows, *levels], 1)
         return list(rows.split(counts))
 
     def input_bytes(self, modality: str, rows: int) -> int:
+        if modality == "audio":
+            assert self.audio_tower is not None
+            return self.audio_tower.max_frames(rows) * self.audio_tower.mels * self.dtype.itemsize
         return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        tower, merger, size, levels = self.visual.spec, self.merger.spec, self.dtype.itemsize, len(self.levels)
-        patches, made = rows * merger.group, rows * self.hidden_size * size
-        whole = tower_bytes(tower, patches, merger, self.dtype, work)
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        if modality == "audio":
+            assert self.audio_tower is not None
+            result = rows * (self.hidden_size + self.row_size) * self.dtype.itemsize
+            return max(self.audio_tower.activation_bytes(self.audio_tower.max_frames(rows), limits), result)
+        tower, merger, size = self.visual.spec, self.merger.spec, self.dtype.itemsize
+        levels, patches, level_bytes = len(self.deepstack_mergers), rows * merger.group, rows * self.hidden_size * size
+        peak = max(tower_bytes(tower, patches, merger, self.dtype, limits), self.merger.extra_bytes(rows))
         if not levels:
-            return whole
+            return peak
         held = patches * (tower.patch_dim + (1 + levels) * tower.width) * size  # pixels, states
-        last = patches * (projector_bytes(merger, 1, patches, self.dtype, work) - tower.width * size)
-        return max(whole, held + max(levels * made + last, 2 * (1 + levels) * made))  # beside the other levels; all joined
+        last = patches * (projector_bytes(merger, 1, patches, self.dtype, limits) - tower.width * size)
+        # the last projection beside the other levels, or all levels and their concatenation
+        return max(peak, held + max(levels * level_bytes + last, 2 * (1 + levels) * level_bytes))
 
 
 def patch_numbers(vision: Mapping[str, Any]) -> int:
     """Numbers in a flat patch: channels x frames x height x width."""
-    patch, frames = count(vision, "patch_size"), vision.get("temporal_patch_size", 2)
+    patch, frames = positive_int(vision, "patch_size"), vision.get("temporal_patch_size", 2)
     return int(vision.get("in_channels", vision.get("in_chans", 3)) * frames * patch * patch)
 
 
 def axial_theta(vision: Mapping[str, Any]) -> float:
-    """Base of the tower's rotary frequencies; ConfigError for another kind of them."""
+    """Base of the tower's rotary frequencies; ConfigError for another rope type than axial."""
     rope = vision.get("rope_parameters") or {}
     if rope.get("rope_type", "axial") not in ("axial", "default"):
         raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")

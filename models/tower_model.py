@@ -1,4 +1,4 @@
-"""A decoder with one tower and one projector behind it: pictures in pieces, or whole, become rows. Knows no family."""
+"""The base of models with one vision tower and one projector, whose pictures come whole or in tiles of one size."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .activations import tower_bytes
 from .decoder_model import TEXT_PREFIXES, DecoderModel
-from .interface import Work
+from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec
 from .text.spec import DecoderSpec
 from .vision.spec import TowerSpec
-from .vision.vit import Tower
+from .vision.vit import VisionTower, tower_bytes
 
 TOWER_PREFIXES = (
     ("model.vision_tower.vision_model.", "tower."),
@@ -26,20 +25,30 @@ TOWER_PREFIXES = (
     ("multi_modal_projector.", "projector."),
     *TEXT_PREFIXES,
 )
-"""Names of tower, projector, decoder and head, of transformers 5 and 4."""
+"""Prefixes of tower, projector, decoder and head in checkpoints of transformers 5 and 4."""
 
 
 class TowerModel(DecoderModel):
-    """The tower's last state, squares of patches joined and projected, one row each.
+    """Rows of the tower's last state, joined in squares of patches and projected.
 
-    Takes `pixel_values` and `grid` as `processors.tiles` makes them, of every modality alike.
+    Reads `pixel_values` and `grid` as `processors.bases.tiles` creates them, for all modalities alike.
+
+    `merger`: a first projector, which merges the squares instead; the second one then projects each merged row.
     """
 
     def __init__(
-        self, text: DecoderSpec, tower: TowerSpec, projector: ProjectorSpec, dtype: torch.dtype, device: torch.device
+        self,
+        text: DecoderSpec,
+        tower: TowerSpec,
+        projector: ProjectorSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        merger: ProjectorSpec | None = None,
     ) -> None:
         super().__init__(text, dtype, device)
-        self.tower, self.projector = Tower(tower, dtype, device), Projector(projector, dtype, device)
+        self.tower, self.projector = VisionTower(tower, dtype, device), Projector(projector, dtype, device)
+        self.merger = None if merger is None else Projector(merger, dtype, device)
         self.ignored = (*self.ignored, *(f"tower.{name}" for name in tower.unbuilt))
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
@@ -48,19 +57,19 @@ class TowerModel(DecoderModel):
         return list(rows.split([t * h * w // self.tower.spec.merge**2 for t, h, w in grids]))
 
     def project(self, rows: Tensor) -> Tensor:
-        """`[patches, width]` -> `[rows, hidden]`."""
-        return self.projector(rows)  # type: ignore[no-any-return]
+        """`[patches, width]` in squares -> `[rows, hidden]`."""
+        return self.projector(rows if self.merger is None else self.merger(rows))
 
     def input_bytes(self, modality: str, rows: int) -> int:
         tower = self.tower.spec
         return rows * tower.merge**2 * tower.patch_dim * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        return tower_bytes(self.tower.spec, rows * self.tower.spec.merge**2, self.projector.spec, self.dtype, work)
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return tower_bytes(self.tower.spec, rows * self.tower.spec.merge**2, self.projector.spec, self.dtype, limits)
 
 
-def state_of(layer: object, depth: int) -> tuple[int, ...]:
-    """TowerSpec.features for a `vision_feature_layer`, counted from the end where negative; the last one is the empty tuple.
+def feature_states(layer: object, depth: int) -> tuple[int, ...]:
+    """TowerSpec.features for a `vision_feature_layer`, counted from the end if negative; the last layer is the empty tuple.
 
     Raises:
         ConfigError: several layers, or one that the tower does not have.

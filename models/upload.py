@@ -1,50 +1,45 @@
-"""Weights from the host to a device, read and copied at the same time. Knows no file and no layer.
+"""Copies weights from the host to a device while the next ones are read.
 
-What a copy leaves from has to be pinned, or the host waits for it. A piece at a time goes through one of two pinned buffers:
-while a copy out of one goes on, the next piece is read into the other, from the file's pages. The host never holds more.
+Copies from pageable memory block the host. Tensors therefore go through two pinned buffers, in pieces: while one buffer is
+copied to the device, the next piece is read from the file's pages into the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-_BYTES = 32 << 20  # of a buffer: a copy takes about a millisecond, beside which starting it is nothing
+from ..kernels.streams import Event, pinned_buffer
 
-
-class _Event(Protocol):
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
+_BYTES = 32 << 20  # of a buffer: copying it takes about a millisecond, much longer than launching the copy
 
 
 def copier(device: torch.device) -> Callable[[Tensor, Tensor], object]:
-    """What has a tensor there hold what another of its shape does, as `Tensor.copy_`."""
+    """A function (target, source) that copies to tensors on `device`, like `Tensor.copy_`."""
     return Upload() if device.type == "cuda" else Tensor.copy_
 
 
 class Upload:
-    """Copies that a later operation of the device's current stream finds done; the source may go at once.
+    """Asynchronous copies on the device's current stream; the source may be freed as soon as the call returns.
 
     Args:
-        pin: pinned memory of so many bytes. event: a new event of that stream. size: bytes of a buffer. For tests.
+        pin: allocates pinned memory, event: creates an event, size: bytes of a buffer; for tests.
     """
 
     def __init__(
         self,
         pin: Callable[[int], Tensor] | None = None,
-        event: Callable[[], _Event] | None = None,
+        event: Callable[[], Event] | None = None,
         size: int = _BYTES,
     ) -> None:
-        made: Callable[[], _Event] = event or torch.cuda.Event  # type: ignore[assignment]
+        make = event or torch.cuda.Event
         self._size, self._turn = size, 0
-        self._buffers = [((pin or _pinned)(size), made()) for _ in range(2)]
+        self._buffers = [((pin or pinned_buffer)(size), make()) for _ in range(2)]
 
     def __call__(self, target: Tensor, source: Tensor) -> None:
-        """Other dtypes are converted on the device."""
+        """Copy; a different dtype is converted on the device."""
         if source.device.type != "cpu":
             target.copy_(source)
             return
@@ -63,7 +58,7 @@ class Upload:
 
 
 def _pieces(target: Tensor, source: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both in the same parts, none of more bytes than `most` in the source."""
+    """Split both tensors alike into pieces of at most `most` bytes of the source."""
     if source.nbytes <= most:
         yield target, source
         return
@@ -73,7 +68,3 @@ def _pieces(target: Tensor, source: Tensor, most: int) -> Iterator[tuple[Tensor,
             yield from _pieces(there, here, most)
         return
     yield from zip(target.split(rows), source.split(rows), strict=True)
-
-
-def _pinned(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

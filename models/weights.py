@@ -1,4 +1,4 @@
-"""Checkpoint files to a model's tensors: streamed, renamed, checked. Knows no architecture."""
+"""Loads safetensors checkpoints into a model: tensors are streamed, renamed and checked."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError
 from .interface import Model
 from .layers.adapter import tensor_name
-from .layers.basic import Form, Weighted
-from .layers.linear import Head, Linear
+from .layers.basic import Converter, Convertible, WeightedLayer
+from .layers.linear import Linear, LmHead
 from .upload import copier
 
 _CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
-_PATIENCE = 2.0  # seconds without a progress bar
-_STEMS = ("model", "consolidated")  # of the Hub's layout, and of a publisher's own
+_PROGRESS_DELAY = 2.0  # seconds before a progress bar is shown
+_STEMS = ("model", "consolidated")  # of the Hub's layout, and of Mistral AI's own
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every stored tensor, one at a time, from one file or from shards; CheckpointError names a missing or broken file."""
+    """Yield every stored tensor from one file or from shards; CheckpointError names a missing or broken file."""
     for file in _files(folder):
         yield from _read(file)
 
 
 def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Those of an adapter in the layout of peft, by the names of what they are added to; see `layers.adapter.tensor_name`."""
+    """Yield the tensors of an adapter in the layout of peft, named as `layers.adapter.tensor_name` names them."""
     for stored, tensor in _read(folder / name / "adapter_model.safetensors"):
         stem, cut, letter = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
         yield tensor_name(stem, letter, name) if cut else stored, tensor
@@ -44,13 +44,13 @@ def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as tensors:
             names = deque(tensors.keys())
-        while names:  # the file stays mapped, and its pages in memory, only for so many bytes
+        while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
             with safe_open(file, framework="pt") as tensors:
-                seen = 0
-                while names and seen < _MAPPED_BYTES:
+                read = 0
+                while names and read < _MAPPED_BYTES:
                     name = names.popleft()
                     tensor = tensors.get_tensor(name)
-                    seen += tensor.nbytes
+                    read += tensor.nbytes
                     yield name, tensor
                     del tensor
     except FileNotFoundError:
@@ -81,33 +81,35 @@ def _shards(index: Path) -> list[Path]:
 
 
 def load(folder: Path, model: Model, quantization: str | None = None) -> None:
-    """Fill `model` and its adapters from a folder, with a progress bar for who waits at a terminal.
+    """Load `model` and its adapters from a folder, with a progress bar on a terminal.
 
-    CheckpointError as `fill` and `read_checkpoint` say, ConfigError as `quantize` says.
+    Raises:
+        CheckpointError: as `fill` and `read_checkpoint`.
+        ConfigError: as `quantize`.
     """
     if quantization is not None:
         assert isinstance(model, nn.Module)
         quantize(model, quantization)
     adapters = (read_adapter(folder, name) for name in model.adapters)
-    model.load_weights(_shown(chain(read_checkpoint(folder), *adapters), _files(folder)))
+    model.load_weights(_with_progress(chain(read_checkpoint(folder), *adapters), _files(folder)))
 
 
-def _shown(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    """The bar is there once it has taken seconds, and never where the output is no terminal."""
+def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Show a progress bar after a few seconds, if the output is a terminal."""
     from tqdm import tqdm
 
     total = sum(file.stat().st_size for file in files if file.exists())
-    with tqdm(total=total, desc="Reading weights", unit="B", unit_scale=True, delay=_PATIENCE, disable=None) as bar:
+    with tqdm(total=total, desc="Reading weights", unit="B", unit_scale=True, delay=_PROGRESS_DELAY, disable=None) as bar:
         for name, tensor in weights:
             yield name, tensor
             bar.update(tensor.nbytes)
 
 
 def quantize(root: nn.Module, quantization: str) -> None:
-    """Have every linear layer, towers included, packed as `quantization` says ("int8", "fp8"), those that are exact excepted.
+    """Set the format ("int8", "fp8") in which every Linear is packed, towers included, `exact` ones excepted.
 
     Raises:
-        ConfigError: the model's device has no fast products of 8-bit numbers.
+        ConfigError: the model's device has no fast int8 products.
     """
     for module in root.modules():
         if isinstance(module, Linear) and not module.exact:
@@ -120,18 +122,18 @@ def quantize(root: nn.Module, quantization: str) -> None:
             module.quantization = quantization
 
 
-def named_layers(root: nn.Module) -> dict[str, tuple[Weighted, dict[str, Tensor]]]:
-    """Canonical name -> its layer and all views of that layer by name; slices take the place of the layer's own name."""
-    found: dict[str, tuple[Weighted, dict[str, Tensor]]] = {}
+def named_layers(root: nn.Module) -> dict[str, tuple[WeightedLayer, dict[str, Tensor]]]:
+    """Canonical tensor name -> its layer, and the memory of all tensors of that layer by name (shards are views)."""
+    found: dict[str, tuple[WeightedLayer, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
-        if isinstance(module, Weighted):
+        if isinstance(module, WeightedLayer):
             views = dict(module.tensors(path))
             found.update(dict.fromkeys(views, (module, views)))
     return found
 
 
 def rename(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
-    """The canonical name: the first prefix that matches is replaced."""
+    """Replace the first prefix that matches."""
     return next((new + name[len(old) :] for old, new in prefixes if name.startswith(old)), name)
 
 
@@ -141,63 +143,64 @@ def fill(
     prefixes: Sequence[tuple[str, str]],
     aliases: Mapping[str, str],
     ignored: tuple[str, ...] = (),
-    kept: tuple[str, ...] = (),
-) -> dict[str, Tensor]:
-    """Copy every tensor to its place, pack each layer once it is complete, check that none is missing or left over.
+) -> None:
+    """Copy every tensor to its layer and pack each layer once it is complete.
 
-    Memory is touched only when a tensor arrives and the original goes when its layer is packed: one layer is held twice.
-    To a GPU it goes by `upload`, and is packed there.
+    Memory is touched only when a tensor arrives, and the original is freed when its layer is packed: at most one layer is held
+    twice. Tensors for a GPU are copied by `upload` and packed there.
 
     Args:
-        prefixes: (as stored, canonical) prefixes, the first match wins.
-        aliases: canonical name that may be stored beside -> name of the tensor it repeats (a tied head).
-        ignored: beginnings of canonical names of tensors that are left where they are.
-        kept: those of tensors that are handed back, as they are stored, by their canonical names.
+        prefixes: (stored, canonical) prefixes, the first match is replaced.
+        aliases: canonical name that may be stored too -> name of the tensor it repeats (a tied head).
+        ignored: canonical prefixes of tensors that are not used.
 
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
-    wanted, surplus, spare = named_layers(root), [], {}
-    copy = copier(next((view.device for _, views in wanted.values() for view in views.values()), _CPU))
-    forms = dict(form for path, module in root.named_modules() if isinstance(module, Weighted) for form in module.forms(path))
+    layers, surplus = named_layers(root), []
+    copy = copier(next((view.device for _, views in layers.values() for view in views.values()), _CPU))
+    convertible = [(path, module) for path, module in root.named_modules() if isinstance(module, Convertible)]
+    converters = dict(pair for path, module in convertible for pair in module.converters(path))
     for stored, whole in weights:
         name = rename(stored, prefixes)
-        if name.startswith(kept):
-            spare[name] = whole
-        if name.startswith((*kept, *ignored)):
+        if name.startswith(ignored):
             continue
-        for part, tensor in _parts(stored, whole, forms[name]) if name in forms else [(name, whole)]:
-            if part in wanted:
-                _put(tensor, stored, part, *wanted[part], copy)
+        for part, tensor in _convert(stored, whole, converters[name]) if name in converters else [(name, whole)]:
+            if part in layers:
+                _put(tensor, stored, part, *layers[part], copy)
             elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
                 surplus.append(stored)
-    _complain("lacks", {name for _, views in wanted.values() for name in views})
-    _complain("holds unknown", surplus)
+    _check_empty("lacks", {name for _, views in layers.values() for name in views})
+    _check_empty("holds unknown", surplus)
     for module in root.modules():
-        if isinstance(module, Head):
+        if isinstance(module, LmHead):
             module.pack()
-        elif isinstance(module, Weighted):
-            module.filled()
-    return spare
+        elif isinstance(module, WeightedLayer):
+            module.after_load()
 
 
-def _parts(stored: str, whole: Tensor, form: Form) -> list[tuple[str, Tensor]]:
-    """Of a tensor that is stored in another way; CheckpointError for one that is of no such shape."""
+def _convert(stored: str, whole: Tensor, converter: Converter) -> list[tuple[str, Tensor]]:
+    """Apply a converter; CheckpointError for a tensor whose shape it cannot split."""
     try:
-        return list(form(whole))
+        return list(converter(whole))
     except (IndexError, ValueError, RuntimeError):
-        raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which is not what the config wants") from None
+        raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which does not fit the config") from None
 
 
 def _put(
-    tensor: Tensor, stored: str, name: str, layer: Weighted, views: dict[str, Tensor], copy: Callable[[Tensor, Tensor], object]
+    tensor: Tensor,
+    stored: str,
+    name: str,
+    layer: WeightedLayer,
+    views: dict[str, Tensor],
+    copy: Callable[[Tensor, Tensor], object],
 ) -> None:
-    """Copy to the view of this name and pack the layer if it was the last one."""
+    """Copy to the view of this name, and pack the layer if this was its last one."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)
     if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
-        raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config wants {list(target.shape)}")
+        raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config needs {list(target.shape)}")
     if not tensor.is_floating_point():
         raise CheckpointError(f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported")
     copy(target, tensor.reshape(target.shape))
@@ -206,7 +209,8 @@ def _put(
         layer.pack()
 
 
-def _complain(verb: str, names: Iterable[str]) -> None:
+def _check_empty(verb: str, names: Iterable[str]) -> None:
+    """CheckpointError if there are any names."""
     found = sorted(names)
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""

@@ -1,4 +1,4 @@
-"""A decoder with a tower that reads sounds window by window, the silence behind them included. Knows no family."""
+"""The base of models that encode sounds in windows of fixed length, silence included."""
 
 from __future__ import annotations
 
@@ -9,76 +9,79 @@ import torch
 from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .activations import mel_encoder_bytes, projector_bytes
-from .audio.mel_encoder import Encoder, EncoderConfig
+from .audio.mel_encoder import MelEncoder, MelEncoderSpec, mel_encoder_bytes
 from .decoder_model import DecoderModel
-from .interface import Work
-from .layers.connectors import Projector, ProjectorSpec
+from .interface import StepLimits
+from .layers.connectors import Projector, ProjectorSpec, projector_bytes
 from .text.spec import DecoderSpec
 
 Section = dict[str, Any]
-_JOINED = 4  # rows
+_GROUP = 4  # rows of the encoder per result row
 AUDIO_PREFIXES = (
     ("model.audio_tower.", "audio_tower."),
     ("model.multi_modal_projector.", "multi_modal_projector."),
 )
-"""Names of a tower and its projector beside a decoder, of transformers 5; they are kept without a prefix, too."""
+"""Prefixes of encoder and projector in checkpoints of transformers 5; names without `model.` need none."""
 
 
-def sections(config: Mapping[str, Any], text: Section, audio: Section) -> tuple[Section, Section]:
-    """text_config and audio_config, what they leave out from `text` and `audio`; ConfigError where one is no object."""
+def config_sections(config: Mapping[str, Any], text: Section, audio: Section) -> tuple[Section, Section]:
+    """text_config and audio_config with the defaults `text` and `audio`; ConfigError if one of them is no object."""
     parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
     if not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError("text_config and audio_config in config.json must be objects")
     return text | dict(parts[0]), audio | dict(parts[1])
 
 
-def joining(config: Mapping[str, Any], tower: EncoderConfig, out: int, inner: int, bias: bool = True) -> ProjectorSpec:
-    """Two layers behind four rows joined; ConfigError where the tower's inner width, which says how many, is another."""
-    if tower.inner != _JOINED * tower.width:
-        raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; {_JOINED} rows joined are expected")
+def joined_projector(
+    config: Mapping[str, Any], tower: MelEncoderSpec, out: int, inner: int, bias: bool = True
+) -> ProjectorSpec:
+    """Two layers over four joined rows; ConfigError if the encoder's MLP width, which states the joined width, differs."""
+    if tower.inner != _GROUP * tower.width:
+        raise ConfigError(f"intermediate_size of audio_config is {tower.inner}, not {_GROUP} rows of {tower.width}")
     act, layers = config.get("projector_hidden_act", "gelu"), ("linear_1", "linear_2")
-    return ProjectorSpec(tower.width, out, layers, group=_JOINED, inner=inner, act=act, bias=bias)
+    return ProjectorSpec(tower.width, out, layers, group=_GROUP, inner=inner, act=act, bias=bias)
 
 
 class WindowModel(DecoderModel):
-    """Rows of a sound's windows end to end, joined in groups and projected, as many as the sound has embeddings.
+    """Rows of a sound's windows, concatenated, joined in groups, projected, and cut to the sound's number of rows.
 
-    Takes the tensors of `processors.windows`. One window is encoded at a time, so that a long sound needs no more memory.
+    Reads the tensors of `processors.bases.windows`. Windows are encoded one at a time, so that a long sound needs no more
+    memory than a short one.
     """
 
     def __init__(
-        self, text: DecoderSpec, audio: EncoderConfig, projector: ProjectorSpec, dtype: torch.dtype, device: torch.device
+        self, text: DecoderSpec, audio: MelEncoderSpec, projector: ProjectorSpec, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__(text, dtype, device)
         if audio.positions % projector.group:
             raise ConfigError(f"a window of {audio.positions} rows of audio_config is no multiple of {projector.group}")
-        self.audio_tower = Encoder(audio, dtype, device)
+        self.audio_tower = MelEncoder(audio, dtype, device)
         self.multi_modal_projector = Projector(projector, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         windows = list(tensors["input_features"].split(tensors["audio_frames"].tolist()))
         items = zip(tensors["audio_windows"].tolist(), tensors["audio_rows"].tolist(), strict=True)
-        return [self._rows([windows.pop(0) for _ in range(count)], rows) for count, rows in items]
+        return [self._sound_rows([windows.pop(0) for _ in range(count)], rows) for count, rows in items]
 
-    def _rows(self, windows: list[Tensor], rows: int) -> Tensor:
-        """Of one sound."""
-        group, frames, made = self.multi_modal_projector.spec.group, 2 * self.audio_tower.config.positions, []
+    def _sound_rows(self, windows: list[Tensor], rows: int) -> Tensor:
+        group, frames, projected = self.multi_modal_projector.spec.group, 2 * self.audio_tower.config.positions, []
         for window in windows:
             silence = window[-1:].expand(frames - len(window), -1)
-            # rows of the tower have no name: they are gone when those of the next window are made
-            made.append(self.multi_modal_projector(self.audio_tower(torch.cat((window, silence)), [frames])[0][: rows * group]))
-            rows -= len(made[-1])
-        return torch.cat(made)
+            # the encoder's rows are not named, so that they are freed before the next window is encoded
+            projected.append(
+                self.multi_modal_projector(self.audio_tower(torch.cat((window, silence)), [frames])[0][: rows * group])
+            )
+            rows -= len(projected[-1])
+        return torch.cat(projected)
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        """Two frames a row of the tower; those of a group that is not full are left over, and one of silence is behind."""
+        """Two frames per encoder row; a group may be incomplete, and one frame of silence follows."""
         frames = 2 * self.multi_modal_projector.spec.group * (rows + 1) + 1
         return frames * self.audio_tower.config.mels * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         audio, projector, size = self.audio_tower.config, self.multi_modal_projector.spec, self.dtype.itemsize
-        tower = mel_encoder_bytes(audio, 2 * audio.positions, 0, self.dtype, work)
-        joined = audio.positions * (audio.width * size + projector_bytes(projector, 1, audio.positions, self.dtype, work))
-        made = rows * self.hidden_size * size
-        return self.input_bytes(modality, rows) + made + max(tower, joined, made)
+        tower = mel_encoder_bytes(audio, 2 * audio.positions, 0, self.dtype, limits)
+        joined = audio.positions * (audio.width * size + projector_bytes(projector, 1, audio.positions, self.dtype, limits))
+        result = rows * self.hidden_size * size
+        return self.input_bytes(modality, rows) + result + max(tower, joined, result)

@@ -1,1 +1,1 @@
-"""What is built from requests: speech written down, pictures read. The engine knows none of it."""
+"""Tasks built from requests: speech to text, reading images, embeddings and scores. The engine does not import this package."""

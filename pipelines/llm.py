@@ -1,15 +1,15 @@
-"""`LLM` and `AsyncLLM` as the package gives them: the engine's, with what is built from their requests. Knows no model."""
+"""`LLM` and `AsyncLLM` as the package exports them: the engine's classes with the pipelines as methods."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..engine import async_llm, llm
-from .asking import gathered, results
-from .ocr import Page, pages
-from .rank import Embedding, Score, embeddings, scores
-from .transcribe import Transcript, transcripts
-from .wishes import known
+from .ocr import Page, ocr_tasks
+from .rank import Embedding, Score, embed_tasks, score_tasks
+from .tasks import run_tasks, run_tasks_async
+from .transcribe import Transcript, transcribe_tasks
+from .validation import check_names
 
 
 class LLM(llm.LLM):
@@ -18,20 +18,22 @@ class LLM(llm.LLM):
     def transcribe(
         self, sounds: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any
     ) -> list[Transcript]:
-        """What is said in one sound or in each of a list; arguments are those of `pipelines.transcribe.transcripts`."""
-        return results(self, transcripts(self, sounds, language, task, **known(transcripts, options)), use_tqdm)
+        """Transcribe one audio clip or a list of clips; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
+        return run_tasks(
+            self, transcribe_tasks(self, sounds, language, task, **check_names(transcribe_tasks, options)), use_tqdm
+        )
 
     def embed(self, inputs: object, use_tqdm: bool = True, **options: Any) -> list[Embedding]:
-        """A vector for one text, picture or clip, or for each of a list; arguments are those of `pipelines.rank.embeddings`."""
-        return results(self, embeddings(self, inputs, **known(embeddings, options)), use_tqdm)
+        """Embed one text, image or video, or a list of them; see `pipelines.rank.embed_tasks` for the arguments."""
+        return run_tasks(self, embed_tasks(self, inputs, **check_names(embed_tasks, options)), use_tqdm)
 
     def score(self, query: object, documents: object, use_tqdm: bool = True, **options: Any) -> list[Score]:
-        """How well documents answer a query, with pictures on either side; arguments are those of `pipelines.rank.scores`."""
-        return results(self, scores(self, query, documents, **known(scores, options)), use_tqdm)
+        """Score how well documents answer a query; see `pipelines.rank.score_tasks` for the arguments."""
+        return run_tasks(self, score_tasks(self, query, documents, **check_names(score_tasks, options)), use_tqdm)
 
     def ocr(self, pictures: object, use_tqdm: bool = True, **options: Any) -> list[Page]:
-        """What is written in one picture or in each of a list; arguments are those of `pipelines.ocr.pages`."""
-        return results(self, pages(self, pictures, **known(pages, options)), use_tqdm)
+        """Read the text of one image or a list of images; see `pipelines.ocr.ocr_tasks` for the arguments."""
+        return run_tasks(self, ocr_tasks(self, pictures, **check_names(ocr_tasks, options)), use_tqdm)
 
 
 class AsyncLLM(async_llm.AsyncLLM):
@@ -40,17 +42,19 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def transcribe(
         self, sounds: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
-        """As `LLM.transcribe`; cancelling ends what is left, as in all of these."""
-        return await gathered(self, transcripts(self.llm, sounds, language, task, **known(transcripts, options)))
+        """`LLM.transcribe` as a coroutine. Cancelling it, or any of the other three, aborts the requests that still run."""
+        return await run_tasks_async(
+            self, transcribe_tasks(self.llm, sounds, language, task, **check_names(transcribe_tasks, options))
+        )
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
-        """As `LLM.embed`."""
-        return await gathered(self, embeddings(self.llm, inputs, **known(embeddings, options)))
+        """`LLM.embed` as a coroutine."""
+        return await run_tasks_async(self, embed_tasks(self.llm, inputs, **check_names(embed_tasks, options)))
 
     async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
-        """As `LLM.score`."""
-        return await gathered(self, scores(self.llm, query, documents, **known(scores, options)))
+        """`LLM.score` as a coroutine."""
+        return await run_tasks_async(self, score_tasks(self.llm, query, documents, **check_names(score_tasks, options)))
 
     async def ocr(self, pictures: object, **options: Any) -> list[Page]:
-        """As `LLM.ocr`."""
-        return await gathered(self, pages(self.llm, pictures, **known(pages, options)))
+        """`LLM.ocr` as a coroutine."""
+        return await run_tasks_async(self, ocr_tasks(self.llm, pictures, **check_names(ocr_tasks, options)))

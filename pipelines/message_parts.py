@@ -1,15 +1,15 @@
-"""Media as parts of a message, from what a caller's own code hands over. Knows no question and no model."""
+"""Media as content parts of a message."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..mm.parse import callers_own
+from ..mm.parse import trusted_source
 from ..mm.types import Media
 
 
-def media_part(modality: str, given: object) -> dict[str, Any]:
-    """A content part; name and options of a `Media` stand on it."""
-    media = given if isinstance(given, Media) else Media(given)
-    named = {} if media.uuid is None else {"uuid": media.uuid}
-    return {"type": modality, modality: callers_own(media.data), **named, **media.options}
+def media_part(modality: str, item: object) -> dict[str, Any]:
+    """Return the content part of one item in any form; the uuid and options of a `Media` become keys of the part."""
+    media = item if isinstance(item, Media) else Media(item)
+    uuid = {} if media.uuid is None else {"uuid": media.uuid}
+    return {"type": modality, modality: trusted_source(media.data), **uuid, **media.options}

@@ -1,4 +1,4 @@
-"""Pictures to the text that is written in them, through a model's own chat template. Knows no family."""
+"""Images to text, through the model's chat template."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.parse import is_several
-from .asking import Asking
-from .parts import media_part
-from .wishes import check
+from ..mm.errors import ErrorInfo
+from ..mm.parse import is_item_list
+from .message_parts import media_part
+from .tasks import Task
+from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -21,48 +22,53 @@ QUESTION = "Read the text."
 
 @dataclass(frozen=True)
 class Page:
-    """What is written in one picture, or in `error` why there is no text. `output`: the answer as the engine gave it.
+    """The text of one image.
 
-    `finish_reason`: of the answer; "length" of a text that is cut off where no more tokens are allowed.
+    Args:
+        text: empty if there is an error.
+        error: why there is no text, or None.
+        output: the request's output, with tokens and timings.
     """
 
     text: str
-    error: str | None
+    error: ErrorInfo | None
     output: RequestOutput
 
     @property
     def finish_reason(self) -> str | None:
+        """The answer's finish reason; "length" if the text was cut off at `max_tokens`."""
         return self.output.outputs[0].finish_reason
 
 
-def pages(
+def ocr_tasks(
     llm: LLM,
     pictures: object,
     question: str = QUESTION,
     max_tokens: int | None = 1024,
     sampling_params: SamplingParams | None = None,
     chat_template: str | None = None,
-) -> list[Asking[Page]]:
-    """Read one picture or a list of them, in one batch, in the order given. A picture that cannot be read has an error.
+) -> list[Task[Page]]:
+    """Read one image or a list of images, in one batch and in the order given. An image that fails gives a Page with `error`.
 
     Args:
-        pictures: each a path, URL, encoded bytes, PIL image, pixels, or a `Media` of one of these.
-        question: what the model is asked of each; models trained for reading have one that suits them best.
-        max_tokens: of each answer, where `sampling_params` (None: greedy) are not given.
-        chat_template: Jinja source instead of the checkpoint's own.
+        pictures: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
+        question: the prompt beside each image; models trained for OCR document the one that suits them best.
+        max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
+        sampling_params: None for greedy sampling.
+        chat_template: Jinja source to use instead of the checkpoint's template.
 
     Raises:
-        InputError: an argument of another type and, as the first job is asked for, a checkpoint without a chat template.
+        InputError: an argument has a wrong type. When the first request is made: the checkpoint has no chat template.
     """
-    check("question", question, str)
-    check("chat_template", chat_template, str, type(None))
-    check("sampling_params", sampling_params, SamplingParams, type(None))
-    given: Sequence[object] = list(pictures) if is_several("image", pictures) else [pictures]  # type: ignore[call-overload]
+    check_type("question", question, str)
+    check_type("chat_template", chat_template, str, type(None))
+    check_type("sampling_params", sampling_params, SamplingParams, type(None))
+    images: Sequence[object] = list(pictures) if is_item_list("image", pictures) else [pictures]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return [_page(llm, picture, question, params, chat_template) for picture in given]
+    return [_ocr_task(llm, image, question, params, chat_template) for image in images]
 
 
-def _page(llm: LLM, picture: object, question: str, params: SamplingParams, template: str | None) -> Asking[Page]:
-    content = [media_part("image", picture), {"type": "text", "text": question}]
-    output = yield llm.job([{"role": "user", "content": content}], params, chat_template=template)
+def _ocr_task(llm: LLM, image: object, question: str, params: SamplingParams, template: str | None) -> Task[Page]:
+    content = [media_part("image", image), {"type": "text", "text": question}]
+    output = yield llm.request([{"role": "user", "content": content}], params, chat_template=template)
     return Page("" if output.error else output.outputs[0].text.strip(), output.error, output)

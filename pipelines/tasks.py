@@ -1,4 +1,4 @@
-"""How questions are put to an engine: in rounds to `LLM`, each in a task of its own to `AsyncLLM`. Knows no question."""
+"""Run tasks that take several requests: in rounds on `LLM`, concurrently on `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..engine.ticket import Job
+from ..engine.frontend.request_handle import RequestHandle
 from ..engine.types import RequestOutput
 
 if TYPE_CHECKING:
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 T = TypeVar("T")
-Asking = Generator[Job, RequestOutput, T]
-"""One question: gives a job, is sent the whole answer to it, gives the next, and returns what they come to."""
+Task = Generator[RequestHandle, RequestOutput, T]
+"""Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 
 
-def finished(llm: LLM, askings: Sequence[Asking[T]], use_tqdm: bool = True) -> Iterator[tuple[int, T]]:
-    """(index, result) of each as it is finished. The next jobs of all are one batch once all have an answer to the last."""
-    jobs = {place: next(asking) for place, asking in enumerate(askings)}
-    while jobs:
-        places, following = list(jobs), {}
-        for number, output in llm.serve(list(jobs.values()), use_tqdm):
-            place = places[number]
-            told = _tell(askings[place], output)
-            if isinstance(told, Job):
-                following[place] = told
+def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> Iterator[tuple[int, T]]:
+    """Yield (index, result) of each task as it completes. The next requests of all tasks are sent as one batch."""
+    handles = {index: next(task) for index, task in enumerate(tasks)}
+    while handles:
+        indices, following = list(handles), {}
+        for position, output in llm.serve(list(handles.values()), use_tqdm):
+            index = indices[position]
+            step = _send(tasks[index], output)
+            if isinstance(step, RequestHandle):
+                following[index] = step
             else:
-                yield place, told
-        jobs = dict(sorted(following.items()))
+                yield index, step
+        handles = dict(sorted(following.items()))
 
 
-def results(llm: LLM, askings: Sequence[Asking[T]], use_tqdm: bool = True) -> list[T]:
-    """What all come to, in the order given."""
-    return [result for _, result in sorted(finished(llm, askings, use_tqdm), key=lambda one: one[0])]
+def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> list[T]:
+    """Return the results of all tasks, in their order."""
+    return [result for _, result in sorted(as_completed(llm, tasks, use_tqdm), key=lambda pair: pair[0])]
 
 
-async def gathered(engine: AsyncLLM, askings: Sequence[Asking[T]]) -> list[T]:
-    """`results` for coroutines; cancelling ends what is left of every one."""
-    jobs = [next(asking) for asking in askings]  # whoever asks wrongly hears of it before anything is computed
-    tasks = [asyncio.ensure_future(_follow(engine, *one)) for one in zip(askings, jobs, strict=True)]
+async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[Task[T]]) -> list[T]:
+    """`run_tasks` for coroutines. Cancelling it aborts the requests that still run."""
+    handles = [next(task) for task in tasks]  # wrong arguments raise here, before anything is computed
+    running = [asyncio.ensure_future(_run_task(engine, task, handle)) for task, handle in zip(tasks, handles, strict=True)]
     try:
-        return list(await asyncio.gather(*tasks))
+        return list(await asyncio.gather(*running))
     finally:
-        for task in tasks:
-            task.cancel()
+        for future in running:
+            future.cancel()
 
 
-async def _follow(engine: AsyncLLM, asking: Asking[T], job: Job) -> T:
-    told: Job | T = job
-    while isinstance(told, Job):
-        told = _tell(asking, await engine.answer(told))
-    return told
+async def _run_task(engine: AsyncLLM, task: Task[T], handle: RequestHandle) -> T:
+    step: RequestHandle | T = handle
+    while isinstance(step, RequestHandle):
+        step = _send(task, await engine.answer(step))
+    return step
 
 
-def _tell(asking: Asking[T], output: RequestOutput) -> Job | T:
-    """The next job, or the result."""
+def _send(task: Task[T], output: RequestOutput) -> RequestHandle | T:
+    """Return the task's next request, or its result."""
     try:
-        return asking.send(output)
+        return task.send(output)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

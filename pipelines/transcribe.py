@@ -1,4 +1,4 @@
-"""Sounds to text, with language and times, for every family that writes down speech. Knows no family, and no window but one."""
+"""Audio to text with language and timestamps, for every model that transcribes speech."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
+from ..engine.frontend.request_handle import RequestHandle
 from ..engine.sampling_params import SamplingParams
-from ..engine.ticket import Job
-from ..engine.token_rules import ONLY, SUPPRESS, TIMES
 from ..engine.types import RequestOutput
-from ..mm.errors import ConfigError, InputError, hint
-from ..mm.parse import is_several
-from ..mm.speech import SpeechRequest, TimestampRule, code_of
-from .asking import Asking
-from .wishes import check
+from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
+from ..mm.parse import is_item_list
+from ..mm.speech import SpeechRequest, TimestampRule, language_code
+from .tasks import Task
+from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -26,7 +26,11 @@ _ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a sound that the model wrote down in one go. Seconds; `end` is None where the answer broke off."""
+    """The text between two timestamps.
+
+    Args:
+        start, end: seconds; `end` is None if the answer stopped before the timestamp.
+    """
 
     start: float
     end: float | None
@@ -35,29 +39,29 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was said in one sound.
+    """The text of one audio clip.
 
     Args:
-        language: its code, None where the model does not say.
-        segments: in order, None unless times were asked for.
+        text: empty if there is an error.
+        language: the language code, or None if the model does not say.
+        segments: in order, or None if timestamps were not requested.
         error: why there is no text, or None.
-        output: the answer as the engine gave it, with tokens and the seconds of each stage.
-
-    `finish_reason`: of the answer; "length" of a text that is cut off where no more tokens are allowed.
+        output: the request's output, with tokens and timings.
     """
 
     text: str
     language: str | None
     segments: tuple[Segment, ...] | None
-    error: str | None
+    error: ErrorInfo | None
     output: RequestOutput
 
     @property
     def finish_reason(self) -> str | None:
+        """The answer's finish reason; "length" if the text was cut off at the token limit."""
         return self.output.outputs[0].finish_reason
 
 
-def transcripts(
+def transcribe_tasks(
     llm: LLM,
     sounds: object,
     language: str | None = None,
@@ -65,116 +69,119 @@ def transcripts(
     timestamps: bool = False,
     context: str = "",
     sampling_params: SamplingParams | None = None,
-) -> list[Asking[Transcript]]:
-    """Write down one sound or a list of them, in one batch, in the order given.
+) -> list[Task[Transcript]]:
+    """Transcribe one audio clip or a list of clips, in one batch and in the order given.
+
+    A clip that cannot be read, or is longer than the model's window, gives a Transcript with `error`.
 
     Args:
-        sounds: each a path, URL, encoded bytes, samples at the model's rate, or `(samples, rate)`.
-        language: spoken in all of them, as a code or an English name; None: found out where the model can.
-        task: "transcribe", or "translate" to English where the model can.
-        timestamps: also say when each segment was spoken, where the model can.
-        context: names and words to expect, or what was said before; control tokens in it are left out.
-        sampling_params: None for greedy.
-
-    A sound that cannot be read, or is longer than the model takes at once, has a transcript with `error` set.
+        sounds: a clip or a list of clips: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
+        language: the language spoken in all clips, as a code or an English name; None detects it if the model can.
+        task: "transcribe", or "translate" into English if the model can.
+        timestamps: also return when each segment was spoken, if the model can.
+        context: names and words to expect, or the preceding text; control tokens in it are removed.
+        sampling_params: None for greedy sampling.
 
     Raises:
-        ConfigError: a model that does not write down speech.
-        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long, an
-            argument of another type.
+        ConfigError: the model does not transcribe speech.
+        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long, or an
+            argument of a wrong type.
     """
     speech = llm.speech
     if speech is None:
-        raise ConfigError(f"{llm.config.model} does not write down speech; ask it with generate or chat")
-    check("timestamps", timestamps, bool)
-    check("context", context, str)
-    check("sampling_params", sampling_params, SamplingParams, type(None))
+        raise ConfigError(f"{llm.config.model} does not transcribe speech; use generate or chat")
+    check_type("timestamps", timestamps, bool)
+    check_type("context", context, str)
+    check_type("sampling_params", sampling_params, SamplingParams, type(None))
     if task in _TASKS and task not in speech.tasks:
-        raise InputError(f"task={task!r}, but this model can only {', '.join(speech.tasks)}; take another for that")
+        reason = f"task={task!r}, but this model can only {', '.join(speech.tasks)}; use another model for that"
+        raise InputError(reason, param="task")
     if task not in speech.tasks:
-        raise InputError(f"task={task!r} is not one this model knows; {hint(task, speech.tasks)}")
+        raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, speech.tasks)}", param="task")
     if timestamps and not speech.has_timestamps:
-        raise InputError("this model writes no times; leave timestamps out")
-    given = list(sounds) if is_several("audio", sounds) else [sounds]  # type: ignore[call-overload]
-    code = None if language is None else code_of(language, speech.languages)
-    detection, words = speech.detection() if code is None else None, _cleaned(llm, context)
+        raise InputError("this model writes no timestamps; leave timestamps out", param="timestamps")
+    clips = list(sounds) if is_item_list("audio", sounds) else [sounds]  # type: ignore[call-overload]
+    code = None if language is None else language_code(language, speech.languages)
+    detection, context = speech.language_detection_request() if code is None else None, _clean_context(llm, context)
 
-    def ask(spoken: str | None) -> SpeechRequest:
-        return speech.transcription(spoken, task, timestamps, words)
+    def make_request(language: str | None) -> SpeechRequest:
+        return speech.transcription_request(language, task, timestamps, context)
 
-    return [_heard(llm, sound, ask, code, detection, sampling_params or _GREEDY) for sound in given]
+    return [_transcribe_task(llm, clip, make_request, code, detection, sampling_params or _GREEDY) for clip in clips]
 
 
-def _heard(
+def _transcribe_task(
     llm: LLM,
-    sound: object,
-    ask: Callable[[str | None], SpeechRequest],
+    clip: object,
+    make_request: Callable[[str | None], SpeechRequest],
     language: str | None,
     detection: SpeechRequest | None,
     params: SamplingParams,
-) -> Asking[Transcript]:
+) -> Task[Transcript]:
+    """Detect the language with a request of one token if it is not known, then transcribe."""
     if detection is not None:
-        found = yield _job(llm, sound, detection, _ONE_TOKEN)
-        if found.error:
-            return Transcript("", None, None, found.error, found)
-        meant = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.only.items()}
-        language = meant[found.outputs[0].token_ids[0]]
-    asked = ask(language)
-    output = yield _job(llm, sound, asked, params)
-    return _written(llm, asked, language, output)
+        detected = yield _request(llm, clip, detection, _ONE_TOKEN)
+        if detected.error:
+            return Transcript("", None, None, detected.error, detected)
+        languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.only.items()}
+        language = languages[detected.outputs[0].token_ids[0]]
+    request = make_request(language)
+    output = yield _request(llm, clip, request, params)
+    return _transcript(llm, request, language, output)
 
 
-def _job(llm: LLM, sound: object, asked: SpeechRequest, params: SamplingParams) -> Job:
-    prompt = {"prompt": asked.prompt, "multi_modal_data": {"audio": [sound]}}
-    return llm.job(prompt, _ruled(llm, params, asked))
+def _request(llm: LLM, clip: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
+    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [clip]}}
+    return llm.request(prompt, _with_processors(llm, params, request))
 
 
-def _cleaned(llm: LLM, context: str) -> str:
-    """Without control tokens; InputError where it leaves less than half of the model's positions for all else."""
-    words = llm.get_tokenizer().without_specials(context)
-    count, most = len(llm.get_tokenizer().encode_plain(words)), llm.max_model_len // 2 - 1
-    if count > most:
-        raise InputError(f"the context takes {count} tokens, at most {most} leave room for what is said; shorten it")
-    return words
+def _clean_context(llm: LLM, context: str) -> str:
+    """Remove control tokens. Raise InputError if the context leaves less than half of the model's positions."""
+    text = llm.get_tokenizer().remove_special_tokens(context)
+    count, limit = len(llm.get_tokenizer().encode_ordinary(text)), llm.max_model_len // 2 - 1
+    if count > limit:
+        reason = f"the context takes {count} tokens, at most {limit} leave room for the transcript; shorten it"
+        raise InputError(reason, code="too_long", param="context")
+    return text
 
 
-def _ruled(llm: LLM, params: SamplingParams, asked: SpeechRequest) -> SamplingParams:
-    """The parameters with the rules that the family's answers obey."""
-    rules = dict(params.processors)
-    if asked.only:
-        ids = map(llm.get_tokenizer().token_to_id, asked.only)
-        rules[ONLY] = {"tokens": [token for token in ids if token is not None]}
-    if asked.suppressed or asked.suppressed_first:
-        rules[SUPPRESS] = {"tokens": list(asked.suppressed), "first": list(asked.suppressed_first)}
-    if asked.times is not None:
-        times = asked.times
-        rules[TIMES] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
-    return replace(params, logits_processors=rules)
+def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
+    """Return the parameters with the logits processors that this family's answers need."""
+    processors = dict(params.processors)
+    if request.only:
+        ids = map(llm.get_tokenizer().token_to_id, request.only)
+        processors[ALLOWED_TOKENS] = {"tokens": [token for token in ids if token is not None]}
+    if request.suppressed or request.suppressed_first:
+        processors[SUPPRESS_TOKENS] = {"tokens": list(request.suppressed), "first": list(request.suppressed_first)}
+    if request.times is not None:
+        times = request.times
+        processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
+    return replace(params, logits_processors=processors)
 
 
-def _written(llm: LLM, asked: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
+def _transcript(llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
     if output.error or llm.speech is None:
         return Transcript("", language, None, output.error, output)
-    answer, times = output.outputs[0], asked.times
-    ended = answer.finish_reason == "stop" and answer.stop_reason is None
-    tokens = answer.token_ids[:-1] if ended else answer.token_ids  # the token that ends it is no text
-    words = tokens if times is None else [token for token in tokens if token < times.first]
+    answer, times = output.outputs[0], request.times
+    has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
+    tokens = answer.token_ids[:-1] if has_eos else answer.token_ids
+    text_tokens = tokens if times is None else [token for token in tokens if token < times.first]
     decode = llm.get_tokenizer().decode
-    text, spoken = llm.speech.transcript(decode(words, False), language)
-    return Transcript(text, spoken, None if times is None else segments(tokens, times, decode), None, output)
+    text, spoken_language = llm.speech.parse_transcript(decode(text_tokens, False), language)
+    return Transcript(text, spoken_language, None if times is None else segments(tokens, times, decode), None, output)
 
 
 def segments(tokens: Sequence[int], times: TimestampRule, decode: Callable[[Sequence[int]], str]) -> tuple[Segment, ...]:
-    """The parts of an answer between its times."""
+    """Split an answer at its timestamp tokens."""
     found: list[Segment] = []
-    start, words = 0.0, []
+    start, text_tokens = 0.0, []
     for token in tokens:
         if token < times.first:
-            words.append(token)
+            text_tokens.append(token)
             continue
         time = round((token - times.first) * times.step, 3)
-        if words:
-            found.append(Segment(start, time, decode(words).strip()))
-        start, words = time, []
-    text = decode(words).strip()
+        if text_tokens:
+            found.append(Segment(start, time, decode(text_tokens).strip()))
+        start, text_tokens = time, []
+    text = decode(text_tokens).strip()
     return (*found, Segment(start, None, text)) if text else tuple(found)

@@ -1,4 +1,4 @@
-"""What is asked of a pipeline, checked before anything is computed: names of arguments and their types. Knows no pipeline."""
+"""Checks of a pipeline's arguments, made before anything is computed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from inspect import signature
 from typing import Any
 
 from ..engine.sampling_params import SamplingParams
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, hint, short_repr
 
-_KINDS = {str: "a text", bool: "True or False", int: "an integer", SamplingParams: "a SamplingParams", type(None): "None"}
+_TYPE_NAMES = {str: "a text", bool: "True or False", int: "an integer", SamplingParams: "a SamplingParams", type(None): "None"}
 
 
-def known(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`options`; InputError for one that the pipeline, whose first argument is the model, does not take."""
+def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `options`. Raise InputError for a name that is no parameter of `pipeline`, whose first one is the model."""
     names = list(signature(pipeline).parameters)[1:]
     for name in options:
         if name not in names:
-            raise InputError(f"unknown argument {name!r}; {hint(name, names)}")
+            raise InputError(f"unknown argument {short_repr(name)}; {hint(name, names)}", param=str(name))
     return options
 
 
-def check(name: str, value: object, *kinds: type) -> None:
-    """InputError for an argument of another type; True is no integer."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        shown = " ".join(repr(value).split())
-        raise InputError(f"{name}={shown[:60]} must be {' or '.join(_KINDS[kind] for kind in kinds)}")
+def check_type(name: str, value: object, *types: type) -> None:
+    """Raise InputError unless the argument has one of these types; True is not an integer."""
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        expected = " or ".join(_TYPE_NAMES[kind] for kind in types)
+        raise InputError(f"{name}={short_repr(value)} must be {expected}", param=name)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..mm.errors import InputError
 
-MOST_AT_ONCE = 64 << 20
+MAX_TRANSFER_BYTES = 64 << 20
 """Bytes that go to a device at once, and as many that come back."""
 
 
@@ -40,7 +40,7 @@ class MediaDevice:
                 out.copy_(work(given.to(self.device)).view(out.shape))  # waits for this thread's stream
         except torch.OutOfMemoryError as error:
             less = "lower gpu_memory_fraction, max_num_seqs or media_workers, or leave media_device out"
-            raise InputError(f"{self.device} has no room to process it: {less}") from error
+            raise InputError(f"{self.device} has no room to process it: {less}", code="out_of_memory") from error
 
     def stream(self) -> AbstractContextManager[object]:
         """Inside, this thread's work on the device is queued in its own stream."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mm.errors import CheckpointError, ConfigError
-from .tekken import tekken_template
+from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
 
@@ -33,7 +33,7 @@ class ProcessorFiles:
 
     `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives
     the token ids of plain text (no special tokens added or recognised), for families whose items are written with text of
-    their own; `decode` gives the text of ids without special tokens; `special` gives the id of the one token that spells a
+    their own; `decode` gives the text of ids without special tokens; `token_to_id` gives the id of the one token that spells a
     text, None where there is none. `folder` is where they were read.
     """
 
@@ -44,10 +44,10 @@ class ProcessorFiles:
     generation: Mapping[str, Any] = field(default_factory=dict)
     encode: Callable[[str], list[int]] | None = None
     decode: Callable[[Sequence[int]], str] | None = None
-    special: Callable[[str], int | None] | None = None
+    token_to_id: Callable[[str], int | None] | None = None
     folder: Path | None = None
 
-    def contradict(self, said: str, have: object) -> ConfigError:
+    def mismatch_error(self, said: str, have: object) -> ConfigError:
         """For what is `said` elsewhere of an input, where the preprocessor's JSON means `have`."""
         if self.image or self.audio:
             return ConfigError(f"{said}, but the preprocessor's JSON makes {have}, or leaves it out and means that")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,33 +16,58 @@ from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
-@dataclass(frozen=True)
-class Span:
-    """The tokens one item becomes; `is_embed` as in PlaceholderRange: text may lie before, behind and between its rows.
-
-    `modality`: of its rows, where that is not the slot's own. `shared`: it lies in the tokens of the span before it, among
-    those that are no rows of that one, and adds none.
-
-    `before`, `after`: text around them that is no part of its range and is joined with the prompt's, as a tokenizer that
-    reads both together does: two tokens side by side of which `joins` has one are that one.
-    """
+class TokenRun(NamedTuple):
+    """`token_ids`, repeated `repeat` times; encoder rows take their places if `is_embed`."""
 
     token_ids: tuple[int, ...]
-    is_embed: Tensor | None = None
+    repeat: int = 1
+    is_embed: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) * self.repeat
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The tokens that replace a placeholder, for one item. Counts are known at once; `runs` gives the tokens when asked.
+
+    Args:
+        num_tokens: tokens of the span: rows, and text before, between and after them.
+        num_embeds: those that encoder rows take the places of.
+        runs: returns the tokens as runs, `num_tokens` in all.
+        before, after: text around the span that is not part of its range. The prompt's tokenizer would merge it with the
+            text beside it, so two adjacent tokens that are a key of `newline_merges` are written as its value.
+        modality: of the rows, where it differs from the placeholder's.
+        shared: the span lies in the tokens of the span before it, on those that are no rows of it, and adds no tokens.
+    """
+
+    num_tokens: int
+    num_embeds: int
+    runs: Callable[[], Sequence[TokenRun]]
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    joins: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    newline_merges: Mapping[tuple[int, int], int] = field(default_factory=dict)
     modality: str | None = None
     shared: bool = False
 
     @property
-    def num_embeds(self) -> int:
-        return len(self.token_ids) if self.is_embed is None else int(self.is_embed.sum())
+    def max_added_tokens(self) -> int:
+        """Tokens that it adds to a prompt, before newlines are merged."""
+        return 0 if self.shared else len(self.before) + self.num_tokens + len(self.after)
 
     @property
-    def length(self) -> int:
-        """Tokens it adds to a prompt, at most."""
-        return 0 if self.shared else len(self.before) + len(self.token_ids) + len(self.after)
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(run.token_ids * run.repeat for run in self.runs()))
+
+    @property
+    def is_embed(self) -> Tensor | None:
+        """Bool `[num_tokens]`, or None if all tokens are rows, as in PlaceholderRange."""
+        if self.num_embeds == self.num_tokens:
+            return None
+        runs = self.runs()
+        lengths = torch.tensor([run.num_tokens for run in runs], dtype=torch.int64)
+        return torch.tensor([run.is_embed for run in runs], dtype=torch.bool).repeat_interleave(lengths)
 
 
 class ProcessingInfo(Protocol):
@@ -52,22 +78,24 @@ class ProcessingInfo(Protocol):
     """
 
     modalities: tuple[str, ...]
-    slot_ids: Mapping[str, int]  # modality -> the one token that marks an unexpanded slot in a prompt; none: it is read across
-    prefill: str  # "causal" | "item_atomic" | "prompt_atomic"
+    placeholder_ids: Mapping[
+        str, int
+    ]  # modality -> the one token that marks an unexpanded slot in a prompt; none: it is read across
+    prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
     decode_spec: DecodeSpec  # frames and rate its items are decoded with
-    template: str | None  # Jinja source of its chats, where the checkpoint's own files have none that knows its items
+    chat_template: str | None  # Jinja source of its chats, where the checkpoint's own files have none that knows its items
     adapters: Mapping[str, str]  # modality -> folder of the adapter that computes prompts with such items, "": all; first wins
 
     def parser(self) -> MultiModalDataParser:
         """What forms of input it takes, and at most how many."""
 
-    def tuned(self, options: Mapping[str, Any]) -> Self:
+    def with_kwargs(self, options: Mapping[str, Any]) -> Self:
         """The same with options of one request or item laid over its own; ConfigError names an unknown key."""
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Grid and counts from the header alone; InputError for what the family refuses."""
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Grid of an item whose rows the caller gave; InputError when they do not fit it."""
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
@@ -76,7 +104,7 @@ class ProcessingInfo(Protocol):
         The geometry is `geometry(item.header)`.
         """
 
-    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         """A prompt as the caller gave it with what the family adds to every prompt, such as slots that need not be written.
 
         `items`: how many are given, by modality. Once for each prompt, before slots are looked for.
@@ -88,7 +116,7 @@ class ProcessingInfo(Protocol):
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
         """The tokens that replace one slot, a span for each item that its source is made of."""
 
-    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Options of one item that make a grid of (t, h, w) patches take at most `rows` rows; None: it cannot shrink."""
 
     def options_key(self, modality: str) -> str:
@@ -101,14 +129,14 @@ class SupportsTranscription(Protocol):
 
     languages: Mapping[str, str]  # code -> English name
     tasks: tuple[str, ...]  # "transcribe" (in the language spoken) and perhaps "translate" (to English)
-    longest_seconds: float  # of one sound
+    max_clip_seconds: float  # of one sound
     has_timestamps: bool
 
-    def detection(self) -> SpeechRequest | None:
+    def language_detection_request(self) -> SpeechRequest | None:
         """Its answer is the one token of the language spoken; None: the model finds it out as it writes, or knows one."""
 
-    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         """`language` is a code of `languages`; None only where there is no detection. `context`: names and words to expect."""
 
-    def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
+    def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         """Text and language code of an answer, control tokens in it included; (answer, language) where it is only text."""

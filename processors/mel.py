@@ -1,7 +1,7 @@
-"""Log-mel spectrograms of the Whisper family from mono samples. Knows no model, no file and no rate but its own.
+"""Log-mel spectrograms as Whisper's feature extractor computes them, from mono samples.
 
-Sources: arXiv 2212.04356 (25 ms windows every 10 ms, log10, floor of 8 below the loudest), Slaney's Auditory Toolbox
-(the mel scale: linear below 1 kHz, logarithmic above; filters of equal area).
+Sources: arXiv 2212.04356 (25 ms windows every 10 ms, log10, clipped to 8 below the maximum), Slaney's Auditory Toolbox
+(mel scale: linear below 1 kHz, logarithmic above; filters of equal area).
 """
 
 from __future__ import annotations
@@ -17,46 +17,49 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernels.mel import Bank, log_bands, make_bank
+from ..kernels.mel import MelFilterBank, log_mel_energies, make_mel_filter_bank
 from ..mm.errors import ConfigError, InputError
 from .device import media_device
 
-_AT_ONCE = 1 << 13  # windows that go to a device
-_FLOOR = 1e-10  # least energy of a band
-_RANGE = 8.0  # powers of ten kept below the loudest band of the sound
+_FRAMES_PER_TRANSFER = 1 << 13  # to a device
+_MIN_ENERGY = 1e-10  # of a band
+_RANGE = 8.0  # powers of ten kept below the loudest band
 
 
 @dataclass(frozen=True)
 class MelSpec:
-    """How sound becomes bands. `window` and `hop` in samples; `longest`: samples that an encoder's one pass takes.
+    """Parameters of a log-mel spectrogram, in samples where not said otherwise.
 
-    `heard`: samples in the middle of a window that count, None: all. `ends`: the frame around a sound's end is one, too.
-    `plain`: filters are of equal height, at mels that are logarithmic throughout.
+    Args:
+        max_samples: the longest audio that one pass of the encoder takes.
+        win_length: samples in the middle of an FFT window that are weighted; None: all `n_fft`.
+        end_frame: also compute the frame that is centred on the end of the audio.
+        htk: filters of equal height on the HTK mel scale, which is logarithmic throughout, instead of Slaney's.
     """
 
-    mels: int = 80
-    rate: int = 16000
-    window: int = 400
-    hop: int = 160
-    longest: int = 480_000
-    heard: int | None = None
-    ends: bool = False
-    plain: bool = False
+    num_mel_bins: int = 80
+    sampling_rate: int = 16000
+    n_fft: int = 400
+    hop_length: int = 160
+    max_samples: int = 480_000
+    win_length: int | None = None
+    end_frame: bool = False
+    htk: bool = False
 
-    def frames(self, samples: int) -> int:
-        """Frames that hold sound: 1 to 160 samples make one frame, 161 two; with the one around the end, each 160 one more."""
-        return samples // self.hop + 1 if self.ends else -(-samples // self.hop)
+    def num_frames(self, samples: int) -> int:
+        """Frames that contain audio: 1 for 1 to 160 samples, 2 for 161; with `end_frame`, 1 more for every full 160."""
+        return samples // self.hop_length + 1 if self.end_frame else -(-samples // self.hop_length)
 
 
 def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
-    """From the raw JSON of a Whisper-style feature extractor.
+    """Read the JSON of a Whisper-style feature extractor.
 
     Raises:
-        ConfigError: a value that is no positive integer, or a feature that this op does not have, by its key.
+        ConfigError: a value is not a positive integer, or a feature is not supported.
     """
-    names = {"mels": "feature_size", "rate": "sampling_rate", "window": "n_fft", "hop": "hop_length"}
+    names = {"num_mel_bins": "feature_size", "sampling_rate": "sampling_rate", "n_fft": "n_fft", "hop_length": "hop_length"}
     values = {name: audio.get(key, getattr(default, name)) for name, key in names.items()}
-    values["seconds"] = audio.get("chunk_length", default.longest // default.rate)
+    values["seconds"] = audio.get("chunk_length", default.max_samples // default.sampling_rate)
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(
@@ -64,54 +67,56 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
             )
     if audio.get("dither") or audio.get("do_normalize"):
         raise ConfigError("dither and do_normalize of the feature extractor are not supported; remove them")
-    longest = values.pop("seconds") * values["rate"]
-    return replace(default, **values, longest=longest)
+    max_samples = values.pop("seconds") * values["sampling_rate"]
+    return replace(default, **values, max_samples=max_samples)
 
 
-def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, frames: int | None = None) -> Tensor:
-    """Float32 `[n]` -> float32 `[frames, mels]` on its device, about -1..1.5: `(log10(energy) + 4) / 4`, floored.
+def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frames: int | None = None) -> Tensor:
+    """Float32 `[n]` to float32 `[frames, num_mel_bins]` on the same device: `(log10(energy) + 4) / 4`, about -1..1.5.
 
     Args:
-        length: samples that the sound counts as, filled up with silence; None: `n`. It makes `length // hop` frames.
-        frames: only the first so many; silence is not computed. None: all.
+        length: pad the audio with silence to this many samples; None: no padding. This makes `length // hop_length` frames.
+        max_frames: return only the first frames; frames of silence are not computed. None: all.
 
     Raises:
-        InputError: a sound longer than `length`, or too short to be mirrored at its edges.
+        InputError: the audio is longer than `length`, or too short for the reflection at its ends.
     """
-    count, edge = len(samples), spec.window // 2
+    count, edge = len(samples), spec.n_fft // 2
     length = count if length is None else length
     if count > length or length <= edge:
         raise InputError(f"{count} samples do not fit a window of {length}, or are not more than half a frame ({edge})")
-    total = length // spec.hop + spec.ends
-    wanted = total if frames is None else min(frames, total)
-    sounding = min(total, (count + edge) // spec.hop + 1)  # frames that any sample falls into
-    heard = _mirrored(samples, length, edge, (sounding - 1) * spec.hop + spec.window)
-    bands = _log_bands(heard, spec)
+    total = length // spec.hop_length + spec.end_frame
+    returned = total if max_frames is None else min(max_frames, total)
+    computed = min(total, (count + edge) // spec.hop_length + 1)  # frames that overlap a sample
+    padded = _pad_reflect(samples, length, edge, (computed - 1) * spec.hop_length + spec.n_fft)
+    bands = _log_bands(padded, spec)
     floor = bands.max() - _RANGE
-    out = bands[:wanted] if wanted <= sounding else bands.new_full((wanted, spec.mels), math.log10(_FLOOR))
-    if wanted > sounding:
-        out[:sounding] = bands
+    if returned <= computed:
+        out = bands[:returned]
+    else:
+        out = bands.new_full((returned, spec.num_mel_bins), math.log10(_MIN_ENERGY))
+        out[:computed] = bands
     return out.clamp_(min=floor).add_(4.0).mul_(0.25)
 
 
-def _log_bands(heard: Tensor, spec: MelSpec) -> Tensor:
-    """Of every window of the samples, `[windows, mels]` where they are."""
+def _log_bands(padded: Tensor, spec: MelSpec) -> Tensor:
+    """Log energies `[frames, num_mel_bins]` of all FFT windows, computed on the media device."""
     device = media_device()
     if device is None:
-        return log_bands(heard.unfold(0, spec.window, spec.hop), _bank(spec, heard.device), _FLOOR)
-    out, bank = torch.empty((len(heard) - spec.window) // spec.hop + 1, spec.mels), _bank(spec, device.device)
+        return log_mel_energies(padded.unfold(0, spec.n_fft, spec.hop_length), _bank(spec, padded.device), _MIN_ENERGY)
+    out, bank = torch.empty((len(padded) - spec.n_fft) // spec.hop_length + 1, spec.num_mel_bins), _bank(spec, device.device)
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
-        for first in range(0, len(out), _AT_ONCE):
-            some = out[first : first + _AT_ONCE]
-            yield heard[first * spec.hop :][: (len(some) - 1) * spec.hop + spec.window], some
+        for first in range(0, len(out), _FRAMES_PER_TRANSFER):
+            part = out[first : first + _FRAMES_PER_TRANSFER]
+            yield padded[first * spec.hop_length :][: (len(part) - 1) * spec.hop_length + spec.n_fft], part
 
-    device.fill(parts(), lambda part: log_bands(part.unfold(0, spec.window, spec.hop), bank, _FLOOR))
+    device.fill(parts(), lambda part: log_mel_energies(part.unfold(0, spec.n_fft, spec.hop_length), bank, _MIN_ENERGY))
     return out
 
 
-def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
-    """The first `needed` samples of the sound, filled with silence to `length` and mirrored by `edge` at both ends."""
+def _pad_reflect(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
+    """Pad with silence to `length` samples, reflect `edge` samples at both ends, and return the first `needed` samples."""
     out = torch.zeros(needed, device=samples.device)
     body = samples[: max(0, needed - edge)]
     out[edge : edge + len(body)] = body
@@ -123,27 +128,28 @@ def _mirrored(samples: Tensor, length: int, edge: int, needed: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _bank(spec: MelSpec, device: torch.device) -> Bank:
-    heard = spec.window if spec.heard is None else spec.heard
-    left = (spec.window - heard) // 2
-    window = F.pad(torch.hann_window(heard), (left, spec.window - heard - left))
-    return make_bank(window, filter_bank(spec), device)
+def _bank(spec: MelSpec, device: torch.device) -> MelFilterBank:
+    win_length = spec.n_fft if spec.win_length is None else spec.win_length
+    left = (spec.n_fft - win_length) // 2
+    window = F.pad(torch.hann_window(win_length), (left, spec.n_fft - win_length - left))
+    return make_mel_filter_bank(window, filter_bank(spec), device)
 
 
 def filter_bank(spec: MelSpec) -> Tensor:
-    """Triangles between 0 and half the rate, of equal area or height: float32 `[window // 2 + 1, mels]`."""
-    hertz = np.linspace(0, spec.rate / 2, spec.window // 2 + 1)
-    if spec.plain:
-        corners = 700 * (10 ** (np.linspace(0, math.log10(1 + spec.rate / 2 / 700), spec.mels + 2)) - 1)
+    """Triangular filters from 0 Hz to half the sampling rate: float32 `[n_fft // 2 + 1, num_mel_bins]`."""
+    nyquist = spec.sampling_rate / 2
+    hertz = np.linspace(0, nyquist, spec.n_fft // 2 + 1)
+    if spec.htk:
+        corners = 700 * (10 ** (np.linspace(0, math.log10(1 + nyquist / 700), spec.num_mel_bins + 2)) - 1)
     else:
-        corners = _to_hertz(np.linspace(0, _to_mel(spec.rate / 2), spec.mels + 2))
+        corners = _to_hertz(np.linspace(0, _to_mel(nyquist), spec.num_mel_bins + 2))
     rise = (hertz[:, None] - corners[:-2]) / np.diff(corners)[:-1]
     fall = (corners[2:] - hertz[:, None]) / np.diff(corners)[1:]
-    triangles = np.maximum(0, np.minimum(rise, fall)) * (1 if spec.plain else 2 / (corners[2:] - corners[:-2]))
+    triangles = np.maximum(0, np.minimum(rise, fall)) * (1 if spec.htk else 2 / (corners[2:] - corners[:-2]))
     return torch.from_numpy(triangles.astype(np.float32))
 
 
-_LINEAR = 200 / 3  # hertz per mel below 1 kHz, which is mel 15; 27 mels make a factor of 6.4 above
+_LINEAR = 200 / 3  # hertz per mel below 1 kHz, which is mel 15; above, 27 mels are a factor of 6.4
 _STEP = math.log(6.4) / 27
 
 

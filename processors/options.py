@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..mm.errors import ConfigError, hint, typed
-from ..mm.geometry import SamplingPolicy
+from ..mm.geometry import FrameSampling
 
-Known = Mapping[str, Collection[str]]
+ValidKwargs = Mapping[str, Collection[str]]
 """Option names by modality."""
 
 _ALSO = {"audio_kwargs": "audio"}
 _MOST = 10**9  # frames, frames per second, or seconds
 
 
-def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dict[str, Any]:
+def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:
     """The options that hold for one modality: flat ones it knows, overlaid with those under `<modality>s_kwargs`.
 
     `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges
@@ -27,13 +27,15 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
         ConfigError: a flat key that no modality knows, or a nested one that its own does not, with the nearest known.
     """
     if not isinstance(options, Mapping):
-        raise ConfigError(f"processing options are a mapping by name, not {typed(options)}")
+        raise ConfigError(f"processing options are a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
     nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALSO.items() if owner in known}
     names = sorted({name for several in known.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():
         if key in nests and not isinstance(value or {}, Mapping):
-            raise ConfigError(f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not {typed(value)}")
+            raise ConfigError(
+                f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not {typed(value)}", param=str(key)
+            )
         if key not in nests:
             _check(key, names, [*names, *nests])
             if key in known[modality] and value is not None:
@@ -42,7 +44,9 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
         for key, value in (options.get(nest) or {}).items():
             others = [f"{name}s_kwargs" for name in known if key in known[name]]
             if key not in known[owner] and others:
-                raise ConfigError(f"unknown processing option {key!r} for {owner}s; it is one of {' and '.join(others)}")
+                raise ConfigError(
+                    f"unknown processing option {key!r} for {owner}s; it is one of {' and '.join(others)}", param=str(key)
+                )
             _check(key, known[owner], sorted(known[owner]), f" for {owner}s")
             if owner == modality and value is not None:
                 both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
@@ -50,7 +54,7 @@ def for_modality(options: Mapping[str, Any], modality: str, known: Known) -> dic
     return merged
 
 
-def with_sampling(policy: SamplingPolicy, options: Mapping[str, Any]) -> SamplingPolicy:
+def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSampling:
     """The policy with `fps` or `num_frames` (each cancels the other's default) and `max_duration`.
 
     Raises:
@@ -58,17 +62,17 @@ def with_sampling(policy: SamplingPolicy, options: Mapping[str, Any]) -> Samplin
     """
     fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
     if fps is not None and num_frames is not None:
-        raise ConfigError("fps and num_frames exclude each other; give one of them")
+        raise ConfigError("fps and num_frames exclude each other; give one of them", param="fps")
     for name, value in (("fps", fps), ("max_duration", duration)):
         if value is not None and not (_number(value, float) and value > 0):
-            raise ConfigError(f"{name} is {value!r}; give a positive number")
+            raise ConfigError(f"{name} is {value!r}; give a positive number", param=name)
     for name, value in (("fps", fps), ("max_duration", duration), ("num_frames", num_frames)):
         if value is not None and _number(value, float) and value > _MOST:
-            raise ConfigError(f"{name} is over the limit of {_MOST:,}; give a smaller number")
+            raise ConfigError(f"{name} is over the limit of {_MOST:,}; give a smaller number", param=name)
     if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
-        raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames")
+        raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames", param="num_frames")
     if fps is not None or num_frames is not None:
-        policy = replace(policy, fps=fps, num_frames=num_frames, paces=())
+        policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=())
     return policy if duration is None else replace(policy, max_duration=duration)
 
 
@@ -78,8 +82,10 @@ def _number(value: object, *more: type) -> bool:
 
 def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
     if key not in known and key == "device":
-        raise ConfigError("device is no option of items: LLM(..., media_device='cuda') processes them on a GPU")
+        raise ConfigError("device is no option of items: LLM(..., media_device='cuda') processes them on a GPU", param="device")
     if key not in known and not near_to:
-        raise ConfigError(f"unknown processing option {key!r}{where}; this model has no options{where}, leave it out")
+        raise ConfigError(
+            f"unknown processing option {key!r}{where}; this model has no options{where}, leave it out", param=str(key)
+        )
     if key not in known:
-        raise ConfigError(f"unknown processing option {key!r}{where}; {hint(key, near_to)}")
+        raise ConfigError(f"unknown processing option {key!r}{where}; {hint(key, near_to)}", param=str(key))

@@ -1,4 +1,4 @@
-"""Pixels to patches, shared by the families that feed flat patches: resize, cut, scale. Knows no family."""
+"""Flat patches of images and frames at their native resolution, and the options that bound their area."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
-from ..mm.tiling import CropPlan, Resize, View
+from ..mm.tiling import CropPlan, Resize, TiledView
 from ..mm.types import ItemGeometry
-from .pictures import PixelSpec, patch_rows, read_pixels, with_resample
+from .images import PixelSpec, apply_resample, patchify_crops, read_pixel_spec
 
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
-_LARGEST = 1 << 48  # pixels that an option may ask for; what an item may really take is bounded by its rows
+_MAX_AREA = 1 << 48  # pixels that an option may ask for; the rows of an item bound it further
 _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 
 
 @dataclass(frozen=True)
 class PatchSpec(PixelSpec):
-    """How one modality is cut: sides in pixels, areas in pixels, `temporal` frames per patch.
+    """How one modality is cut into patches. Sides and areas are in pixels; a patch covers `temporal` frames.
 
-    `clip_pixels`: where set, an upper bound on the pixels of all frames of a clip together, per temporal patch.
-    `together`: the areas are of all frames of an item together (a picture is one temporal patch of them); `clip_pixels` is
-    then one frame's. `enlarge`: sides shorter than a merged patch are enlarged to one first.
+    `max_clip_pixels`: if set, a bound on the pixels of all frames of a video, per temporal patch. `bounds_all_frames`: the
+    area bounds apply to all frames of an item together (an image counts as one temporal patch), and `max_clip_pixels` to
+    one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
     """
 
     patch: int = 14
@@ -34,36 +34,38 @@ class PatchSpec(PixelSpec):
     temporal: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
-    clip_pixels: int | None = None
-    together: bool = False
-    enlarge: bool = False
+    max_clip_pixels: int | None = None
+    bounds_all_frames: bool = False
+    upscale_short_sides: bool = False
 
     def policy(self, frames: int = 1) -> ResizePolicy:
-        """What the pictures of an item of `frames` frames are resized by."""
+        """How the frames of an item of `frames` frames are resized."""
         most = self.max_pixels
-        if self.together:
+        if self.bounds_all_frames:
             frames = max(frames, self.temporal)
-            if self.clip_pixels is not None:
-                most = max(min(self.clip_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
+            if self.max_clip_pixels is not None:
+                most = max(min(self.max_clip_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
             counted = round(frames / self.temporal) * self.temporal
             return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
-        if self.clip_pixels is not None:
-            most = max(min(most, self.clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
-        return ResizePolicy(self.patch * self.merge, self.min_pixels, most, enlarge=self.enlarge)
+        if self.max_clip_pixels is not None:
+            most = max(min(most, self.max_clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
+        return ResizePolicy(self.patch * self.merge, self.min_pixels, most, enlarge=self.upscale_short_sides)
 
 
-def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
-    """A PatchSpec from a preprocessor's JSON; keys it lacks keep the default.
+def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
+    """A PatchSpec from a preprocessor's JSON; missing keys keep the default.
 
-    Areas come as `min_pixels`/`max_pixels`, or as `size` with `shortest_edge`/`longest_edge` (or the same two
-    names); the former win, as in the published processors.
+    The area bounds are `min_pixels` and `max_pixels`, or else `shortest_edge` and `longest_edge` (or the same two names) of
+    `size`, as in the published processors.
 
     Raises:
-        ConfigError: a step switched off or a filter that is not offered.
+        ConfigError: a step is switched off or the filter is not supported.
     """
-    sized = with_size(default, {key: value for key, value in json.items() if key != "resample"})  # there it is the filter
+    sized = apply_size(
+        default, {key: value for key, value in json.items() if key != "resample"}
+    )  # in the JSON, `resample` is the filter
     spec = replace(
-        read_pixels(json, sized),
+        read_pixel_spec(json, sized),
         patch=json.get("patch_size", default.patch),
         merge=json.get("merge_size", default.merge),
         temporal=json.get("temporal_patch_size", default.temporal),
@@ -71,16 +73,16 @@ def read_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     if not json.get("cap_pixels_per_frame"):
         return spec
     factor = (spec.patch * spec.merge) ** 2
-    if spec.together:
-        return replace(spec, clip_pixels=json.get("max_video_tokens", 768) * factor)
-    return replace(spec, clip_pixels=int(json.get("max_video_tokens", 128_000) * factor * 0.9))
+    if spec.bounds_all_frames:
+        return replace(spec, max_clip_pixels=json.get("max_video_tokens", 768) * factor)
+    return replace(spec, max_clip_pixels=int(json.get("max_video_tokens", 128_000) * factor * 0.9))
 
 
-def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
-    """The spec with the areas that `options` give, in any of the published forms; ConfigError when they contradict.
+def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
+    """The spec with the area bounds of `options`, in any of the published forms; ConfigError if they contradict each other.
 
-    A bound given alone takes the other one with it where they would cross. `detail="low"` caps the area at 512x512
-    pixels; "high" and "auto" leave the model's own limits.
+    A single bound moves the other one if they would cross. `detail="low"` caps the area at 512x512 pixels; "high" and
+    "auto" keep the model's limits.
     """
     detail = options.get("detail", "auto")
     if detail not in ("auto", "high", "low"):
@@ -95,21 +97,21 @@ def with_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     for name, area in (("min_pixels", least), ("max_pixels", most)):
         if area is not None and (isinstance(area, bool) or not isinstance(area, int) or area < 1):
             raise ConfigError(f"{name} is {area!r}; an area is a positive whole number of pixels")
-        if area is not None and area > _LARGEST:
-            raise ConfigError(f"{name} is over the limit of {_LARGEST:,} pixels; give less")
+        if area is not None and area > _MAX_AREA:
+            raise ConfigError(f"{name} is over the limit of {_MAX_AREA:,} pixels; give less")
     if least is None:
         least = min(spec.min_pixels, most or spec.min_pixels)
     if most is None:
         most = max(spec.max_pixels, least)
     if least > most:
         raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be in order")
-    return replace(with_resample(spec, options), min_pixels=least, max_pixels=most)
+    return replace(apply_resample(spec, options), min_pixels=least, max_pixels=most)
 
 
 def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 `[n, h, w, 3]` to `[patches, 3 * temporal * patch * patch]` in `dtype`, merged neighbours side by side."""
-    whole = View((Resize(geometry.h * spec.patch, geometry.w * spec.patch),))
-    return patch_rows(frames, CropPlan((whole,)), spec, spec.patch, spec.merge, dtype, spec.temporal)
+    whole = TiledView((Resize(geometry.h * spec.patch, geometry.w * spec.patch),))
+    return patchify_crops(frames, CropPlan((whole,)), spec, spec.patch, spec.merge, dtype, spec.temporal)
 
 
 def _first(*values: Any) -> Any:

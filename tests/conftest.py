@@ -1,4 +1,4 @@
-"""Set-up for every test: offline, seeded, helpers importable, a small checkpoint once per session."""
+"""Set up every test: offline, seeded, helpers importable, small checkpoints made once per session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+if os.environ.get("SENSORIUM_CPU") == "avx2":
+    from older_cpu import hide_avx512_from_torch
+
+    hide_avx512_from_torch()
 
 import pytest
 import torch
@@ -24,7 +28,7 @@ settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `shared` need the media folder beside the checkout."""
+    """Skip tests marked `shared` if the media folder beside the checkout is missing."""
     if SHARED.is_dir():
         return
     for item in items:
@@ -39,23 +43,23 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real media; only for tests marked `shared`."""
+    """Return the folder of real media, for tests marked `shared`."""
     return SHARED
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random Qwen2.5-VL."""
+    """Save a small random Qwen2.5-VL."""
     return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_5_vl")
 
 
 @pytest.fixture(scope="session")
 def checkpoint2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random Qwen2-VL."""
+    """Save a small random Qwen2-VL."""
     return build_checkpoint(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")
 
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random multilingual Whisper."""
+    """Save a small random multilingual Whisper."""
     return save(load_rows()["whisper"], tmp_path_factory.mktemp("models") / "whisper")

@@ -1,4 +1,4 @@
-"""Batches of one grid each, and the curriculum that widens them. Knows the data and the tokenizer, not the model."""
+"""Make batches of one grid each, and the curriculum that makes them harder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATCH, IGNORE = 8, -100
 
 @dataclass(frozen=True)
 class Stage:
-    """How hard the pictures are: characters, faces, pixel sizes, soiling, and the shares of receipts and clips."""
+    """Difficulty of the images: characters, fonts, pixel sizes, noise, and the shares of receipts and videos."""
 
     chars: tuple[int, int]
     faces: int
@@ -55,7 +55,7 @@ class Batch:
 
 
 def patchify(frames: Tensor) -> Tensor:
-    """Normalised frames `[b, f, h, w, 3]` -> patches `[b, f/2, n, 3*2*8*8]` in merge order; one frame is doubled."""
+    """Convert frames `[b, f, h, w, 3]` to patches `[b, f/2, n, 3*2*8*8]` in merge order; a single frame is doubled."""
     b, f, h, w, _ = frames.shape
     x = ((frames / 255 - MEAN) / STD).to(torch.float32)
     x = x.repeat(1, 2, 1, 1, 1) if f == 1 else x
@@ -64,7 +64,7 @@ def patchify(frames: Tensor) -> Tensor:
 
 
 def _targets(sample: Sample, width: float, height: float, gw: int, gh: int) -> np.ndarray:
-    """Per merged token: characters under its left and right half, their columns, and the line (0 = nothing)."""
+    """Return per merged token the characters under its left and right half, their columns, and the line (0: none)."""
     out = np.zeros((5, gh, gw), np.int64)
     sx, sy = gw * UNIT / width, gh * UNIT / height
     for x0, x1, y0, y1, char, column, line in sample.boxes:
@@ -81,7 +81,7 @@ def _targets(sample: Sample, width: float, height: float, gw: int, gh: int) -> n
 
 
 def _printed(rng: np.random.Generator, stage: Stage, kind: str, count: int) -> tuple[list[Sample], tuple[int, int]]:
-    """`count` pictures with texts of about one size, each on its own natural canvas, and the common grid."""
+    """Draw `count` images with texts of about one size, and return them with their common grid."""
     length, size = int(rng.integers(stage.chars[0], stage.chars[1] + 1)), int(rng.integers(stage.sizes[0], stage.sizes[1] + 1))
     lines = int(rng.integers(2, stage.lines + 1))
     if kind == "receipt":
@@ -107,7 +107,7 @@ def _printed(rng: np.random.Generator, stage: Stage, kind: str, count: int) -> t
 
 
 def make(rng: np.random.Generator, stage: Stage, size: int) -> Batch:
-    """The next batch of about `size` pictures (fewer when they are large)."""
+    """Return the next batch of about `size` images (fewer if they are large)."""
     kind = str(rng.choice(["text", "receipt", "clip"], p=[1 - stage.receipts - stage.clips, stage.receipts, stage.clips]))
     aux = None
     if kind == "clip":

@@ -1,6 +1,6 @@
-"""Synthetic pictures and clips for tiny-vl: printed strings, receipts, moving shapes. Knows nothing of any model.
+"""Draw synthetic images and videos for tiny-vl: printed strings, receipts, moving shapes.
 
-Everything is drawn from a numpy Generator, so a seed names a data set. Fonts are those that ship with matplotlib.
+Everything comes from a numpy Generator, so a seed defines a data set. The fonts ship with matplotlib.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 UNIT = 16  # pixels covered by one merged vision token: patch 8 x merge 2
 CHARS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-PRINTED = CHARS + " .-"  # what a receipt may hold
-FACES = (  # in the order in which the curriculum brings them in
+PRINTED = CHARS + " .-"  # words on receipts
+FACES = (  # in the order of the curriculum
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "DejaVuSerif-Bold",
     "STIXGeneralBol", "cmr10", "cmtt10", "DejaVuSansMono-Bold", "cmb10",
 )  # fmt: skip
@@ -30,7 +30,7 @@ PROMPTS = {"text": "Read the text.", "receipt": "Read the receipt.", "clip": "Wh
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture `[h, w, 3]` or clip `[frames, h, w, 3]` (uint8) with its answer.
+    """One image `[h, w, 3]` or video `[frames, h, w, 3]` (uint8) with its answer.
 
     `boxes` are `(x0, x1, y0, y1, char, column, line)` in pixels, one per printed character: the trainer's
     auxiliary targets, unused elsewhere.
@@ -44,14 +44,14 @@ class Sample:
 
 @functools.cache
 def font(face: str, size: int) -> ImageFont.FreeTypeFont:
-    """The TrueType face `face` of matplotlib's own font folder at `size` pixels."""
+    """Load the TrueType font `face` from matplotlib's font folder at `size` pixels."""
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"), size)
 
 
 def _colours(rng: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A paper and an ink with at least 110 levels between them; one picture in eight is white on dark."""
+    """Choose paper and ink colours at least 110 levels apart; one image in eight is white on dark."""
     paper, ink = rng.integers(190, 256, 3), rng.integers(0, 80, 3)
     if rng.random() < 0.125:
         paper, ink = ink, paper
@@ -59,7 +59,7 @@ def _colours(rng: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _soil(image: Image.Image, rng: np.random.Generator, amount: float) -> np.ndarray:
-    """Light blur and noise."""
+    """Add light blur and noise."""
     if rng.random() < 0.4 * amount:
         image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.2, 0.8))))
     pixels = np.asarray(image).astype(np.float32)
@@ -69,7 +69,7 @@ def _soil(image: Image.Image, rng: np.random.Generator, amount: float) -> np.nda
 
 
 def text_size(lines: list[str], face: str, size: int) -> tuple[int, int]:
-    """`(width, height)` in pixels of the printed lines, without margins."""
+    """Return `(width, height)` in pixels of the printed lines, without margins."""
     f = font(face, size)
     return int(max(f.getlength(line) for line in lines)) + 1, round(size * 1.3) * (len(lines) - 1) + size
 
@@ -77,7 +77,7 @@ def text_size(lines: list[str], face: str, size: int) -> tuple[int, int]:
 def draw_lines(
     lines: list[str], face: str, size: int, canvas: tuple[int, int], rng: np.random.Generator, kind: str, soil: float = 1.0
 ) -> Sample:
-    """Print `lines` at a random place of a `canvas` of `(width, height)` pixels that holds them."""
+    """Print `lines` at a random position of a `canvas` of `(width, height)` pixels."""
     f, (width, height) = font(face, size), text_size(lines, face, size)
     paper, ink = _colours(rng)
     image = Image.new("RGB", canvas, paper)
@@ -97,7 +97,7 @@ def random_string(rng: np.random.Generator, length: int) -> str:
 
 
 def receipt_lines(rng: np.random.Generator, count: int) -> list[str]:
-    """A shop, items with prices, a total: `count` lines of at most 12 characters."""
+    """Return the lines of a receipt: shop, items with prices, total; `count` lines of at most 12 characters."""
 
     def price() -> str:
         return f"{rng.integers(0, 30)}.{rng.integers(0, 100):02d}"
@@ -110,7 +110,7 @@ def receipt_lines(rng: np.random.Generator, count: int) -> list[str]:
 
 
 def clip(rng: np.random.Generator, frames: int = CLIP_FRAMES, size: int = CLIP_SIZE) -> Sample:
-    """A coloured shape that crosses a plain ground in one of four directions."""
+    """Draw a coloured shape that crosses a plain background in one of four directions."""
     colour, shape, direction = str(rng.choice(list(COLOURS))), str(rng.choice(SHAPES)), str(rng.choice(list(DIRECTIONS)))
     radius = int(rng.integers(6, 11))
     ground = tuple(int(v) for v in (rng.integers(200, 256, 3) if rng.random() < 0.7 else rng.integers(0, 50, 3)))
@@ -135,7 +135,7 @@ def clip(rng: np.random.Generator, frames: int = CLIP_FRAMES, size: int = CLIP_S
 
 
 def held_out(kind: str, count: int, seed: int = 10_000_019) -> list[Sample]:
-    """The fixed evaluation sets. `text`: 4-12 characters at 18-40 px, the last fifth in the unseen face."""
+    """Return the fixed evaluation sets. `text`: 4-12 characters at 18-40 px, the last fifth in the unseen font."""
     rng, out = np.random.default_rng([seed, ("text", "receipt", "clip").index(kind)]), []
     for i in range(count):
         if kind == "clip":

@@ -1,7 +1,7 @@
-"""How well tiny-vl reads: `python -m training.evaluate`. Held-out pictures through sensorium and through transformers.
+"""Evaluate tiny-vl on held-out images with sensorium and transformers: `python -m training.evaluate`.
 
-transformers runs its own model class on our tensors and our positions (its rule lets text overlap a long clip), so
-that equal answers mean equal models; that our tensors equal its processor's is tests/processors' business.
+transformers runs its own model class on our tensors and positions (its position rule lets text overlap a long video), so
+equal answers mean equal models. tests/processors compares our tensors with its processor's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST = 96  # tokens of the longest receipt, with room to spare
 
 @dataclass(frozen=True)
 class Task:
-    """One line of the table: samples, and the least share that counts as passed (`below`: the most)."""
+    """One row of the table: samples, and the smallest passing share (`below`: the largest)."""
 
     name: str
     samples: list[Sample]
@@ -35,7 +35,7 @@ class Task:
 
 
 def edits(a: str, b: str) -> int:
-    """Levenshtein distance."""
+    """Return the Levenshtein distance."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row, last = [i], row
@@ -45,7 +45,7 @@ def edits(a: str, b: str) -> int:
 
 
 def score(samples: list[Sample], answers: list[str]) -> float:
-    """Character accuracy of texts and receipts; share of right directions of clips."""
+    """Return the character accuracy of texts and receipts, or the share of correct directions of videos."""
     if samples[0].kind == "clip":
         word = [next((d for d in DIRECTIONS if f" {d}." in a), "") for a in answers]
         return float(np.mean([f"moves {w}." in s.answer for w, s in zip(word, samples, strict=True)]))
@@ -54,7 +54,7 @@ def score(samples: list[Sample], answers: list[str]) -> float:
 
 
 def tasks(share: float) -> list[Task]:
-    """All held-out sets; `share` < 1 takes that part of each, for a quick look."""
+    """Return all held-out sets; `share` < 1 takes that part of each."""
     sets = {kind: held_out(kind, count) for kind, count in COUNTS.items()}
     rng = np.random.default_rng(77)
     shuffled = []
@@ -78,7 +78,7 @@ def prompt(kind: str) -> str:
 
 
 def request(sample: Sample) -> dict[str, Any]:
-    """What `LLM.generate` takes. Clips come as their eight frames at 2 per second."""
+    """Make the prompt for `LLM.generate`. A video is given as eight frames at 2 per second."""
     if sample.kind == "clip":
         count = len(sample.pixels)
         media: dict[str, Any] = {
@@ -97,20 +97,20 @@ def ours(llm: Any, samples: list[Sample]) -> list[str]:
 
 
 class Transformers:
-    """Greedy decoding by transformers' own class, one sample at a time, position ids given."""
+    """Decode greedily with transformers' class, one sample at a time, with our position ids."""
 
     def __init__(self, model_dir: Path) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
         from oracle import ensure_torchvision
-        from sensorium.engine.media import MediaProcessor, MediaSettings
+        from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
+        from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
         from sensorium.processors.files import read_preprocessors
-        from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
 
         ensure_torchvision()
         from transformers import Qwen2_5_VLForConditionalGeneration
 
         self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()
-        self.media = MediaProcessor(Qwen25VLProcessingInfo(read_preprocessors(model_dir)), MediaSettings())
+        self.media = MultiModalProcessor(Qwen25VLProcessingInfo(read_preprocessors(model_dir)), MultiModalSettings())
         self.end = set(json.loads((model_dir / "generation_config.json").read_text())["eos_token_id"])
 
     @torch.inference_mode()

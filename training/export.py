@@ -1,4 +1,4 @@
-"""Writes a trained tiny-vl as a Hub-format checkpoint: `python -m training.export`. Reads the trainer's last.safetensors."""
+"""Export a trained tiny-vl as a Hub checkpoint: `python -m training.export`. Reads the trainer's last.safetensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .model import TEXT, VISION
 from .tokens import CHAT_TEMPLATE, SPECIAL, token, tokenizer
 
 POSITIONS = 2048
-PIXELS = {"shortest_edge": 16 * 16 * 4, "longest_edge": 16 * 16 * 256}  # per picture; no picture grows beyond 256 tokens
+PIXELS = {"shortest_edge": 16 * 16 * 4, "longest_edge": 16 * 16 * 256}  # per image; at most 256 tokens
 
 
 def config() -> dict[str, Any]:
-    """config.json of `Qwen2_5_VLForConditionalGeneration`."""
+    """Return config.json of `Qwen2_5_VLForConditionalGeneration`."""
     text = {k: v for k, v in TEXT.items() if k not in ("rope_theta", "mrope_section")}
     rope = {"rope_type": "default", "type": "mrope", "rope_theta": TEXT["rope_theta"], "mrope_section": TEXT["mrope_section"]}
     return {
@@ -46,7 +46,7 @@ def config() -> dict[str, Any]:
 
 
 def preprocessor() -> dict[str, Any]:
-    """preprocessor_config.json, which serves pictures and clips."""
+    """Return preprocessor_config.json, for images and videos."""
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor",
@@ -60,7 +60,7 @@ def preprocessor() -> dict[str, Any]:
 
 
 def write(source: Path, target: Path) -> None:
-    """The five JSON files and the weights, by their published names."""
+    """Write the five JSON files and the weights under their published names."""
     target.mkdir(parents=True, exist_ok=True)
     end = "<|im_end|>"
     files: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The media that ship in assets/media, drawn from a seed used nowhere else: `python -m training.make_media`. Knows no model."""
+"""Draw the media in assets/media from a seed used nowhere else: `python -m training.make_media`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FPS = 2.0
 
 
 def printed(rng: np.random.Generator, kind: str, lines: list[str], size: int, face: str) -> Sample:
-    """Lines on a canvas that is a little larger than they are."""
+    """Draw lines on a canvas with a small margin."""
     width, height = text_size(lines, face, size)
     return draw_lines(lines, face, size, (width + 14, height + 12), rng, kind, soil=0.5)
 
 
 def samples() -> dict[str, Sample]:
-    """File name -> what it shows."""
+    """Return file name -> content."""
     rng, found = np.random.default_rng(SEED), {}
     for i, length in enumerate((5, 7, 9)):
         found[f"line{i + 1}.png"] = printed(rng, "text", [random_string(rng, length)], 28, FACES[i])
@@ -32,7 +32,7 @@ def samples() -> dict[str, Sample]:
 
 
 def write_clip(path: Path, frames: np.ndarray) -> None:
-    """`frames` uint8 `[n, h, w, 3]` as MPEG-4 at FPS."""
+    """Write `frames` uint8 `[n, h, w, 3]` as MPEG-4 at FPS."""
     import cv2
 
     height, width = frames.shape[1:3]

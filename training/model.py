@@ -1,7 +1,7 @@
-"""Qwen2.5-VL written densely for training on pictures of one size a batch. Weight names are the checkpoint's.
+"""Qwen2.5-VL for training on batches of images of one size. Weight names are those of the checkpoint.
 
-Inference is the package's business (paged, packed); here every picture of a batch shares one grid, so that all
-attention is a plain batched product and runs backwards. `evaluate.py` proves that both compute the same.
+Every image of a batch has the same grid, so attention is a plain batched product that supports autograd; inference in the
+package is paged and packed. `evaluate.py` checks that both compute the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VISION: dict[str, Any] = {
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary embedding of `x [..., heads, tokens, dim]` by `angles [..., tokens, dim/2]`, halves rotated."""
+    """Apply rotary embeddings to `x [..., heads, tokens, dim]` by `angles [..., tokens, dim/2]`, halves rotated."""
     cos, sin = angles.cos(), angles.sin()
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)

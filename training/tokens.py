@@ -1,4 +1,4 @@
-"""tiny-vl's tokenizer: bytes, a hundred merges of small letters, Qwen's special tokens. Digits and capitals stay single."""
+"""tiny-vl's tokenizer: bytes, 100 merges of lower-case letters, Qwen's special tokens. Digits and capitals are single."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """The same tokenizer at every call: trained on the few sentences the model knows."""
+    """Train the tokenizer on the few sentences the model knows; deterministic."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -48,7 +48,7 @@ def token(name: str) -> int:
 
 
 def prompt_ids(kind: str, pads: int) -> tuple[list[int], int]:
-    """The rendered chat prompt of a task with `pads` media tokens, and where they begin."""
+    """Return the token ids of a task's chat prompt with `pads` media tokens, and the position of the first."""
     pad = token("<|video_pad|>" if kind == "clip" else "<|image_pad|>")
     before = encode("<|im_start|>user\n<|vision_start|>")
     return before + [pad] * pads + encode(f"<|vision_end|>{PROMPTS[kind]}<|im_end|>\n<|im_start|>assistant\n"), len(before)

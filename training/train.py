@@ -1,7 +1,7 @@
-"""Trains tiny-vl: `python -m training.train --minutes 90`. Resumes from its last checkpoint; see README in assets/tiny-vl.
+"""Train tiny-vl: `python -m training.train --minutes 90`. Resumes from its last checkpoint; see assets/tiny-vl/README.md.
 
-Auxiliary heads read from each of the tower's rows which characters lie under it, in which column and line: the
-tower learns letters before the decoder has learnt to look, which removes the plateau. They are not shipped.
+Auxiliary heads predict from each row of the vision tower the characters under it, their column and line. The tower thus
+learns letters before the decoder learns to attend to it, which removes the plateau. The heads are not shipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Trainee(nn.Module):
         self.net, self.heads = TinyVL(tokenizer().get_vocab_size()), nn.Linear(TEXT["hidden_size"], sum(AUX))
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor, float]:
-        """Answer loss, auxiliary loss, share of answer tokens predicted right."""
+        """Return answer loss, auxiliary loss, and the share of correct answer tokens."""
         logits, rows = self.net(batch.ids, batch.start, batch.patches, batch.grid)
         wanted = batch.labels[:, 1:]
         mask = wanted >= 0
@@ -46,7 +46,7 @@ class Trainee(nn.Module):
 
 
 def optimizers(model: Trainee, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for the rest."""
+    """Make the optimisers: Muon for matrices inside the blocks, AdamW for the rest."""
     inner = [p for n, p in model.named_parameters() if p.dim() == 2 and ("blocks." in n or "layers." in n or "merger" in n)]
     ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in ids]
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def train(model: Trainee, opts: list[torch.optim.Optimizer], state: dict[str, float], args: argparse.Namespace) -> None:
-    """Steps until the time is used up; widens the stage when the running accuracy passes 93 %."""
+    """Train until the time is used up; advance the curriculum when the running accuracy passes 93 %."""
     started, saved, total = time.time() - state["seconds"], time.time(), args.minutes * 60
     while state["seconds"] < total:
         state["seconds"] = time.time() - started

@@ -1,9 +1,9 @@
-"""What the GPU at hand proves, in sections of under four minutes: `python -m benchmarks.gpu --only ops` (ops, e2e, train).
+"""Measure the GPU at hand in sections of under four minutes: `python -m benchmarks.gpu --only ops` (ops, e2e, train).
 
-Weights are made on the device and no file is fetched. Figures are written as they come, to benchmarks/results/gpu-<card>-<date>
-(.jsonl, and .md made from it). Parts run in a process of their own beside this one: a part that fails is written down as a
-failure, one that hangs is stopped, one that takes the process with it ends alone, and the next goes on. `--device cpu --tiny`
-tries the script itself where there is no GPU; then everything goes to out/gpu.
+Weights are created on the device; nothing is downloaded. Figures are written at once to benchmarks/results/gpu-<card>-<date>
+(.jsonl, and .md made from it). Parts run in a child process: a part that fails is recorded as a failure, a part that hangs is
+stopped, a part that crashes ends alone, and the next one runs. `--device cpu --tiny` tests the script without a GPU and writes
+to out/gpu.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def _parser() -> argparse.ArgumentParser:
     from .parts import SECONDS, SECTIONS
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; may be given again")
-    parser.add_argument("--device", help='"cuda", "cuda:1", "cpu"; a GPU if there is one')
-    parser.add_argument("--tiny", action="store_true", help="shapes that a CPU gets through; the numbers mean nothing")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each section at most")
-    parser.add_argument("--out", type=Path, help="folder of the results")
-    for name in ("--worker", "--stem", "--until"):  # of the process beside this one
+    parser.add_argument("--only", action="append", choices=list(SECTIONS), help="run only this section; may be repeated")
+    parser.add_argument("--device", help='"cuda", "cuda:1" or "cpu"; default: a GPU if there is one')
+    parser.add_argument("--tiny", action="store_true", help="small shapes for a CPU; the numbers mean nothing")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="most seconds per section")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    for name in ("--worker", "--stem", "--until"):  # for the child process
         options = {"--worker": {"nargs": "+"}, "--until": {"type": float}}.get(name, {})
         parser.add_argument(name, help=argparse.SUPPRESS, **options)
     return parser
 
 
 def _stem(folder: Path | None, device: object, tiny: bool) -> Path:
-    """Where the results go, without an ending."""
+    """Return the path of the results without a suffix."""
     import torch
 
     from .machine import card, slug

@@ -1,4 +1,4 @@
-"""Attention over pages and over packed segments: how fast, and how exact. Knows shapes of models, no model."""
+"""Measure speed and exactness of paged attention and of attention over packed segments, at the shapes of published models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
-from sensorium.kernels import kv8
+from sensorium.kernels import kv_quant
 from sensorium.kernels.attention import paged_attention
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.varlen import varlen_attention
@@ -25,7 +25,7 @@ Mask = Callable[[AttentionMetadata], AttentionMetadata]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Queries, a cache whose pages lie anywhere, and who sees what."""
+    """Queries, a KV cache with scattered pages, and the metadata of who attends to what."""
 
     q: Tensor
     cache: Tensor
@@ -35,7 +35,7 @@ class Case:
 def case(
     bench: Bench, requests: Sequence[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, planes: int = 2
 ) -> Case:
-    """`requests`: earlier tokens and rows of this step, of each."""
+    """Make a case; `requests` holds (cached tokens, tokens of this step) of each request."""
     device, lengths = bench.device, [done + rows for done, rows in requests]
     needs = [-(-length // _PAGE) for length in lengths]
     pages = torch.randperm(sum(needs), device=device).int() + 1
@@ -53,16 +53,16 @@ def case(
 
 
 def in_codes(one: Case, codes: torch.dtype) -> Case:
-    """With the same keys and values in 8 bits."""
+    """Return the same case with keys and values in 8 bits."""
     kv_heads, dim = one.cache.shape[3:]
-    cache = torch.zeros(*one.cache.shape[:4], kv8.width(kv_heads, dim), dtype=codes, device=one.cache.device)
+    cache = torch.zeros(*one.cache.shape[:4], kv_quant.bytes_per_head(kv_heads, dim), dtype=codes, device=one.cache.device)
     for plane, numbers in zip(cache.flatten(1, 2), one.cache.flatten(1, 2), strict=True):
-        kv8.write(numbers, plane, torch.arange(len(plane), device=plane.device))
+        kv_quant.write_quantized(numbers, plane, torch.arange(len(plane), device=plane.device))
     return replace(one, cache=cache)
 
 
 def prompt(bench: Bench) -> Iterator[Made]:
-    """Head size 128, operations that are needed counted: half of them where rows see what is before them."""
+    """Measure prefill with head size 128; only needed operations count (half for causal attention)."""
     heads = bench.pick((32, 8), (4, 2))
     for dim, length, least in bench.pick(((128, 8192, 0.60), (64, 8192, None), (256, 4096, None)), ((16, 40, 0.60),)):
         yield partial(_contiguous, bench, heads[0], dim, length, least)
@@ -76,17 +76,17 @@ def prompt(bench: Bench) -> Iterator[Made]:
 
 
 def decode(bench: Bench) -> Iterator[Made]:
-    """One row a sequence: the bytes of the keys and values that are seen, over the bandwidth of a copy."""
+    """Measure decode, one token per sequence: bytes of keys and values read, relative to the bandwidth of a copy."""
     wide = (32, 8, 128)
     full = ((64, 4096, *wide), (64, 4096, 28, 4, 128), (1, 32768, *wide), (8, 16384, 14, 2, 64), (256, 512, *wide))
     for count, length, heads, kv_heads, dim in bench.pick(full, ((3, 50, 4, 2, 16),)):
         yield partial(_rows, bench, count, length, heads, kv_heads, dim)
-    for name, codes in kv8.CODES.items():
+    for name, codes in kv_quant.CACHE_DTYPES.items():
         yield partial(_rows, bench, *bench.pick(full[0], (3, 50, 4, 2, 16)), name, codes)
 
 
 def towers(bench: Bench) -> Iterator[Made]:
-    """Heads as towers have them, useful operations counted; whole pictures, and windows of 64 patches."""
+    """Measure head sizes of vision towers on whole images and windows of 64 patches; only useful operations count."""
     full = (
         ("Qwen2.5-VL, whole", [4096] * 4, 16, 80),
         ("Qwen3-VL and SigLIP, whole", [4096] * 4, 16, 72),
@@ -100,7 +100,7 @@ def towers(bench: Bench) -> Iterator[Made]:
 
 
 def exactness(bench: Bench) -> Iterator[Made]:
-    """Against float64 on the device, in every dtype: prompts, chunks and decode rows together, and all kinds of masks."""
+    """Compare with float64 on the device, in every dtype: prompts, chunks and decode tokens together, all kinds of masks."""
     step = bench.pick([(0, 700), (1000, 1), (300, 129), (0, 1), (2047, 1), (65, 64)], [(0, 5), (37, 1), (20, 13)])
     shapes = bench.pick(((32, 8, 128), (28, 4, 128), (14, 2, 64), (10, 2, 80), (4, 1, 256)), ((4, 2, 16),))
     masks: dict[str, Mask] = {
@@ -116,7 +116,7 @@ def exactness(bench: Bench) -> Iterator[Made]:
         yield partial(_exact, bench, "paged, soft cap", step, shapes[0], dtype, soft_cap=20.0)
         long = bench.pick([(16000, 1), (5, 1)], [(90, 1), (5, 1)])
         yield partial(_exact, bench, "paged, a long row in shares", long, shapes[0], dtype)
-        for kind, codes in kv8.CODES.items() if dtype != torch.float16 else ():  # of which weights are no halves
+        for kind, codes in kv_quant.CACHE_DTYPES.items() if dtype != torch.float16 else ():  # weights are not 16-bit
             yield partial(_exact, bench, f"paged, {kind}", step, shapes[0], dtype, codes=codes)
         latent = bench.pick((16, 1, 576), (2, 1, 48))
         yield partial(_exact, bench, "paged, latent rows", step, latent, dtype, planes=1)
@@ -125,13 +125,13 @@ def exactness(bench: Bench) -> Iterator[Made]:
 
 
 def bandwidth(bench: Bench, name: str, moved: float, seconds: float, least: float | None) -> Figure:
-    """`moved`: bytes that have to be read and written."""
+    """Measure bandwidth; `moved` is the number of bytes to read and write."""
     note = f"{moved / seconds / 1e9:,.0f} GB/s, {seconds * 1e6:,.1f} us"
     return Figure(name, moved / seconds / bench.copy, "of copy bandwidth", least, note=note)
 
 
 def timed(bench: Bench, name: str, moved: float, run: Callable[[], object], least: float | None = None) -> Figure:
-    """As `bandwidth`, of a run."""
+    """Measure the bandwidth of a run, as `bandwidth` does."""
     return bandwidth(bench, name, moved, bench.seconds(run), least)
 
 
@@ -155,8 +155,8 @@ def _paged(
     bench: Bench, name: str, requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, least: float | None
 ) -> Figure:
     one = case(bench, requests, heads, kv_heads, dim, bench.dtype)
-    seen = sum(rows * done + rows * (rows + 1) // 2 for done, rows in requests)
-    return rate(bench, name, 4 * heads * dim * seen, bench.seconds(lambda: _attend(one)), least)
+    keys = sum(rows * done + rows * (rows + 1) // 2 for done, rows in requests)
+    return rate(bench, name, 4 * heads * dim * keys, bench.seconds(lambda: _attend(one)), least)
 
 
 def _rows(
@@ -194,20 +194,20 @@ def _exact(
     for i, length in enumerate(meta.seq_lens):
         token = torch.arange(length, device=one.q.device)
         sides = slots[:, meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size]
-        first, stop = meta.ranges(i)[..., None]
-        sides = sides if codes is None else kv8.decode(sides, shape[2])
-        rows = one.q[meta.query_start[i] : meta.query_start[i + 1]]
-        seen = (token >= first) & (token < stop)
-        wanted.append(exact.attend(rows, sides[0], sides[-1], seen, one.q.shape[2] ** -0.5, soft_cap))
+        first, stop = meta.key_ranges(i)[..., None]
+        sides = sides if codes is None else kv_quant.dequantize(sides, shape[2])
+        rows = one.q[meta.query_start_loc[i] : meta.query_start_loc[i + 1]]
+        visible = (token >= first) & (token < stop)
+        wanted.append(exact.attend(rows, sides[0], sides[-1], visible, one.q.shape[2] ** -0.5, soft_cap))
     return exact.checked(name, found, torch.cat(wanted))
 
 
 def _atoms(meta: AttentionMetadata) -> AttentionMetadata:
-    """The second half of every request's rows see each other."""
-    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
-    for (first, last), length in zip(pairwise(meta.query_start), meta.seq_lens, strict=True):
-        seen[1, (first + last) // 2 : last] = length
-    return replace(meta, seen=seen)
+    """Make the second half of every request's tokens attend to each other."""
+    key_range = torch.cat([meta.key_ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for (first, last), length in zip(pairwise(meta.query_start_loc), meta.seq_lens, strict=True):
+        key_range[1, (first + last) // 2 : last] = length
+    return replace(meta, key_range=key_range)
 
 
 def _exact_segments(bench: Bench, heads: int, dim: int, dtype: torch.dtype) -> Figure:

@@ -1,4 +1,4 @@
-"""Engines around models of published shapes, their weights random and made on the device: decode, prompts, towers."""
+"""Measure engines around models of published shapes with random weights on the device: decode, prefill, vision towers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from sensorium.engine.config import EngineConfig, resolve
+from sensorium.engine.config import EngineConfig
 from sensorium.engine.core import EngineCore
-from sensorium.engine.encoder_graphs import EncoderGraphs
-from sensorium.engine.encoder_store import EncoderStore
-from sensorium.engine.loader import build_core
-from sensorium.engine.memory import Sizes
+from sensorium.engine.model_files import resolve
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.setup.loader import build_core
+from sensorium.engine.setup.memory import MaxSizes
 from sensorium.engine.types import EngineRequest
-from sensorium.mm.registry import find
+from sensorium.engine.worker.encoder_graphs import EncoderGraphs
+from sensorium.engine.worker.encoder_store import EncoderStore
+from sensorium.mm.registry import find_architecture
 from sensorium.models.decoder_model import DecoderModel
 from sensorium.models.weights import named_layers
 
@@ -29,9 +30,9 @@ from .parts import Made
 from .record import Figure, Lacks
 
 PROMPT = 8192
-"""Rows of the prompt whose operations are counted."""
+"""Tokens of the measured prompt."""
 KEYS = 1024
-"""Tokens that each sequence of a decode step begins with."""
+"""Tokens of each sequence before the measured decode steps."""
 _SWITCHES = ((True, True), (False, True), (True, False), (False, False))  # steps overlap, graphs; all on first
 _SPARE = 20 << 30  # bytes beside the weights: caches, activations
 
@@ -47,7 +48,7 @@ def qwen3_vl(bench: Bench) -> Iterator[Made]:
 def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
     ways = [(batch, *switches) for batch in bench.pick((1, 64), (1, 3)) for switches in _SWITCHES]
     decodes = [partial(decode, batch=batch, overlaps=overlaps, graphs=graphs) for batch, overlaps, graphs in ways]
-    return of_model(bench, config, build, [tower, picture, prompts, *decodes])
+    return of_model(bench, config, build, [tower, image, prompts, *decodes])
 
 
 def of_model(
@@ -56,7 +57,7 @@ def of_model(
     make: Callable[..., Any],
     wanted: Iterable[Callable[..., Figure] | Callable[..., Iterator[Figure]]],
 ) -> Iterator[Made]:
-    """How long it takes to make a model; then what is wanted of it, each called with bench, model and config."""
+    """Measure how long a model takes to build, then run each measurement with (bench, model, config)."""
     need_memory(bench, config)
     start = time.perf_counter()
     model = make(bench, config)
@@ -66,7 +67,7 @@ def of_model(
 
 
 def need_memory(bench: Bench, config: Mapping[str, Any]) -> None:
-    """Lacks where the weights, and what stands beside them, have no room."""
+    """Raise Lacks if the weights and the memory beside them do not fit."""
     if not bench.cuda:
         return
     sums, free = shapes.decoder(config), torch.cuda.mem_get_info(bench.device)[0]
@@ -76,8 +77,8 @@ def need_memory(bench: Bench, config: Mapping[str, Any]) -> None:
 
 
 def build(bench: Bench, config: Mapping[str, Any]) -> DecoderModel:
-    """The family's own class, every weight a random number, small enough that nothing overflows."""
-    kind = resolve(find(config["architectures"][0]).model)
+    """Make the family's model with small random weights."""
+    kind = resolve(find_architecture(config["architectures"][0]).model)
     model = cast(DecoderModel, kind(config, bench.dtype, bench.device))
     shapes_ = {name: view.shape for _, views in named_layers(model).values() for name, view in views.items()}
     torch.manual_seed(0)
@@ -93,7 +94,7 @@ def _random(bench: Bench, name: str, shape: torch.Size) -> torch.Tensor:
 
 
 def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int, overlaps: bool, graphs: bool) -> EngineCore:
-    """`seqs` sequences of `length` tokens, steps of at most `rows`; no prefixes are kept, for each prompt is to be computed."""
+    """Make an engine for `seqs` sequences of `length` tokens and steps of at most `rows`, without a prefix cache."""
     gc.collect()  # of the engine before, its caches
     config = EngineConfig(
         "random",
@@ -105,14 +106,14 @@ def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int,
         async_scheduling=overlaps,
     )
     store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
-    core = build_core(model, config, Sizes(length, length, rows), "causal", 1 << 20, store)
+    core = build_core(model, config, MaxSizes(length, length, rows), "causal", 1 << 20, store)
     if not graphs:
-        core.runner.graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
+        core.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
     return core
 
 
 def ask(core: EngineCore, name: str, rows: int, tokens: int) -> None:
-    """A greedy request with a prompt that was not there before."""
+    """Make a greedy request with a new prompt."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     vocab = core.runner.model.vocab_size
     prompt = torch.randint(0, min(vocab, 280), (rows,), generator=generator).tolist()
@@ -120,7 +121,7 @@ def ask(core: EngineCore, name: str, rows: int, tokens: int) -> None:
 
 
 def prompts(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figure:
-    """One prompt in one step, its first token included."""
+    """Measure one prompt in one step, including its first token."""
     rows = bench.pick(PROMPT, 40)
     core, times = engine(bench, model, 1, rows + 16, rows, False, True), []
     for i in range(bench.pick(4, 2)):
@@ -137,7 +138,7 @@ def prompts(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Fig
 
 
 def decode(bench: Bench, model: DecoderModel, config: Mapping[str, Any], batch: int, overlaps: bool, graphs: bool) -> Figure:
-    """Steps of `batch` rows once all prompts are in; what they have to read, at the bandwidth of a copy, over their time."""
+    """Measure decode steps of `batch` tokens; the figure is the time to read their bytes at copy bandwidth over their time."""
     keys, warm, count = bench.pick((KEYS, 8, 48), (20, 4, 4))
     core = engine(bench, model, batch, keys + warm + count + 64, bench.pick(8192, 64), overlaps, graphs)
     for i in range(batch):
@@ -159,7 +160,7 @@ def decode(bench: Bench, model: DecoderModel, config: Mapping[str, Any], batch: 
 
 
 def _steps(bench: Bench, core: EngineCore, count: int) -> float:
-    """Mean seconds of a step, the median of three stretches."""
+    """Return the mean seconds of a step, as the median of three runs."""
     each, times = max(1, count // 3), []
     for _ in range(3):
         bench.sync()
@@ -171,7 +172,7 @@ def _steps(bench: Bench, core: EngineCore, count: int) -> float:
 
 
 def tower(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figure:
-    """Pictures of one size together, from patches to rows that take the place of tokens."""
+    """Measure the encoder on images of one size, from patches to embeddings."""
     side, count = bench.pick(64, 8), bench.pick(4, 2)
     tensors = _pixels(bench, config, side, count)
     with torch.inference_mode():
@@ -182,8 +183,8 @@ def tower(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Figur
     return Figure(name, operations / seconds / bench.matmul, bench.ceiling, 0.50, note=note)
 
 
-def picture(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Iterator[Figure]:
-    """One small picture, each kernel launched by itself and all of them replayed; launching counts."""
+def image(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Iterator[Figure]:
+    """Measure one small image, launched kernel by kernel and as a CUDA graph, launch time included."""
     side, graphs, encode = bench.pick(32, 8), EncoderGraphs(bench.device), model.embed_multimodal
     seen, tensors = _pixels(bench, config, side, 1), _pixels(bench, config, side, 1)
     with torch.inference_mode():
@@ -193,7 +194,7 @@ def picture(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Ite
         wrong = sum(not torch.equal(replayed, launched) for replayed, launched in pairs)
         launched = of_host(lambda: (encode("image", tensors), bench.sync()), bench.pick(20, 2))
         replayed = of_host(lambda: (graphs(encode, "image", tensors), bench.sync()), bench.pick(20, 2))
-    name, operations = f"a picture of {side} x {side} patches alone", shapes.tower(config, side)
+    name, operations = f"an image of {side} x {side} patches alone", shapes.tower(config, side)
     yield Figure(f"{name}, rows unlike those not replayed", wrong, "items", most=0)
     for word, seconds in (("on", replayed), ("off", launched)):
         share = operations / seconds / bench.matmul
@@ -201,7 +202,7 @@ def picture(bench: Bench, model: DecoderModel, config: Mapping[str, Any]) -> Ite
 
 
 def _pixels(bench: Bench, config: Mapping[str, Any], side: int, count: int) -> dict[str, torch.Tensor]:
-    """What the encoder is given for `count` pictures of `side` x `side` patches."""
+    """Make encoder inputs for `count` images of `side` x `side` patches."""
     vision = config["vision_config"]
     numbers = 3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2
     grids = torch.tensor([[1, side, side]] * count)
@@ -209,8 +210,8 @@ def _pixels(bench: Bench, config: Mapping[str, Any], side: int, count: int) -> d
 
 
 def recorded(core: EngineCore) -> int:
-    """Decode steps that are replayed from now on."""
-    return sum(graph is not None for graph in getattr(core.runner.graphs, "_graphs", {}).values())
+    """Return the recorded decode steps, which are replayed from now on."""
+    return sum(graph is not None for graph in getattr(core.runner.decode_graphs, "_graphs", {}).values())
 
 
 def finish(core: EngineCore) -> None:
@@ -219,7 +220,7 @@ def finish(core: EngineCore) -> None:
 
 
 def _step(core: EngineCore) -> None:
-    for output in core.step():
+    for output in core.step().outputs:
         if output.error is not None:
             raise RuntimeError(f"{output.request_id}: {output.error}")
 

@@ -1,4 +1,4 @@
-"""What the ops compute, in float64, and how far from it a result is. Independent of the references beside the kernels."""
+"""Compute the ops in float64, independently of the references beside the kernels, and measure the distance of a result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from .record import Figure
 
 HALF_LIMIT, SINGLE_LIMIT = 4.0, 200.0
-"""Most units in the last place of a row's largest number: a rounding or two in half precision, long sums in float32."""
+"""Largest allowed error in units in the last place of a row's largest number, by dtype."""
 
 
 def distance(found: Tensor, exact: Tensor) -> float:
-    """Largest difference over the largest number of its row, in units of `found`'s dtype; infinite where one is no number."""
+    """Return the largest difference relative to its row's largest number, in units of `found`'s dtype; infinite if NaN."""
     near, far = found.double().flatten(0, -2), exact.double().flatten(0, -2)
     scale = far.abs().amax(-1).clamp_(min=far.abs().mean().item() * 1e-3 + 1e-30)
     worst = ((near - far).abs().amax(-1) / scale).max().item()
@@ -23,7 +23,7 @@ def distance(found: Tensor, exact: Tensor) -> float:
 
 
 def checked(name: str, found: Tensor, exact: Tensor, note: str = "") -> Figure:
-    """The distance as a figure with its limit."""
+    """Return the distance as a figure with its limit."""
     limit = SINGLE_LIMIT if found.dtype == torch.float32 else HALF_LIMIT
     kind = str(found.dtype).removeprefix("torch.")
     return Figure(f"{name}, {kind}", distance(found, exact), "eps", most=limit, note=note)
@@ -49,7 +49,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Halves of a head against each other."""
+    """Rotate the two halves of each head."""
     a, b = x.double().chunk(2, -1)
     c, s = cos.double()[:, None], sin.double()[:, None]
     return torch.cat((a * c - b * s, b * c + a * s), -1)
@@ -79,13 +79,13 @@ def mixture(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: T
     return out
 
 
-def log_bands(windows: Tensor, window: Tensor, filters: Tensor, least: float) -> Tensor:
+def log_mel_energies(windows: Tensor, window: Tensor, filters: Tensor, least: float) -> Tensor:
     """`windows [n, samples]`, `filters [samples // 2 + 1, bands]`."""
     power = torch.fft.rfft(windows.double() * window.double()).abs().square()
     return (power @ filters.double()).clamp(min=least).log10()
 
 
 def segments(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """bool `[rows, rows]`: rows of one segment see each other."""
+    """Return bool `[rows, rows]`: True where both rows belong to one segment."""
     own = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
     return own[:, None] == own[None]

@@ -1,4 +1,4 @@
-"""The device at hand: its name, its ceilings, and how long something takes on it. Knows no kernel of ours."""
+"""The device under test: its name, its peak rates, and timing on it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_AHEAD = 1_000_000  # cycles that the device sleeps while the host queues a run, about half a millisecond
-_FLUSH = 256 << 20  # bytes that no cache of a card holds
+_AHEAD = 1_000_000  # cycles the device sleeps while the host queues a run, about half a millisecond
+_FLUSH = 256 << 20  # bytes; more than any cache of a card
 _PACKAGES = ("sensorium", "torch", "triton", "transformers")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are measured.
+    """The device under test and its peak rates.
 
     Args:
-        tiny: shapes that a CPU gets through in no time, to try the script itself; their numbers mean nothing.
-        budget: seconds that one measurement may repeat a run.
+        tiny: use small shapes to test the script on a CPU; the numbers mean nothing.
+        budget: seconds during which one measurement may repeat a run.
     """
 
     device: torch.device
@@ -54,14 +54,14 @@ class Bench:
 
     @cached_property
     def copy(self) -> float:
-        """Bytes per second that a large copy on the device reads and writes."""
+        """Bytes per second that a large device-to-device copy reads and writes."""
         source = torch.empty(self.pick(4 << 30, 1 << 20), dtype=torch.uint8, device=self.device).zero_()
         target = torch.empty_like(source)
         return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
 
     @cached_property
     def matmul(self) -> float:
-        """Operations per second of a large product in the dtype of speed."""
+        """Operations per second of a large matrix product in the dtype under test."""
         n = self.pick(8192, 64)
         a, b = self.randn(n, n), self.randn(n, n)
         out = torch.empty_like(a)
@@ -72,7 +72,7 @@ class Bench:
         return f"of {str(self.dtype).removeprefix('torch.')} ceiling"
 
     def seconds(self, run: Callable[[], object]) -> float:
-        """Median of a few runs, with cold caches; what the host needs to queue one is hidden as far as that is possible."""
+        """Return the median seconds of a few runs with cold caches; the host's launch time is hidden where possible."""
         run()
         if not self.cuda:
             return of_host(run, 3 if self.tiny else 10)
@@ -98,7 +98,7 @@ class Bench:
 
 
 def of_host(run: Callable[[], object], count: int) -> float:
-    """Median seconds as the host sees them."""
+    """Return the median seconds on the host clock."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -112,12 +112,12 @@ def card(device: torch.device) -> str:
 
 
 def slug(name: str) -> str:
-    """For the name of a file: "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
+    """Make a file name: "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def versions(device: torch.device) -> str:
-    """Of what runs, and of the card's."""
+    """Return the versions of the software and of the card's driver."""
     found = [f"Python {platform.python_version()}"]
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The sections of a run, the parts of each, and how long they may take. Knows no figure."""
+"""List the sections of a run, their parts, and their time limits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .machine import Bench
 from .record import PEER, Figure
 
 Made = Figure | Callable[[], Figure | Iterator[Figure]]
-"""A figure, or what makes one or some: that may fail, and the part goes on behind it."""
+"""A figure, or a function that makes one or several; if it fails, the part continues with the next."""
 Run = Callable[[Bench], Iterator[Made]]
 SECONDS = 230.0
-"""That a section may take, start of its processes included."""
+"""Seconds that a section may take, including the start of its processes."""
 START = 60.0
-"""Of them, what a process may take before its first part, torch read from a cold disk."""
+"""Seconds of those that a process may take before its first part, with torch read from a cold disk."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One group of figures, made by `run` ("module:function" of this folder).
+    """A group of figures, made by `run` ("module:function" in this folder).
 
     Args:
-        seconds: that it usually takes at most, kernels compiled anew; it is not begun with less time left.
-        limit: after so many it is stopped, whatever it does.
+        seconds: usual upper limit including compilation; the part is not started with less time left.
+        limit: seconds after which the part is stopped.
     """
 
     name: str

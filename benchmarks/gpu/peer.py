@@ -1,4 +1,4 @@
-"""transformers on the same shapes, in the same dtype, on the same device: sdpa, a static cache. Knows no engine of ours."""
+"""Measure transformers on the same shapes, dtype and device, with sdpa and a static cache."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _model(bench: Bench, config: Mapping[str, Any]) -> Iterator[Made]:
 
 
 def build(bench: Bench, config: Mapping[str, Any]) -> Any:
-    """Its own class with its own random weights; Lacks where this class cannot be imported."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    """Make transformers' model with random weights; raise Lacks if its class cannot be imported."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
     try:
         from oracle import ensure_torchvision
 
@@ -52,7 +52,7 @@ def build(bench: Bench, config: Mapping[str, Any]) -> Any:
 
 
 def _generate(model: Any, ids: torch.Tensor, tokens: int) -> Any:
-    """Greedy, every step as it comes: compiled once for each shape it would take minutes."""
+    """Decode greedily without compilation, which would take minutes per shape."""
     options = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
     mask = torch.ones_like(ids)
     return model.generate(ids, attention_mask=mask, cache_implementation="static", disable_compile=True, **options)
@@ -70,7 +70,7 @@ def _prompt(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
 
 @torch.inference_mode()
 def _decode(bench: Bench, model: Any, config: Mapping[str, Any], batch: int) -> Figure:
-    """What an answer takes beyond its first token."""
+    """Measure the time of an answer after its first token."""
     keys, count = bench.pick((KEYS, 32), (20, 4))
     ids = torch.randint(0, 280, (batch, keys), device=bench.device)
     first = _best(bench, lambda: _generate(model, ids, 1))
@@ -94,7 +94,7 @@ def _tower(bench: Bench, model: Any, config: Mapping[str, Any]) -> Figure:
 
 
 def _best(bench: Bench, run: Callable[[], object]) -> float:
-    """Of three calls the shortest."""
+    """Return the shortest of three calls."""
     times = []
     for _ in range(3):
         bench.sync()

@@ -1,4 +1,4 @@
-"""Products: a mixture's experts, weights in 8 bits. How fast, and how exact."""
+"""Measure speed and exactness of expert products and 8-bit products."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 from sensorium.kernels.dispatch import backend
-from sensorium.kernels.fp8 import fp8_linear, pack_fp8, round_rows
-from sensorium.kernels.int8 import Int8, int8_linear, quantize_rows
-from sensorium.kernels.moe import Experts, Routing, Stacked, mix_experts, route, route_reference
+from sensorium.kernels.fp8 import fp8_linear, pack_fp8, quantize_rows_fp8
+from sensorium.kernels.int8 import Int8Weight, int8_linear, quantize_rows
+from sensorium.kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, route, route_reference
 from torch import Tensor
 
 from . import exact
@@ -18,15 +18,15 @@ from .machine import Bench
 from .parts import Made
 from .record import Figure, Lacks
 
-_MANY = 512  # of a mixture, up to which an expert has few
-_DECODE = 64  # rows, up to which weights have to be read and little more
+_MANY = 512  # tokens up to which an expert of a mixture has few
+_DECODE = 64  # rows up to which reading the weights dominates
 
 
 def mixture(bench: Bench) -> Iterator[Made]:
-    """Qwen3-VL-30B-A3B's experts: 8 of 128, 2048 wide, 768 inside."""
+    """Measure Qwen3-VL-30B-A3B's experts: 8 of 128, hidden size 2048, intermediate size 768."""
     number, dim, inner, top_k = bench.pick((128, 2048, 768, 8), (4, 32, 16, 2))
     logits = bench.randn(1000, number, dtype=torch.float32)
-    rule = Routing(top_k)
+    rule = RoutingConfig(top_k)
     weights, chosen = route(logits, rule)
     wide, wanted = route_reference(logits.double(), rule)
     yield Figure("choices", (chosen == wanted).double().mean().item(), "of the reference's", least=0.999)
@@ -39,13 +39,13 @@ def mixture(bench: Bench) -> Iterator[Made]:
         yield partial(_mixed, bench, rows, rule, gate_up, down)
 
 
-def _mixed(bench: Bench, rows: int, rule: Routing, gate_up: Tensor, down: Tensor) -> Iterator[Figure]:
+def _mixed(bench: Bench, rows: int, rule: RoutingConfig, gate_up: Tensor, down: Tensor) -> Iterator[Figure]:
     number, inner, dim = len(gate_up), down.shape[2], down.shape[1]
-    experts, x = Experts("silu", Stacked(gate_up), Stacked(down)), bench.randn(rows, dim)
+    experts, x = StackedExperts("silu", StackedWeight(gate_up), StackedWeight(down)), bench.randn(rows, dim)
     weights, chosen = route(bench.randn(rows, number, dtype=torch.float32), rule)
-    found = mix_experts(x, weights, chosen.int(), experts)
+    found = fused_experts(x, weights, chosen.int(), experts)
     yield exact.checked(f"{rows} rows", found, exact.mixture(x, weights, chosen.long(), gate_up, down))
-    seconds = bench.seconds(lambda: mix_experts(x, weights, chosen.int(), experts))
+    seconds = bench.seconds(lambda: fused_experts(x, weights, chosen.int(), experts))
     used = len(chosen.unique())
     if rows <= _MANY:
         moved = used * (gate_up[0].nbytes + down[0].nbytes)
@@ -55,14 +55,14 @@ def _mixed(bench: Bench, rows: int, rule: Routing, gate_up: Tensor, down: Tensor
 
 
 def int8(bench: Bench) -> Iterator[Made]:
-    """Rows and weights as integers: sums are exact, so that only scales and one rounding are left."""
+    """Compare int8 products: integer sums are exact, so only scales and one rounding differ."""
     for rows, weight, x in _shapes(bench):
         yield partial(_int8, bench, rows, weight, x)
 
 
 def _int8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure]:
     whole, scales = quantize_rows(weight)
-    packed = Int8(whole, scales.flatten(), None)
+    packed = Int8Weight(whole, scales.flatten(), None)
     level, scale = quantize_rows(x)
     wanted = level.double() @ packed.weight.double().T * scale.double() * packed.scale.double()
     yield exact.checked(_name(rows, weight), int8_linear(x, packed), wanted)
@@ -70,7 +70,7 @@ def _int8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure
 
 
 def fp8(bench: Bench) -> Iterator[Made]:
-    """Rows are 8-bit floats too where the card multiplies them (sm_89 and later)."""
+    """Compare fp8 products; activations are fp8 too on cards that multiply fp8 (sm_89 and later)."""
     for rows, weight, x in _shapes(bench):
         yield partial(_fp8, bench, rows, weight, x)
 
@@ -78,7 +78,7 @@ def fp8(bench: Bench) -> Iterator[Made]:
 def _fp8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure]:
     packed, seen = pack_fp8(weight, None), x.double()
     if bench.cuda and torch.cuda.get_device_capability(bench.device) >= (8, 9):
-        level, scale = round_rows(x)
+        level, scale = quantize_rows_fp8(x)
         seen = level.double() * scale.double()
     wanted = seen @ packed.weight.double().T * packed.scale.double()
     yield exact.checked(_name(rows, weight), fp8_linear(x, packed), wanted)
@@ -86,7 +86,7 @@ def _fp8(bench: Bench, rows: int, weight: Tensor, x: Tensor) -> Iterator[Figure]
 
 
 def _shapes(bench: Bench) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Rows, a weight `[out, in]` of a decoder's MLP, and rows for it."""
+    """Make activations and an MLP weight `[out, in]`."""
     for outer, inner in bench.pick(((24576, 4096), (4096, 12288)), ((48, 32),)):
         weight = bench.randn(outer, inner) / inner**0.5
         for rows in bench.pick((1, 64, 4096), (18,)):
@@ -98,7 +98,7 @@ def _name(rows: int, weight: Tensor) -> str:
 
 
 def _speed(bench: Bench, rows: int, weight: Tensor, packed: Tensor, seconds: float) -> Figure:
-    """Few rows: the weight's bytes. Many: operations, over the ceiling of half precision, which 8 bits may pass."""
+    """Return the figure: for few rows the weight's bytes over bandwidth, for many the operations over the 16-bit peak rate."""
     if rows <= _DECODE:
         return bandwidth(bench, _name(rows, weight), packed.nbytes, seconds, None)
     return rate(bench, _name(rows, weight), 2 * rows * weight.numel(), seconds, None)

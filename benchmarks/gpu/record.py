@@ -1,4 +1,4 @@
-"""Figures as they come: a line of JSON each, and the table they make. Knows no card and measures nothing."""
+"""Record figures as JSON lines and format them as a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PEER = "transformers: "
-"""What the name of a part begins with that measures the same of transformers."""
+"""Prefix of the name of a part that measures transformers."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Figure:
     """One number of a part.
 
     Args:
-        name: what was measured, at which sizes.
+        name: the measurement and its sizes.
         value, unit: "0.62" "of bf16 ceiling", "1.3" "eps", ...
-        least, most: what is wanted; None: nothing is.
-        note: the number behind a share ("612 TFLOP/s, 0.41 ms"), or a condition.
+        least, most: the target; None for no target.
+        note: the absolute value behind a ratio ("612 TFLOP/s, 0.41 ms"), or a condition.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Figure:
 
 
 class Lacks(Exception):
-    """What is missing for a part to run, in a line; no failure of ours."""
+    """A part cannot run because something is missing; not a failure."""
 
 
 class Journal:
-    """`<stem>.jsonl`, appended to at once, and `<stem>.md`, made anew from it; of a part that is begun again the last."""
+    """Append to `<stem>.jsonl` at once and write `<stem>.md` from it; of a repeated part the last run counts."""
 
     def __init__(self, stem: Path) -> None:
         self.lines, self.table = stem.with_name(stem.name + ".jsonl"), stem.with_name(stem.name + ".md")
@@ -65,20 +65,20 @@ class Journal:
         self.write("figure", section=section, part=part, **asdict(one), verdict=one.verdict)
 
     def read(self, since: float = 0.0) -> list[dict[str, Any]]:
-        """All whole lines, written at `since` (Unix time) or later."""
+        """Return all complete lines written at `since` (Unix time) or later."""
         text = self.lines.read_text("utf-8") if self.lines.exists() else ""
         found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [line for line in found if line["time"] >= since]
 
     def render(self) -> str:
-        """Write the table; returns it."""
+        """Write the table and return it."""
         text = "\n".join(_table(self.read())) + "\n"
         self.table.write_text(text, "utf-8")
         return text
 
 
 def show(one: Figure) -> str:
-    """A figure on one line."""
+    """Format a figure on one line."""
     return " | ".join(filter(None, (one.name, f"{_number(one.value)} {one.unit}", one.wanted, one.verdict, one.note)))
 
 
@@ -104,7 +104,7 @@ def _table(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def _against(parts: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Shares of one ceiling, ours over theirs; of several ways to the same figure the first."""
+    """Return the ratio of our figure to the peer's; of several with the same name the first counts."""
     for name, lines in parts.items():
         own = parts.get(name.removeprefix(PEER), []) if name.startswith(PEER) else []
         for theirs in (line for line in lines if line["kind"] == "figure" and line["unit"].startswith("of ")):
@@ -118,7 +118,7 @@ def _begins(name: str, start: str) -> bool:
 
 
 def _latest(lines: list[dict[str, Any]]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Section -> part -> its lines since it was begun last."""
+    """Return section -> part -> its lines since its last start."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for line in lines:
         if line["kind"] == "machine":

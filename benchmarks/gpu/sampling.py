@@ -1,4 +1,4 @@
-"""From logits to tokens: how fast, and whether they are the reference's."""
+"""Measure speed of sampling, and compare its tokens with the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from sensorium.kernels.sampling import draw, draw_reference, log_probs, penalise_, penalise_reference_
+from sensorium.kernels.sampling import apply_penalties_, apply_penalties_reference_, log_probs, sample, sample_reference
 from torch import Tensor
 
 from . import exact
@@ -25,7 +25,7 @@ _RULES = {  # temperature, top_k, top_p, logarithm of min_p
 
 
 def sampling(bench: Bench) -> Iterator[Made]:
-    """Rows with the vocabulary of Qwen3; the bytes that count are those of the logits, read once."""
+    """Measure sampling over Qwen3's vocabulary, relative to reading the logits once."""
     rows, vocab = bench.pick((64, 151_936), (6, 200))
     logits = bench.randn(rows, vocab, dtype=torch.float32) * 3
     number = torch.rand(rows, 1, dtype=torch.float64, device=bench.device)
@@ -33,7 +33,7 @@ def sampling(bench: Bench) -> Iterator[Made]:
         rules = torch.tensor(rule, dtype=torch.float64, device=bench.device).expand(rows, 4)
         rules = torch.cat((rules, number), 1)
         yield partial(_drawn, name, logits, rules)
-        yield partial(timed, bench, f"{name}, {rows} x {vocab}", logits.nbytes, partial(draw, logits, rules))
+        yield partial(timed, bench, f"{name}, {rows} x {vocab}", logits.nbytes, partial(sample, logits, rules))
     token = torch.randint(vocab, (rows,), device=bench.device)
     yield partial(_logged, logits, token)
     yield partial(timed, bench, f"log probabilities, {rows} x {vocab}", logits.nbytes, partial(log_probs, logits, token))
@@ -41,9 +41,9 @@ def sampling(bench: Bench) -> Iterator[Made]:
 
 
 def _drawn(name: str, logits: Tensor, rules: Tensor) -> Figure:
-    """Most rows must agree: all that no rounding can turn."""
-    drawn, wrong = draw(logits, rules)
-    same = (drawn == draw_reference(logits, rules)[0]) & (wrong == 0)
+    """Compare tokens: every row must agree whose result no rounding can change."""
+    drawn, wrong = sample(logits, rules)
+    same = (drawn == sample_reference(logits, rules)[0]) & (wrong == 0)
     return Figure(f"{name}, tokens of the reference", same.double().mean().item(), "of rows", least=0.96)
 
 
@@ -63,6 +63,6 @@ def _penalties(bench: Bench, logits: Tensor) -> Figure:
     counts = torch.randint(0, 3, (len(row),), device=bench.device).float()
     penalties = torch.tensor([1.3, 0.4, 0.2], device=bench.device).expand(rows, 3).contiguous()
     found, wanted = logits.clone(), logits.double()
-    penalise_(found, row, token, counts, penalties)
-    penalise_reference_(wanted, row, token, counts.double(), penalties.double())
+    apply_penalties_(found, row, token, counts, penalties)
+    apply_penalties_reference_(wanted, row, token, counts.double(), penalties.double())
     return exact.checked("penalties", found, wanted)

@@ -1,4 +1,4 @@
-"""Published shapes of models, as their config.json says them, and what a step of them has to compute and to move."""
+"""Shapes of published models (from their config.json), and the operations and bytes of their steps."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def _config(name: str, kind: str, text: Config, vision: Config) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Sums:
-    """Of one decoder.
+    """Size of one decoder.
 
     Args:
-        linear: weights of its layers' products. head: of the last one.
-        kv: numbers cached of a token. heads: of queries, times their size, times layers.
+        linear: weights of the layers' linear products. head: weights of the head.
+        kv: values cached per token. heads: query heads x head size x layers.
     """
 
     linear: int
@@ -120,11 +120,11 @@ class Sums:
     heads: int
 
     def prompt(self, rows: int) -> float:
-        """Operations of a prompt of so many rows from nothing: products, attention's causal half, the last row's logits."""
+        """Return the operations of a prompt of `rows` tokens: linear layers, causal attention, logits of the last token."""
         return 2.0 * rows * self.linear + 2.0 * self.heads * rows * (rows + 1) + 2.0 * self.head
 
     def step(self, batch: int, keys: int, width: int) -> float:
-        """Bytes that a decode step has to read: every weight once, the keys and values of every sequence."""
+        """Return the bytes that a decode step reads: every weight once, keys and values of every sequence."""
         return float(width) * (self.linear + self.head + batch * keys * self.kv)
 
 
@@ -140,7 +140,7 @@ def decoder(config: Config) -> Sums:
 
 
 def tower(config: Config, side: int) -> float:
-    """Operations of one picture of `side` x `side` patches, connectors included; padding is not counted."""
+    """Return the operations of one image of `side` x `side` patches, connector included, padding excluded."""
     v, n = config["vision_config"], side * side
     dim, inner, merge = v["hidden_size"], v["intermediate_size"], v["spatial_merge_size"] ** 2
     gated = "fullatt_block_indexes" in v

@@ -1,4 +1,4 @@
-"""The shipped model's training on the device for a minute: steps per second, and a loss that falls. Writes no weights."""
+"""Train the shipped model on the device for a minute: steps per second, and a falling loss. Writes no weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .machine import Bench
 from .record import Figure, Lacks
 
 _RATE, _WARM = 2e-3, 100
-_SHARE = 5  # the first and the last fifth of the steps are compared
+_SHARE = 5  # compare the first and the last fifth of the steps
 
 
 def tiny_vl(bench: Bench) -> Iterator[Figure]:
-    """As `training.train` begins: one character a picture, Muon and AdamW, half precision where that is usual."""
+    """Start as `training.train` does: one character per image, Muon and AdamW, mixed precision."""
     try:
         from training.batch import STAGES, Batch, make
         from training.train import Trainee, optimizers
@@ -31,7 +31,7 @@ def tiny_vl(bench: Bench) -> Iterator[Figure]:
         return replace(made, aux=None if made.aux is None else made.aux.to(bench.device), **there)
 
     torch.manual_seed(0)
-    with torch.device(bench.device):  # it makes angles and places as it goes
+    with torch.device(bench.device):  # computes angles and positions on the fly
         model = Trainee()
         opts = optimizers(model, _RATE)
     losses: list[float] = []

@@ -1,4 +1,4 @@
-"""One part after the other in a process that may die of any of them, and the process that watches it. Knows no part."""
+"""Run one part after another in a child process that may crash, and supervise it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .record import Figure, Journal, Lacks, show
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.2
-_GRACE = 3.0  # seconds after which a part is stopped that has not looked at the clock
+_GRACE = 3.0  # seconds after which a part that does not check the clock is stopped
 _FATAL = ("CUDA error", "device-side assert", "illegal memory access", "CUBLAS_STATUS", "CUDNN_STATUS")
-"""In an error after which nothing more runs on the device in this process."""
+"""Texts of errors after which nothing runs on the device in this process."""
 
 
 def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, stem: Path, until: float) -> None:
-    """The parts of these names in turn, as long as there is time (`until`: Unix time)."""
+    """Run the named parts in turn until `until` (Unix time)."""
     journal, bench = Journal(stem), Bench(device, tiny)
     for name in names:
         part = find(section, name)
@@ -42,7 +42,7 @@ def work(section: str, names: Sequence[str], device: torch.device, tiny: bool, s
 
 
 def _run(journal: Journal, section: str, part: Part, bench: Bench, until: float) -> bool:
-    """False if the device is lost to this process."""
+    """Run one part; return False if the device is lost to this process."""
     here: dict[str, Any] = {"section": section, "part": part.name}
     journal.write("begin", **here)
     print(f"{section}: {part.name}", flush=True)
@@ -74,7 +74,7 @@ def _figures(made: Made) -> Iterator[Figure]:
 
 @contextmanager
 def _noting(journal: Journal, here: dict[str, Any]) -> Iterator[list[str]]:
-    """Whatever is raised inside is a finding and is written down. Why nothing more runs on the device, once that is so."""
+    """Record any exception as a failure; return the reason if the device is lost."""
     lost: list[str] = []
     try:
         yield lost
@@ -90,7 +90,7 @@ def _noting(journal: Journal, here: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _where(error: BaseException) -> str:
-    """File and line of the innermost frame that is of no package."""
+    """Return file and line of the innermost frame outside site-packages."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
@@ -98,11 +98,11 @@ def _where(error: BaseException) -> str:
 
 def _left_out(journal: Journal, section: str, name: str) -> None:
     journal.write("left out", section=section, part=name, note="no time was left")
-    print(f"{section}: {name} is left out, no time is left", flush=True)
+    print(f"{section}: {name} is skipped: no time left", flush=True)
 
 
 def supervise(sections: Sequence[str], device: torch.device, tiny: bool, stem: Path, seconds: float) -> int:
-    """Run the sections, each in at most so many seconds; 1 if anything failed or was wrong."""
+    """Run the sections within their time limits; return 1 if anything failed."""
     journal = Journal(stem)
     note = "Tiny shapes, to try the script: these numbers mean nothing." if tiny else ""
     journal.write("machine", card=card(device), date=time.strftime("%Y-%m-%d"), versions=versions(device), note=note)
@@ -139,7 +139,7 @@ def _section(journal: Journal, section: str, device: torch.device, tiny: bool, s
 
 
 def _watch(process: subprocess.Popen[bytes], journal: Journal, section: str, started: float, until: float) -> str:
-    """Until it ends; why it was stopped, or nothing."""
+    """Wait for the process; return why it was stopped, or an empty string."""
     while process.poll() is None:
         time.sleep(_POLL)
         now, begun = time.time(), [line for line in journal.read(started) if line["kind"] == "begin"]
@@ -153,7 +153,7 @@ def _watch(process: subprocess.Popen[bytes], journal: Journal, section: str, sta
 
 
 def _parts(journal: Journal, section: str, since: float) -> dict[str, str]:
-    """Part -> the last that is known of it: "begin" where it did not end."""
+    """Return part -> its last state: "begin" if it did not end."""
     return {line["part"]: line["kind"] for line in journal.read(since) if line.get("section") == section and _marks(line)}
 
 
@@ -162,7 +162,7 @@ def _marks(line: dict[str, Any]) -> bool:
 
 
 def _tail(errors: IO[str]) -> str:
-    """The last line that a process wrote to stderr; the rest is shown."""
+    """Return the last line of a process's stderr and print the rest."""
     errors.seek(0)
     text = errors.read().strip()
     if text:

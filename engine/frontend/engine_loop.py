@@ -1,8 +1,7 @@
-"""The engine's loop in a thread of its own: requests in from any thread, outputs back. Knows no chat and no checkpoint."""
+"""The step loop, in a thread of its own: takes requests from any thread and hands outputs back."""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -10,137 +9,149 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from ..mm.errors import InputError
-from ..processors.text import Tokenizer
-from .core import ASLEEP, EngineCore
-from .failures import explain
-from .feeder import Entry, Feeder
-from .input import Prepared, Unfinished
-from .output import Assembly
-from .threads import use_threads
-from .ticket import Job, Ticket
+from ...mm.errors import EngineDeadError, ErrorInfo, InputError
+from ...processors.text.tokenizer import Tokenizer
+from ..config import MEDIA_BYTES
+from ..core_client import ASLEEP, CoreClient
+from ..errors import error_info
+from ..types import RequestOutput, TokenOutput
+from .input_processor import ProcessedPrompt
+from .input_queue import InputQueue, QueueEntry
+from .loop_thread import start_loop
+from .output_thread import OutputThread
+from .request_handle import Closing, RequestHandle, dropping, notify
 from .trace import Observer
-from .types import RequestOutput, TokenOutput
 
-_MEDIA_BYTES = 512 << 20  # processed items held for running requests; beyond it no more are prepared
 _IDLE_STEP = 0.005  # seconds until the next try after a step that had nothing to compute
 _PATIENCE = 10.0  # seconds that a caller who leaves waits for its memory to be free
+_MAX_UNREAD = 64  # outputs in an inbox until the output thread reads them
 _log = logging.getLogger(__name__)
 
 
-class Driver:
-    """Owns the engine's loop. Thread-safe; the thread starts with the first request and ends with `close`, or when nobody
-    holds the driver any more."""
+class EngineLoop:
+    """Steps the core while there are requests. Thread-safe.
+
+    The thread starts with the first request and ends with `close`, or when nothing refers to the loop any more.
+    """
 
     def __init__(
         self,
-        core: EngineCore,
+        core: CoreClient,
         tokenizer: Tokenizer,
         eos_token_ids: tuple[int, ...],
         seed: int = 0,
         workers: int = 2,
     ) -> None:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
-        self.feeder = Feeder(2 * core.scheduler.limits.max_num_seqs, workers, _MEDIA_BYTES)
+        self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES)
         self.observers: list[Observer] = []
-        self._owners: dict[str, Ticket] = {}  # by the name of each sequence that computes
-        self._names: dict[str, Ticket] = {}  # requests that are not finished
+        self.stats, self.asleep = core.stats, False  # the last snapshot; whether requests are refused until `wake`
+        self._owners: dict[str, RequestHandle] = {}  # by name of each sequence that computes
+        self._names: dict[str, RequestHandle] = {}  # requests that are not finished
         self._numbers = count()
-        self._commands: SimpleQueue[Callable[[Driver], None] | None] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[EngineLoop], None] | None] = SimpleQueue()
         self._lock = threading.RLock()  # of names, numbers and the thread
         self._thread: threading.Thread | None = None
-        self._closed, self._process, self._num_threads = False, os.getpid(), torch.get_num_threads()
-        self._news: set[Ticket] = set()
+        self._output = OutputThread(self.observers, self._commands)
+        self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
+        self._dead: EngineDeadError | None = None
+        self._news: set[RequestHandle] = set()
+        self._unread: list[RequestHandle] = []
         weakref.finalize(self, self._commands.put, None).atexit = False
-        _drivers.add(self)
+        weakref.finalize(self, self._output.stop).atexit = False
 
     # what callers do, in their threads
 
-    def serve(self, jobs: Sequence[Job], partial: bool = False) -> Iterator[tuple[int, RequestOutput]]:
-        """(index, output) of each job as it finishes, with `partial` also when something was added to it.
+    def serve(self, handles: Sequence[RequestHandle], stream: bool = False) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield (index, output) of each request as it finishes, with `stream` also whenever something was added to it.
 
-        A job that fails yields an output with `error`; the others go on. Closing the generator, or an exception in
-        it, aborts what is left and frees its memory.
+        A request that fails yields an output with `error`; the others go on. Closing the generator, or an exception in it,
+        aborts the rest and frees its memory.
         """
-        mail: SimpleQueue[list[Ticket]] = SimpleQueue()
-        left: dict[Ticket, int] = {}
+        mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
+        left = {handle: index for index, handle in enumerate(handles)}
         try:
-            left = {ticket: index for index, ticket in enumerate(self.tickets(jobs, mail.put, partial))}
-            self.submit(tuple(left))
+            self.submit(handles, mail.put, stream)
             while left:
-                for ticket in mail.get():
-                    output = ticket.take() if ticket in left else None
+                for handle in mail.get():
+                    output = handle.take() if handle in left else None
                     if output is not None:
-                        yield (left.pop(ticket) if output.finished else left[ticket]), output
+                        yield (left.pop(handle) if output.finished else left[handle]), output
         finally:
+            left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:
-                freed = self.call(lambda driver: driver._drop(left))
-                if threading.current_thread() is not self._thread:  # the collector of garbage may close us anywhere
+                freed = self.call(lambda engine_loop: engine_loop._drop(left))
+                if threading.current_thread() is not self._thread:  # the garbage collector may close us anywhere
                     wait([freed], _PATIENCE)
 
-    def tickets(self, jobs: Sequence[Job], post: Callable[[list[Ticket]], None], partial: bool = False) -> list[Ticket]:
-        """For `submit`. InputError for a request_id that is in use, while the engine sleeps, and after `close` or a fork."""
+    def submit(
+        self, handles: Sequence[RequestHandle], post: Callable[[list[RequestHandle]], None], stream: bool = False
+    ) -> None:
+        """Queue requests, in this order. `post` is called in some thread with those that have news for `take`.
+
+        Raises:
+            InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
+            EngineDeadError: the engine's process has ended.
+        """
         self._check_open()
         with self._lock:
-            if self.core.asleep:
-                raise InputError(ASLEEP)
-            made: list[Ticket] = []
-            for job in jobs:
-                number = next(self._numbers)
-                name = job.request_id if job.request_id is not None else str(number)
-                if name in self._names:
-                    if job.request_id is not None:
-                        raise InputError(
-                            f"request_id {name[:80]!r} is in use; give another, or wait until that one is finished"
-                        )
-                    name = f"{number}-{time.time_ns()}"
-                made.append(Ticket(number, job, Assembly(name, job.params, self.tokenizer), post, partial))
-            self._names.update((ticket.assembly.request_id, ticket) for ticket in made)
-            return made
-
-    def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Their turn comes in the order given; see Feeder."""
-        entries = [
-            Entry(_preparation(self.core, ticket.job), _admission(self._commands, ticket), ticket.job.priority)
-            for ticket in tickets
-        ]
-        for ticket, entry in zip(tickets, entries, strict=True):
-            ticket.entry = entry
-        with self._lock:
+            if self.asleep:
+                raise InputError(ASLEEP, code="engine_asleep")
             self._start()
-            self.feeder.add(entries)
+            for handle in handles:
+                if handle.request_id in self._names:
+                    reason = (
+                        f"request_id {handle.request_id[:80]!r} is in use; give another, or wait until that one is finished"
+                    )
+                    raise InputError(reason, param="request_id")
+            for handle in handles:
+                number = next(self._numbers)
+                name = handle.request_id or str(number)
+                if name in self._names:
+                    name = f"{number}-{time.time_ns()}"
+                handle.register(number, name, self.tokenizer, post, stream, self._commands)
+                read = partial(handle.read_prompt, self.tokenizer, self.core.compile_grammar)
+                handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
+                self._names[name] = handle
+            self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])
 
-    def drop(self, ticket: Ticket) -> None:
-        """Nobody wants to hear of it any more."""
-        self.send(_dropping(ticket))
+    def drop(self, handle: RequestHandle) -> None:
+        """Abort a request; its caller hears nothing more."""
+        self.send(dropping(handle))
 
-    def drop_with(self, holder: object, ticket: Ticket) -> None:
-        """`drop` once nobody holds the holder; that may be seen in any thread, the loop's included, so nothing is locked."""
-        weakref.finalize(holder, self._commands.put, _dropping(ticket)).atexit = False
+    def drop_with(self, holder: object, handle: RequestHandle) -> None:
+        """Drop the request once `holder` is collected, in whichever thread; so nothing is locked for it."""
+        weakref.finalize(holder, self._commands.put, dropping(handle)).atexit = False
 
-    def send(self, command: Callable[[Driver], None]) -> None:
-        """Run in the loop's thread, between steps; after `close` here."""
+    def send(self, command: Callable[[EngineLoop], None]) -> None:
+        """Run a command in the loop's thread, between steps; after `close`, in this thread."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._start()
                 self._commands.put(command)
                 return
         self.close()
         command(self)
 
-    def call(self, command: Callable[[Driver], Any]) -> Future[Any]:
-        """`send`, with the result."""
+    def call(self, command: Callable[[EngineLoop], Any]) -> Future[Any]:
+        """`send`, with the result; `stats` are up to date then."""
         future: Future[Any] = Future()
 
-        def run(driver: Driver) -> None:
+        def run(engine_loop: EngineLoop) -> None:
             try:
-                future.set_result(command(driver))
+                result = command(engine_loop)
+                engine_loop.stats = engine_loop.stats if engine_loop._dead else engine_loop.core.stats
+                future.set_result(result)
+            except EngineDeadError as error:
+                future.set_exception(error)
+                raise
             except Exception as error:
                 future.set_exception(error)
 
@@ -150,69 +161,103 @@ class Driver:
     def sleep(self) -> Future[None]:
         """See EngineCore; InputError also while there are requests or live sessions."""
         self._check_open()
-        return self.call(lambda driver: driver._sleep())
+        return self.call(lambda engine_loop: engine_loop._sleep())
 
     def wake(self) -> Future[None]:
         """See EngineCore."""
         self._check_open()
-        return self.call(lambda driver: driver.core.wake())
+        return self.call(lambda engine_loop: engine_loop._wake())
 
     def close(self) -> None:
-        """End every request with an error, and the threads."""
+        """End every request with an error, then the threads and the core."""
         with self._lock:
-            self._closed, thread = True, self._thread
+            self.closed, thread = True, self._thread
         self._commands.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self.feeder.close()
+        self._output.stop()
+        self._output.join()
+        self.input_queue.close()
+        self.core.close()
 
     def _check_open(self) -> None:
-        if self._closed or os.getpid() != self._process:
-            reason = "was closed" if self._closed else "belongs to another process"
-            raise InputError(f"the engine {reason}; make a new one")
+        if self.closed or os.getpid() != self.process:
+            reason = "was closed" if self.closed else "belongs to another process"
+            raise InputError(f"the engine {reason}; make a new one", code="engine_closed")
+        if self._dead is not None:
+            raise EngineDeadError(str(self._dead))
 
     def _start(self) -> None:
-        """With the lock held."""
-        if self._closed:
-            raise InputError("the engine was closed; make a new one")
+        """Start the thread; called with the lock held."""
+        if self.closed:
+            raise InputError("the engine was closed; make a new one", code="engine_closed")
         if self._thread is None:
-            arguments = (weakref.ref(self), self._commands, self._num_threads, self.core.runner.device)
-            self._thread = threading.Thread(target=_loop, args=arguments, name="sensorium-engine", daemon=True)
-            self._thread.start()
+            self._thread = start_loop(self, self._commands, self._num_threads)
 
     # what the loop's thread does
 
     def end(self, request_id: str) -> None:
-        """A request ends with the finish reason "abort"; ids that are not known, or finished, are ignored."""
-        ticket = self._names.get(request_id)
-        if ticket is not None:
-            self._end(ticket, "abort")
+        """End a request with the finish reason "abort"; unknown and finished ids are ignored."""
+        handle = self._names.get(request_id)
+        if handle is not None:
+            self._end(handle, "abort")
 
-    def follow(self, name: str, ticket: Ticket) -> None:
-        """This sequence computes for the ticket."""
-        self._owners[name] = ticket
+    def stop(self, handle: RequestHandle, name: str, num_tokens: int) -> None:
+        """A stop string ended the answer after `num_tokens` tokens of the sequence; the core may have computed more.
+
+        A sequence that is kept is cut there, so that it holds the answer's tokens and no others.
+        """
+        if handle.keep:
+            self.core.pause(name)
+            self.core.truncate(name, num_tokens)
+        elif name in self._owners:
+            self.core.abort(name)
+        if self._owners.pop(name, None) is not None:
+            handle.open.discard(name)
+            if not handle.open:
+                self._close(handle, "stop")
+            self._sweep()
+
+    def fail(self, handle: RequestHandle, error: ErrorInfo) -> None:
+        """The outputs of a request cannot be read: end what is left of it."""
+        self._end(handle, "error", error)
+
+    def follow(self, name: str, handle: RequestHandle) -> None:
+        """Deliver outputs of this sequence to the request."""
+        self._owners[name] = handle
 
     def _sleep(self) -> None:
-        with self._lock:  # so that none comes meanwhile
-            live = sum(ticket.keep for ticket in self._names.values())
+        with self._lock:  # no request may be submitted meanwhile
+            live = sum(handle.keep for handle in self._names.values())
             if self._names:
                 there = f"requests being served: {len(self._names) - live}, live sessions open: {live}"
                 raise InputError(f"{there}; wait for them or end them, then sleep()")
             self.core.sleep()
+            self.asleep = True
 
-    def _turn(self, command: Callable[[Driver], None] | None) -> None:
-        """Do what was asked, compute one step, tell whoever has news. Nothing that happens in it ends the loop."""
+    def _wake(self) -> None:
+        self.core.wake()
+        self.asleep = False
+
+    @property
+    def busy(self) -> bool:
+        """There is something to compute, or the loop is to end."""
+        return bool(self._owners) or self.closed
+
+    def turn(self, command: Callable[[EngineLoop], None] | None) -> None:
+        """Run the commands there are, compute one step, tell callers who have news. No exception ends the loop."""
         try:
-            self._obey(command)
+            self._run_commands(command)
             if self._owners:
                 self._step()
-        except BaseException as error:  # half a step is done: nobody's state can be trusted
+        except EngineDeadError as error:
+            self._die(error)
+        except BaseException as error:  # the step is half done: no sequence in it can go on
             _log.exception("the engine's loop was interrupted")
-            self._break(error)
-        self._tell()
+            self._interrupt(error)
+        self._notify()
 
-    def _obey(self, command: Callable[[Driver], None] | None) -> None:
-        """All commands there are."""
+    def _run_commands(self, command: Callable[[EngineLoop], None] | None) -> None:
         while True:
             if command is not None:
                 command(self)
@@ -220,177 +265,133 @@ class Driver:
                 return
             command = self._commands.get()
 
-    def _break(self, error: BaseException) -> None:
+    def _interrupt(self, error: BaseException) -> None:
         """End all that computes."""
-        reason = f"the engine's step was interrupted ({type(error).__name__}); ask again"
-        for ticket in set(self._owners.values()):
-            self._end(ticket, "error", reason)
+        reason = ErrorInfo("interrupted", f"the engine's step was interrupted ({type(error).__name__}); ask again")
+        for handle in set(self._owners.values()):
+            self._end(handle, "error", reason)
 
-    def _shut(self) -> None:
-        """The end of the loop: nobody waits for anything any more."""
-        for ticket in tuple(self._names.values()):
-            self._end(ticket, "error", "the engine was closed; make a new one")
-        self._obey(None)
-        self._tell()
+    def _die(self, error: EngineDeadError) -> None:
+        """The core is gone: end every request, those that are still prepared included, and refuse further ones."""
+        self._dead = error
+        for handle in tuple(self._names.values()):
+            self._end(handle, "error", error.info)
 
-    def _admit(self, ticket: Ticket, result: Prepared | Exception) -> None:
-        """Hand the prepared prompt to the engine; whatever is wrong with it ends in the assembly."""
-        if ticket.assembly.finished:
+    def shut(self) -> None:
+        """End every request; the loop ends after this."""
+        for handle in tuple(self._names.values()):
+            self._end(handle, "error", ErrorInfo("engine_closed", "the engine was closed; make a new one"))
+        try:
+            self._run_commands(None)
+        except EngineDeadError as error:
+            self._die(error)
+        self._notify()
+
+    def _admit(self, handle: RequestHandle, result: ProcessedPrompt | Exception) -> None:
+        """Hand a prepared prompt to the core; an error ends the request."""
+        if handle.closed:
             return
-        if isinstance(result, Exception):  # not raised again: its traceback would hold this frame, and that the error
-            self._end(ticket, "error", explain(result, "reading a prompt"))
+        if isinstance(result, Exception):  # not raised again: its traceback would refer to this frame, and the frame to it
+            self._end(handle, "error", error_info(result, "reading a prompt"))
             return
         try:
-            ticket.assembly.start(result)
-            ticket.clock.admitted = time.perf_counter()
-            for request in ticket.sequences(result, self.tokenizer, self._eos, self._seed):
+            handle.inbox.append(result)
+            handle.times.admitted = time.perf_counter()
+            for request in handle.sequences(result, self._eos, self._seed):
                 self.core.add(request)
-                self._owners[request.request_id] = ticket
+                self._owners[request.request_id] = handle
+        except EngineDeadError:
+            raise
         except Exception as error:
-            self._end(ticket, "error", explain(error, "beginning an answer"))
+            self._end(handle, "error", error_info(error, "beginning an answer"))
 
     def _step(self) -> None:
-        outputs = self.core.step()
-        now = time.perf_counter()
-        for output in outputs:
-            ticket = self._owners.get(output.request_id)
-            if ticket is not None:
-                self._deliver(ticket, output, now)
-        if self.core.idle and self._owners:
+        done = self.core.step()
+        self.stats, now = done.stats, time.perf_counter()
+        for output in done.outputs:
+            handle = self._owners.get(output.request_id)
+            if handle is not None:
+                self._deliver(handle, output, now)
+        if self._unread:
+            self._output.put(self._unread)
+            self._unread = []
+        if done.idle and self._owners:
             time.sleep(_IDLE_STEP)
         self._sweep()
 
     def _sweep(self) -> None:
-        """When nothing is left to compute, the worker only frees."""
-        if not self._owners:
-            try:
-                self.core.step()
-            except BaseException:  # what is to be freed goes along with the next step
-                _log.exception("the engine could not free memory")
-
-    def _deliver(self, ticket: Ticket, output: TokenOutput, now: float) -> None:
-        assembly, name = ticket.assembly, output.request_id
+        """Let the worker free memory when nothing is left to compute."""
+        if self._owners or self._dead is not None:
+            return
         try:
-            with ticket.lock:
-                stopped = assembly.add(output)
-                changed = assembly.changed
-                if output.token_ids:
-                    ticket.clock.heard(name, now, bool(self.observers))
-                if assembly.finished and assembly.request_id in self._names:
-                    self._leave(ticket)
-                    if output.error is not None or not ticket.keep:
-                        self._release(ticket)
-            if name not in assembly.open:
-                del self._owners[name]
-                if stopped and ticket.keep:
-                    self.core.rest(name)
-                elif stopped or output.finish_reason is None:
-                    self.core.abort(name)
-        except Exception as error:
-            self._end(ticket, "error", explain(error, "writing an answer"))
-        else:
-            if changed and ticket.partial and not ticket.posted:
-                self._news.add(ticket)
+            self.stats = self.core.step().stats
+        except EngineDeadError:
+            raise
+        except BaseException:  # the next step frees it
+            _log.exception("the engine could not free memory")
 
-    def _end(self, ticket: Ticket, reason: str, error: str | None = None) -> None:
-        """Stop it wherever it is, and say so."""
-        for name in ticket.assembly.answers:
-            if self._owners.pop(name, None) is not None or ticket.keep:
+    def _deliver(self, handle: RequestHandle, output: TokenOutput, now: float) -> None:
+        name = output.request_id
+        handle.inbox.append(output)
+        if output.token_ids:
+            handle.times.record_token(name, now, bool(self.observers))
+        if output.finish_reason is not None:
+            del self._owners[name]
+            handle.open.discard(name)
+            if output.error is not None:
+                handle.keep = False  # the core has dropped the sequence
+            if not handle.open:
+                self._close(handle, output.finish_reason)
+        elif handle.keep and handle.stops_and_repairs:  # what a repair removes could not be restored later
+            handle.read()
+        elif not handle.unread and (handle.params.stop or len(handle.inbox) >= _MAX_UNREAD):
+            handle.unread = True
+            self._unread.append(handle)
+        if handle.stream and not handle.posted:
+            self._news.add(handle)
+
+    def _end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
+        """Stop a request wherever it is."""
+        if handle.number < 0:  # it was never submitted
+            return
+        for name in handle.builder.answers:
+            if (self._owners.pop(name, None) is not None or handle.keep) and self._dead is None:
                 self.core.abort(name)
-        with ticket.lock:
-            if not ticket.assembly.finished:
-                ticket.assembly.end(reason, error)
-                self._leave(ticket)
-            self._release(ticket)
+        handle.keep = False
+        if handle.closed:
+            self._names.pop(handle.name, None)
+        else:
+            self._close(handle, reason, error)
         self._sweep()
 
-    def _drop(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            self._end(ticket, "abort")
-            self._news.discard(ticket)
+    def _close(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
+        """The answer is finished: free the prompt's place in the queue, and the request's name unless its sequence is kept."""
+        handle.times.ended = time.perf_counter()
+        handle.inbox.append(Closing(reason, error))
+        handle.closed = True
+        handle.open.clear()
+        if handle.entry is not None:
+            self.input_queue.drop(handle.entry)
+            handle.entry = None  # it refers to the handle: the circle would keep media until the next collection
+        if not handle.keep:
+            self._names.pop(handle.name, None)
+        if self.observers:
+            self._news.discard(handle)
+            self._output.put((), (handle,))
+        else:
+            self._news.add(handle)
 
-    def _leave(self, ticket: Ticket) -> None:
-        """Its answer is finished: its place among prompts is free, a session that waits takes none; observers hear of it."""
-        self._news.add(ticket)
-        if ticket.entry is not None:
-            self.feeder.drop(ticket.entry)
-            ticket.entry = None  # it leads back here: media would stay until the collector finds the circle
-        assembly = ticket.assembly
-        waited = ticket.clock.waited(assembly.prepared.timings)
-        assembly.timings["queue"] = assembly.timings.get("queue", 0.0) + waited
-        for observe in self.observers:
-            try:
-                observe(assembly.trace(ticket.clock))
-            except Exception:
-                _log.exception("an observer of requests failed")
+    def _drop(self, handles: Iterable[RequestHandle]) -> None:
+        for handle in handles:
+            self._end(handle, "abort")
+            self._news.discard(handle)
 
-    def _release(self, ticket: Ticket) -> None:
-        """Nothing more will come: its name is free."""
-        ticket.keep = False
-        self._names.pop(ticket.assembly.request_id, None)
-
-    def _tell(self) -> None:
-        """Each caller once, however many of its requests have news."""
-        mail: dict[Callable[[list[Ticket]], None], list[Ticket]] = {}
-        for ticket in self._news:
-            ticket.posted = True
-            mail.setdefault(ticket.post, []).append(ticket)
-        self._news = set()
-        for post, tickets in mail.items():
-            try:
-                post(tickets)
-            except RuntimeError:  # its event loop is closed: nobody listens any more
-                self._drop(tickets)
+    def _notify(self) -> None:
+        if self._news:
+            news, self._news = self._news, set()
+            self._drop(notify(news))
 
 
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A thread that computes while the interpreter goes away would crash it."""
-    for driver in list(_drivers):
-        if driver._process == os.getpid():
-            driver.close()
-
-
-def _loop(ref: weakref.ref[Driver], commands: SimpleQueue[Any], num_threads: int, device: torch.device) -> None:
-    """Holds the driver only while there is work, so that it ends when nobody else does."""
-    use_threads(num_threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    command = None
-    while True:
-        driver = ref()
-        if driver is None or driver._closed:
-            break
-        driver._turn(command)
-        command, busy = None, bool(driver._owners) or driver._closed  # the turn may have read what `close` sent to wake us
-        del driver
-        if not busy:
-            command = commands.get()
-    if driver is not None:
-        driver._shut()
-
-
-def _preparation(core: EngineCore, job: Job) -> Callable[[], Prepared | Unfinished]:
-    """A grammar is compiled where the prompt is read, so that the loop finds it done: the first one takes a second."""
-    wanted = job.params.structured_outputs
-    if wanted is None:
-        return job.prepare
-
-    def prepare() -> Prepared | Unfinished:
-        core.runner.check_grammar(wanted)
-        return job.prepare()
-
-    return prepare
-
-
-def _admission(commands: SimpleQueue[Any], ticket: Ticket) -> Callable[[Prepared | Exception], None]:
-    """What the feeder calls with the prepared prompt: does not hold the driver."""
-    return lambda result: commands.put(lambda driver: driver._admit(ticket, result))
-
-
-def _dropping(ticket: Ticket) -> Callable[[Driver], None]:
-    """A command that holds nothing but the ticket."""
-    return lambda driver: driver._drop((ticket,))
+def _admission(commands: SimpleQueue[Any], handle: RequestHandle) -> Callable[[ProcessedPrompt | Exception], None]:
+    """What the input queue calls with the prepared prompt; it refers to the handle only, not to the loop."""
+    return lambda result: commands.put(lambda engine_loop: engine_loop._admit(handle, result))

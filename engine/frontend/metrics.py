@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..mm.cache import CacheStats
-from ..mm.errors import ConfigError
-from .driver import Driver
-from .media import MediaProcessor
+from ...mm.cache import CacheStats
+from ...mm.errors import ConfigError
+from ..types import EngineStats
+from .engine_loop import EngineLoop
+from .media import MultiModalProcessor
 from .trace import Observer, RequestTrace
-from .types import EngineStats
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _HISTOGRAMS = {
@@ -30,14 +30,14 @@ _STATES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "requests_waiting": ("sequences that wait for room in the engine", lambda stats: stats.waiting),
     "kv_usage_ratio": ("share of key/value blocks in use", lambda stats: stats.blocks_used / max(1, stats.blocks)),
     "encoder_cache_bytes": ("encoder rows that are held", lambda stats: stats.encoder_bytes),
-    "prefix_cache_blocks": ("blocks kept for later sequences", lambda stats: stats.blocks_kept),
+    "prefix_cache_blocks": ("KV-cache blocks in the prefix cache that no sequence uses", lambda stats: stats.blocks_cached),
 }
 _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "steps": ("batches computed", lambda stats: stats.steps),
     "preemptions": ("sequences that lost their blocks to another", lambda stats: stats.preemptions),
     "prefix_cache_queries": ("tokens of admitted prompts", lambda stats: stats.prefix_queries),
     "prefix_cache_hits": ("tokens of prompts found in the prefix cache", lambda stats: stats.prefix_hits),
-    "prefix_cache_evictions": ("kept blocks that were given to others", lambda stats: stats.prefix_evictions),
+    "prefix_cache_evictions": ("cached blocks evicted for others", lambda stats: stats.prefix_evictions),
     "encoder_cache_hits": ("items whose rows were held", lambda stats: stats.encoder_hits),
     "encoder_cache_misses": ("items that were encoded", lambda stats: stats.encoder_calls),
     "encoder_cache_disk_hits": ("items whose rows were read from disk", lambda stats: stats.encoder_disk_hits),
@@ -45,7 +45,7 @@ _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 }
 
 
-def register(registry: Any, driver: Driver, media: MediaProcessor) -> Observer:
+def register(registry: Any, engine_loop: EngineLoop, media: MultiModalProcessor) -> Observer:
     """Metrics named "sensorium_..." in a registry; an observer that keeps those of requests.
 
     Args:
@@ -62,7 +62,7 @@ def register(registry: Any, driver: Driver, media: MediaProcessor) -> Observer:
     if not isinstance(place, prometheus.CollectorRegistry):
         raise ConfigError(f"metrics={registry!r} must be True, False or a prometheus_client.CollectorRegistry")
     try:
-        return _observer(prometheus, place, _Collector(weakref.ref(driver), weakref.ref(media)))
+        return _observer(prometheus, place, _Collector(weakref.ref(engine_loop), weakref.ref(media)))
     except ValueError:
         raise ConfigError("the registry has the metrics of another engine; give each engine a CollectorRegistry") from None
 
@@ -91,10 +91,10 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
         for item in trace.items:
             items.labels(item.modality, item.encoder or "none").inc()
         seconds["request_seconds"].observe(trace.seconds)
-        if trace.first_token is not None:
-            seconds["time_to_first_token_seconds"].observe(trace.first_token)
-        for gap in trace.gaps:
-            seconds["inter_token_seconds"].observe(gap)
+        if trace.time_to_first_token is not None:
+            seconds["time_to_first_token_seconds"].observe(trace.time_to_first_token)
+        for latency in trace.inter_token_latencies:
+            seconds["inter_token_seconds"].observe(latency)
         for stage, spent in trace.timings.items():
             if f"{stage}_seconds" in seconds:
                 seconds[f"{stage}_seconds"].observe(spent)
@@ -105,17 +105,17 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
 class _Collector:
     """What the engine counts itself, read when somebody asks."""
 
-    def __init__(self, driver: weakref.ref[Driver], media: weakref.ref[MediaProcessor]) -> None:
-        self._driver, self._media = driver, media
+    def __init__(self, engine_loop: weakref.ref[EngineLoop], media: weakref.ref[MultiModalProcessor]) -> None:
+        self._engine_loop, self._media = engine_loop, media
 
     def describe(self) -> list[Any]:
         """Names, for the registry's check."""
         return list(self._families(EngineStats(), CacheStats(), 0))
 
     def collect(self) -> Iterator[Any]:
-        driver, media = self._driver(), self._media()
-        if driver is not None and media is not None:
-            yield from self._families(driver.core.stats, media.stats, driver.feeder.num_waiting)
+        engine_loop, media = self._engine_loop(), self._media()
+        if engine_loop is not None and media is not None:
+            yield from self._families(engine_loop.stats, media.stats, engine_loop.input_queue.num_waiting)
 
     def _families(self, stats: EngineStats, processed: CacheStats, preparing: int) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -1,4 +1,4 @@
-"""Token outputs to text and RequestOutput: incremental detokenisation, stop strings, log probabilities. Knows no scheduler."""
+"""TokenOutputs to RequestOutputs: incremental detokenisation, stop strings, log probabilities."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..mm.errors import InputError
-from ..processors.text import StreamDecoder, Tokenizer
-from .failures import describe
-from .input import Prepared
-from .sampling_params import SamplingParams
-from .trace import Clock, RequestTrace
-from .types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
+from ...mm.errors import ErrorInfo, InputError
+from ...processors.text.tokenizer import StreamDecoder, Tokenizer
+from ..errors import error_text
+from ..sampling_params import SamplingParams
+from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
+from .input_processor import ProcessedPrompt
+from .trace import RequestTimes, RequestTrace
 
 Logprobs = dict[int, Logprob]
 
 
-class Answer:
-    """One completion as it grows. `text` may end in what could become a stop string; `shown` never does."""
+class CompletionBuilder:
+    """Collects one answer. `text` is all of it; `stable_text` leaves out an end that may still be removed."""
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.index, self.params, self._tokenizer = index, params, tokenizer
@@ -28,35 +28,35 @@ class Answer:
         self.logprobs: list[Logprobs] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self._total = 0.0  # log probability of all tokens
-        self.cut = False  # at a stop string
-        self._searched = 0  # characters searched already: a stop string must end after them
-        self._told = (0, 0)  # tokens and characters that the last output ended with
-        self._settled = 0  # tokens that no repair of a loop can take back any more
-        self._settled_text = StreamDecoder(tokenizer, params.skip_special_tokens)
-        self._settled_length = 0  # characters of their text
+        self._cumulative_logprob = 0.0
+        self.cut = False  # the text ends at a stop string and is final
+        self._searched = 0  # characters that were searched for stop strings
+        self._sent = (0, 0)  # tokens and characters of the last delta output
+        self._stable = 0  # tokens that no repair can remove any more
+        self._stable_decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
+        self._stable_length = 0  # characters of their text
         self._repairs = 0
         self._text = ""
         self._undecoded: list[int] = []
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
 
     def add(self, output: TokenOutput) -> bool:
-        """Take what a step made; True when a stop string ends the answer that the engine would go on with."""
+        """Add a step's output. Return True if a stop string ends the answer while the core continues."""
         if output.num_removed:
-            self._take_back(output.num_removed)
+            self._remove(output.num_removed)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.token_ids += output.token_ids
         if output.logprobs:
             self.logprobs += [with_text(entry, self._tokenizer) for entry in output.logprobs]
-            self._total += sum(e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True))
+            self._cumulative_logprob += sum(e[t].logprob for e, t in zip(output.logprobs, output.token_ids, strict=True))
         self._undecoded += output.token_ids
         if output.finish_reason == "stop" and not self.params.include_stop_str_in_output:
-            self._undecoded.pop()  # the ending token is no text
-        return self._stop() and output.finish_reason is None
+            self._undecoded.pop()  # the stop token is not part of the text
+        return self._check_stop_strings() and output.finish_reason is None
 
     @property
     def text(self) -> str:
-        """All text so far; decoding waits until somebody looks. InputError for what cannot be decoded."""
+        """All text so far. It is decoded on access. Raises InputError if the tokens cannot be decoded."""
         if self.cut:
             return self._text
         try:
@@ -64,55 +64,56 @@ class Answer:
             self._undecoded = []
             if self.finish_reason is not None:
                 self._text += self._decoder.flush()
-        except Exception as error:  # whatever a tokenizer raises
-            raise InputError(f"detokenising failed: {describe(error)}; token_ids hold the answer") from None
+        except Exception as error:  # tokenizers raise exceptions of many types
+            raise InputError(f"detokenising failed: {error_text(error)}; token_ids hold the answer") from None
         return self._text
 
     @property
-    def shown(self) -> str:
-        """The text that neither a stop string nor the repair of a loop will take back."""
+    def stable_text(self) -> str:
+        """The text that neither a stop string nor a repair can remove any more."""
         text = self.text
         if self.finish_reason is not None:
             return text
-        length = len(text) - held_back(text, self.params.stop_strings)
-        return text[: min(length, self._settle()[1])]
+        length = len(text) - partial_stop_length(text, self.params.stop_strings)
+        return text[: min(length, self._find_stable()[1])]
 
     def output(self, delta: bool = False) -> CompletionOutput:
-        """All of it that will not be taken back, or what is new of that since the last output."""
-        text, tokens, start = self.shown, self._settle()[0], (0, 0)
+        """Return the stable part of the answer; with `delta`, only what is new since the last output."""
+        text, num_tokens, start = self.stable_text, self._find_stable()[0], (0, 0)
         if delta:
-            start, self._told = self._told, (tokens, len(text))
-        scored = self.params.logprobs is not None
+            start, self._sent = self._sent, (num_tokens, len(text))
+        has_logprobs = self.params.logprobs is not None
         return CompletionOutput(
             self.index,
             text[start[1] :],
-            tuple(self.token_ids[start[0] : tokens]),
-            tuple(self.logprobs[start[0] : tokens]) if scored else None,
-            self._total if scored else None,
+            tuple(self.token_ids[start[0] : num_tokens]),
+            tuple(self.logprobs[start[0] : num_tokens]) if has_logprobs else None,
+            self._cumulative_logprob if has_logprobs else None,
             self.finish_reason,
             self.stop_reason,
         )
 
-    def _settle(self) -> tuple[int, int]:
-        """Tokens and characters that no repair can take back any more."""
+    def _find_stable(self) -> tuple[int, int]:
+        """Return how many tokens and characters no repair can remove any more."""
         detection = self.params.repetition_detection
-        repairs = detection is not None and detection.repair and self._repairs < detection.max_repairs
-        if self.finish_reason is not None or detection is None or not repairs:
+        may_repair = detection is not None and detection.repair and self._repairs < detection.max_repairs
+        if self.finish_reason is not None or detection is None or not may_repair:
             return len(self.token_ids), len(self.text)
-        settled = max(self._settled, settled_tokens(self.token_ids, detection.max_cycle))
-        self._settled_length += len(self._settled_text.push(self.token_ids[self._settled : settled]))
-        self._settled = settled
-        return settled, self._settled_length
+        stable = max(self._stable, num_stable_tokens(self.token_ids, detection.max_cycle))
+        self._stable_length += len(self._stable_decoder.push(self.token_ids[self._stable : stable]))
+        self._stable = stable
+        return stable, self._stable_length
 
-    def _take_back(self, count: int) -> None:
+    def _remove(self, count: int) -> None:
         self._repairs += 1
         del self.token_ids[-count:], self.logprobs[len(self.token_ids) :]
-        self._total = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=False))
-        self._text, self._undecoded = "", list(self.token_ids)  # decoded anew from the start
+        self._cumulative_logprob = sum(e[t].logprob for e, t in zip(self.logprobs, self.token_ids, strict=False))
+        self._text, self._undecoded = "", list(self.token_ids)  # decode again from the start
         self._decoder = StreamDecoder(self._tokenizer, self.params.skip_special_tokens)
         self._searched = min(self._searched, len(self.text))
 
-    def _stop(self) -> bool:
+    def _check_stop_strings(self) -> bool:
+        """Search the new text for stop strings. If one is found, cut the text there and return True."""
         if not self.params.stop_strings:
             return False
         text, searched = self.text, self._searched
@@ -129,66 +130,63 @@ class Answer:
         return True
 
 
-class Assembly:
-    """Everything that comes back for one prompt: its answers, by engine request id."""
+class OutputBuilder:
+    """Collects the output of one request: its answers, by the id of their EngineRequest."""
 
     def __init__(self, request_id: str, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.request_id, self.params, self._tokenizer = request_id, params, tokenizer
-        self.answers = {f"{request_id}.{i}": Answer(i, params, tokenizer) for i in range(params.n)}
-        self.open = set(self.answers)  # engine requests that still run
-        self.prepared = Prepared(None, ())
+        self.answers = {f"{request_id}.{i}": CompletionBuilder(i, params, tokenizer) for i in range(params.n)}
+        self.finished = False  # no output follows
+        self.prepared = ProcessedPrompt(None, ())
         self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-        self.error: str | None = None
+        self.error: ErrorInfo | None = None
         self.timings: dict[str, float] = {}
         self.stats: dict[str, SequenceStats] = {}
         self.pooled: Tensor | None = None
         self.changed = False
 
-    @property
-    def finished(self) -> bool:
-        return not self.open
+    def num_tokens(self, name: str) -> int:
+        """Return the number of tokens of an answer's sequence, including the prompt."""
+        return len(self.prepared.token_ids) + len(self.answers[name].token_ids)
 
-    @property
-    def num_tokens(self) -> int:
-        """Of the sequence of the first answer."""
-        return len(self.prepared.token_ids) + len(next(iter(self.answers.values())).token_ids)
-
-    def start(self, prepared: Prepared) -> None:
-        """The prompt is known."""
+    def start(self, prepared: ProcessedPrompt) -> None:
+        """Set the prompt."""
         self.prepared = prepared
         self.timings.update(prepared.timings)
 
     def add(self, output: TokenOutput) -> bool:
-        """Take a step's output for one of the answers; True when the engine has to be told to stop it."""
-        answer = self.answers[output.request_id]
+        """Add a step's output to its answer. Return True if a stop string ends the answer while the core continues.
+
+        Tokens after a stop string are dropped.
+        """
+        answer, stopped = self.answers[output.request_id], False
+        if output.stats is not None:
+            self.stats[output.request_id] = output.stats
+        for stage, seconds in output.timings.items():
+            self.timings[stage] = max(self.timings.get(stage, 0.0), seconds)
+        if answer.cut:
+            return False
         self.changed = self.changed or bool(output.token_ids or output.finish_reason or output.num_removed)
         if output.prompt_logprobs is not None:
             texts = (None if e is None else with_text(e, self._tokenizer) for e in output.prompt_logprobs)
             self.prompt_logprobs = tuple(texts)
         stopped = answer.add(output)
-        self.error = self.error or output.error
+        self.error = self.error or self._with_item(output.error)
         self.pooled = output.pooled
-        if output.stats is not None:
-            self.stats[output.request_id] = output.stats
-        for stage, seconds in output.timings.items():
-            self.timings[stage] = max(self.timings.get(stage, 0.0), seconds)
-        if answer.finish_reason is not None:
-            self.open.discard(output.request_id)
         return stopped
 
-    def end(self, reason: str, error: str | None = None) -> None:
-        """Nothing more will come."""
-        self.error, self.changed = error or self.error, True
+    def close(self, reason: str, error: ErrorInfo | None = None) -> None:
+        """End the request. Answers without a finish reason get this one."""
+        self.error, self.changed, self.finished = self._with_item(error) or self.error, True, True
         for answer in self.answers.values():
             answer.finish_reason = answer.finish_reason or reason
-        self.open.clear()
 
     def output(self, delta: bool = False) -> RequestOutput:
-        """All of it, or of each answer what is new since the last output."""
+        """Return the output; with `delta`, the answers hold only what is new since the last output."""
         return replace(self.summary(), outputs=tuple(answer.output(delta) for answer in self.answers.values()))
 
     def summary(self) -> RequestOutput:
-        """All but the answers."""
+        """Return the output without its answers."""
         first = self.stats.get(next(iter(self.answers)), SequenceStats())
         return RequestOutput(
             self.request_id,
@@ -206,15 +204,15 @@ class Assembly:
             self.pooled,
         )
 
-    def trace(self, clock: Clock) -> RequestTrace:
-        """What became of it, in numbers; no text is decoded for it."""
+    def trace(self, times: RequestTimes) -> RequestTrace:
+        """Return timings and counts of the request. No text is decoded."""
         output = self.summary()
         return RequestTrace(
             output.request_id,
-            clock.started,
-            time.perf_counter() - clock.arrival,
-            None if clock.first is None else clock.first - clock.arrival,
-            tuple(clock.gaps),
+            times.started,
+            (times.ended or time.perf_counter()) - times.arrival,
+            None if times.first_token is None else times.first_token - times.arrival,
+            tuple(times.inter_token_latencies),
             tuple(answer.finish_reason or "" for answer in self.answers.values()),
             len(output.prompt_token_ids),
             sum(len(answer.token_ids) for answer in self.answers.values()),
@@ -226,40 +224,51 @@ class Assembly:
         )
 
     def freeze(self) -> None:
-        """Text that cannot be decoded stays as far as it is."""
+        """Keep the text as it is, after an error in decoding."""
         for answer in self.answers.values():
             answer.cut, answer.finish_reason = True, "error"
 
+    def _with_item(self, error: ErrorInfo | None) -> ErrorInfo | None:
+        """Name the item as the caller counts them. The core counts features, and an item may have several."""
+        if error is None or error.modality is None or error.index is None:
+            return error
+        features = [i for i, feature in enumerate(self.prepared.features) if feature.modality == error.modality]
+        if error.index >= len(features):
+            return error
+        item = self.prepared.items[self.prepared.item_of[features[error.index]]]
+        reason = error.message.removeprefix(f"{error.modality} {error.index}: ")
+        return replace(error, message=reason).for_item(item.modality, item.index)
+
     def _encoder(self, item: int) -> str:
-        """How the rows of an item came to be, in words of SequenceStats: the costliest way of its pieces and answers."""
-        pieces = [place for place, owner in enumerate(self.prepared.item_of) if owner == item]
-        ways = {stats.items[place] for stats in self.stats.values() for place in pieces if place < len(stats.items)}
+        """Return how an item's encoder rows were obtained, as in SequenceStats; of several pieces, the costliest way."""
+        pieces = [i for i, owner in enumerate(self.prepared.item_of) if owner == item]
+        ways = {stats.items[i] for stats in self.stats.values() for i in pieces if i < len(stats.items)}
         return next((way for way in ("encoded", "disk", "cache", "prefix") if way in ways), "")
 
 
 def find_stop(text: str, stops: Sequence[str], searched: int) -> tuple[int, str] | None:
-    """The earliest stop string that ends after the first `searched` characters, and where it starts."""
+    """Return start and text of the earliest stop string that ends after the first `searched` characters."""
     hits = ((text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in stops)
     return min(((at, stop) for at, stop in hits if at >= 0), default=None)
 
 
-def settled_tokens(token_ids: Sequence[int], max_cycle: int) -> int:
-    """How many tokens cannot be part of a loop that is found later, see `repetition.find_loop`.
+def num_stable_tokens(token_ids: Sequence[int], max_cycle: int) -> int:
+    """Return how many tokens cannot be part of a loop that is found later; see `repetition.find_loop`.
 
-    The last `max_cycle` may be the first time a cycle is said; before them, those of a cycle that is being said again.
+    The last `max_cycle` tokens may be the first occurrence of a cycle. If they repeat an earlier one, the loop may start there.
     """
     end = len(token_ids)
-    settled = max(0, end - max_cycle)
+    stable = max(0, end - max_cycle)
     for size in range(1, min(max_cycle, end - 1) + 1):
         first = end - size
         while first > 0 and token_ids[first - 1] == token_ids[first - 1 + size]:
             first -= 1
-        settled = min(settled, first)
-    return settled
+        stable = min(stable, first)
+    return stable
 
 
-def held_back(text: str, stops: Sequence[str]) -> int:
-    """Length of the longest end of the text that a stop string begins with: "abc" and stop "cd" give 1."""
+def partial_stop_length(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest suffix of the text that is a proper prefix of a stop string: 1 for "abc" and "cd"."""
     longest = max((len(stop) - 1 for stop in stops), default=0)
     for size in range(min(longest, len(text)), 0, -1):
         if any(stop.startswith(text[-size:]) for stop in stops):
@@ -268,7 +277,7 @@ def held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def with_text(entry: Mapping[int, Logprob], tokenizer: Tokenizer) -> Logprobs:
-    """Log probabilities with their tokens' texts."""
+    """Add the tokens' texts to log probabilities."""
     return {
         token: replace(value, decoded_token=tokenizer.decode([token], skip_special_tokens=False))
         for token, value in entry.items()

@@ -1,59 +1,108 @@
-"""One request on its way through the engine, shared by the loop's thread and the caller's. Knows neither."""
+"""One request, from the call to its last output."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
 
-from ..processors.text import Tokenizer
-from .failures import explain
-from .feeder import Entry
-from .input import Prepared, Unfinished
-from .output import Assembly
-from .pooling import Pooling
-from .sampler import mix
-from .sampling_params import SamplingParams
-from .trace import Clock
-from .types import EngineRequest, RequestOutput
+from ...mm.errors import ErrorInfo
+from ...processors.text.tokenizer import Tokenizer
+from ..errors import error_info
+from ..pooling_params import PoolingParams
+from ..sampling_params import SamplingParams
+from ..seeds import splitmix64
+from ..types import EngineRequest, RequestOutput, TokenOutput
+from .input_processor import ParsedPrompt, ProcessedPrompt
+from .input_queue import QueueEntry
+from .output_processor import OutputBuilder
+from .trace import RequestTimes
 
 
 @dataclass(frozen=True)
-class Job:
-    """One prompt: how to prepare it, and what to ask of the answer.
+class Closing:
+    """The last event of an answer. Completions without a finish reason get `reason`."""
 
-    `keep`: the sequence stays after its answer, see EngineRequest.hold_open. `request_id`: None for one of ours. `pooling`:
-    what is wanted instead of an answer.
+    reason: str
+    error: ErrorInfo | None
+
+
+@dataclass(eq=False)
+class RequestHandle:
+    """What a caller asks for, and what has come back so far.
+
+    The loop's thread only appends to `inbox`. Text, stop strings and log probabilities are made from it by `read` and `take`,
+    in the caller's thread or the output thread.
+
+    Args:
+        prepare: reads the prompt; called in a reading thread.
+        priority: smaller is served first.
+        request_id: None lets the engine choose one.
+        keep: the sequence stays after an answer, see `EngineRequest.hold_open`; False once the sequence has ended.
+        pooling: what to return instead of an answer.
     """
 
-    prepare: Callable[[], Prepared | Unfinished]
+    prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
     params: SamplingParams
     priority: int = 0
     request_id: str | None = None
     keep: bool = False
-    pooling: Pooling | None = None
+    pooling: PoolingParams | None = None
+    ring: Callable[[], None] = field(default=lambda: None)  # for a `post` that passes news on
 
+    # set by `register`
+    number: int = field(default=-1, init=False)
+    name: str = field(default="", init=False)
+    post: Callable[[list[RequestHandle]], None] = field(init=False)  # called with the requests that have news
+    stream: bool = field(default=False, init=False)  # news also before the answer is finished
+    commands: SimpleQueue[Any] = field(init=False)
+    builder: OutputBuilder = field(init=False)
+    entry: QueueEntry | None = field(default=None, init=False)
+    bad_word_ids: tuple[tuple[int, ...], ...] = field(default=(), init=False)
+    times: RequestTimes = field(default_factory=RequestTimes, init=False)
 
-class Ticket:
-    """One request, from asking to its last output. `post` is called in the loop's thread with those there is news of."""
+    # written by the loop's thread
+    inbox: deque[ProcessedPrompt | TokenOutput | Closing] = field(default_factory=deque, init=False)
+    open: set[str] = field(default_factory=set, init=False)  # sequences whose answer is not finished
+    closed: bool = field(default=False, init=False)  # the inbox got its Closing
+    posted: bool = field(default=False, init=False)  # the caller was told of news and has not looked yet
+    unread: bool = field(default=False, init=False)  # the output thread was told to read
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # of the builder, never taken by the loop
 
-    def __init__(self, number: int, job: Job, assembly: Assembly, post: Callable[[list[Ticket]], None], partial: bool) -> None:
-        self.number, self.job, self.assembly, self.post, self.partial = number, job, assembly, post, partial
-        self.entry: Entry | None = None
-        self.lock = threading.Lock()  # of the assembly: the loop adds, the caller takes
-        self.ring: Callable[[], None] = _silent  # for whoever passes `post` on
-        self.keep = job.keep  # whether the sequence stays after an answer
-        self.posted = False  # the caller was told of news and has not looked yet
-        self.clock = Clock()
+    def register(
+        self,
+        number: int,
+        name: str,
+        tokenizer: Tokenizer,
+        post: Callable[[list[RequestHandle]], None],
+        stream: bool,
+        commands: SimpleQueue[Any],
+    ) -> None:
+        """Get ready for outputs. `commands` are for the loop's thread: functions of the EngineLoop."""
+        self.number, self.name, self.post, self.stream, self.commands = number, name, post, stream, commands
+        self.begin_turn(OutputBuilder(name, self.params, tokenizer))
 
-    def sequences(
-        self, prepared: Prepared, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...], seed: int
-    ) -> Iterator[EngineRequest]:
-        """What the engine computes for it, one for each answer; `seed` is the engine's, for those without one of their own."""
-        params = self.job.params
-        base = params.seed if params.seed is not None else mix(mix(seed) + self.number)
-        words = tuple(dict.fromkeys(ids for word in params.bad_words or () for ids in bad_word_ids(word, tokenizer)))
-        for i, name in enumerate(self.assembly.answers):
+    def begin_turn(self, builder: OutputBuilder) -> None:
+        """Before the first answer, and before each further answer of a sequence that was kept."""
+        self.builder, self.times, self.closed = builder, RequestTimes(), False
+        self.open = set(builder.answers)
+
+    def read_prompt(self, tokenizer: Tokenizer, compile_grammar: Callable[[Any], None]) -> ProcessedPrompt | ParsedPrompt:
+        """In a reading thread: all that the loop would otherwise wait for."""
+        if self.params.structured_outputs is not None:
+            compile_grammar(self.params.structured_outputs)
+        words = (ids for word in self.params.bad_words or () for ids in bad_word_ids(word, tokenizer))
+        self.bad_word_ids = tuple(dict.fromkeys(words))
+        return self.prepare()
+
+    def sequences(self, prepared: ProcessedPrompt, eos_token_ids: tuple[int, ...], seed: int) -> Iterator[EngineRequest]:
+        """One request to the core for each answer. `seed` is the engine's, for requests without a seed of their own."""
+        params = self.params
+        base = params.seed if params.seed is not None else splitmix64(splitmix64(seed) + self.number)
+        for i, name in enumerate(self.builder.answers):
             own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
             yield EngineRequest(
                 name,
@@ -61,37 +110,98 @@ class Ticket:
                 own,
                 eos_token_ids,
                 prepared.features,
-                priority=self.job.priority,
-                seed=mix(mix(base) ^ i),
-                bad_word_ids=words,
-                hold_open=self.job.keep,
+                priority=self.priority,
+                seed=splitmix64(splitmix64(base) ^ i),
+                bad_word_ids=self.bad_word_ids,
+                hold_open=self.keep,
                 salt=prepared.salt,
                 adapter=prepared.adapter,
                 cross=prepared.cross,
-                pooling=self.job.pooling,
+                pooling=self.pooling,
             )
 
+    @property
+    def finished(self) -> bool:
+        """The last output was made, in the eyes of the caller."""
+        return self.builder.finished
+
+    @property
+    def stops_and_repairs(self) -> bool:
+        """A stop string may be found while the core takes tokens back."""
+        detection = self.params.repetition_detection
+        return bool(self.params.stop) and detection is not None and detection.repair
+
+    def read(self) -> None:
+        """Put what came in so far into the builder."""
+        with self.lock:
+            self._read()
+
     def take(self, delta: bool = False) -> RequestOutput | None:
-        """What there is to tell, with `delta` only what is new since the last time; None if there is no news."""
+        """All output so far, with `delta` only what is new since the last call; None if there is no news."""
         with self.lock:
             self.posted = False
-            if not self.assembly.changed:
+            self._read()
+            if not self.builder.changed:
                 return None
-            self.assembly.changed = False
+            self.builder.changed = False
             try:
-                return self.assembly.output(delta)
+                return self.builder.output(delta)
             except Exception as error:  # text that cannot be decoded ends its own request
-                self.assembly.end("error", explain(error, "writing an answer"))
-                self.assembly.freeze()
-                return self.assembly.output(delta)
+                self._fail(error)
+                self.builder.changed = False
+                self.builder.freeze()
+                return self.builder.output(delta)
+
+    def _read(self) -> None:
+        self.unread = False
+        while self.inbox:
+            event = self.inbox.popleft()
+            if isinstance(event, ProcessedPrompt):
+                self.builder.start(event)
+            elif isinstance(event, Closing):
+                waited = self.times.queue_seconds(self.builder.prepared.timings)
+                self.builder.timings["queue"] = self.builder.timings.get("queue", 0.0) + waited
+                self.builder.close(event.reason, event.error)
+            elif not self.builder.finished:
+                try:
+                    if self.builder.add(event):
+                        self._stop(event.request_id)
+                except Exception as error:
+                    self._fail(error)
+
+    def _stop(self, name: str) -> None:
+        """A stop string ended an answer. The core may have gone on; what it computed since is dropped."""
+        num_tokens = self.builder.num_tokens(name)
+        self.commands.put(lambda engine_loop: engine_loop.stop(self, name, num_tokens))
+
+    def _fail(self, error: Exception) -> None:
+        info = error_info(error, "writing an answer")
+        self.builder.close("error", info)
+        self.commands.put(lambda engine_loop: engine_loop.fail(self, info))
 
 
-def _silent() -> None:
-    """Nobody listens."""
+def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
+    """Call each caller once, however many of its requests have news. Return the requests whose caller is gone."""
+    mail: dict[Callable[[list[RequestHandle]], None], list[RequestHandle]] = {}
+    for handle in handles:
+        handle.posted = True
+        mail.setdefault(handle.post, []).append(handle)
+    gone = []
+    for post, news in mail.items():
+        try:
+            post(news)
+        except RuntimeError:  # its event loop is closed
+            gone += news
+    return gone
+
+
+def dropping(handle: RequestHandle) -> Callable[[Any], None]:
+    """A command for the loop that refers to the handle only, not to the loop."""
+    return lambda engine_loop: engine_loop._drop((handle,))
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """The token sequences a word has at the start of a text and after a space."""
+    """The token sequences of a word at the start of a text and after a space."""
     for spelled in (word.lstrip(), " " + word.lstrip()):
         ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
         if ids:

@@ -1,7 +1,7 @@
-"""What a block of keys and values is known by: a chain of hashes over tokens and items. Holds no block.
+"""Block hashes of the prefix cache: each covers a block's tokens, the items among them, and the hash of the block before.
 
-Example: items of 5 tokens at 0 (h1) and of 5 at 10 (h2). Tokens [0, 6) are followed by (h1, 0), [3, 8) by (h1, -3), [6, 10) by
-nothing, [0, 15) by (h1, 0) and (h2, 10). The same tokens around another picture differ from the block where it begins.
+Example: items of 5 tokens at 0 (h1) and of 5 at 10 (h2). Tokens [0, 6) are hashed with (h1, 0), [3, 8) with (h1, -3), [6, 10)
+with no item, [0, 15) with (h1, 0) and (h2, 10). Equal tokens with another picture differ from the picture's first block on.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..mm.types import MultiModalFeature
+from ...mm.types import MultiModalFeature
 
 _BYTES = 32
 
 
-def root_key(salt: str, adapter: str, cross: str) -> bytes:
-    """Where a chain begins: sequences that differ in tenant, adapter or encoder side share nothing."""
+def hash_root(salt: str, adapter: str, cross: str) -> bytes:
+    """Return the start of a chain: sequences with another salt, adapter or encoder input (`cross`) share no block."""
     return _digest(b"root", *(part.encode() for part in (salt, adapter, cross)))
 
 
-def cross_keys(root: bytes, count: int) -> list[bytes]:
-    """Keys of the `count` blocks that hold the keys and values of the encoder side that `root` was made with."""
+def hash_cross_blocks(root: bytes, count: int) -> list[bytes]:
+    """Return the hashes of the `count` cross-attention blocks of a sequence with this root."""
     return [_digest(b"cross", root, index.to_bytes(4, "little")) for index in range(count)]
 
 
-def block_key(parent: bytes, token_ids: Sequence[int], items: Sequence[tuple[str, int]]) -> bytes:
-    """Of a full block: `parent` is the key of the block before it, `items` what `block_items` says of it."""
+def hash_block(parent: bytes, token_ids: Sequence[int], items: Sequence[tuple[str, int]]) -> bytes:
+    """Return the hash of a full block. `parent`: hash of the block before it; `items`: result of `items_in_block`."""
     placed = (f"{key}@{offset}".encode() for key, offset in items)
     return _digest(parent, array("q", token_ids).tobytes(), *placed)
 
 
-def block_items(features: Sequence[MultiModalFeature], start: int, stop: int) -> tuple[tuple[str, int], ...]:
-    """(hash, offset in the block) of every item that has a token in `[start, stop)`."""
+def items_in_block(features: Sequence[MultiModalFeature], start: int, stop: int) -> tuple[tuple[str, int], ...]:
+    """Return (hash, offset in the block) of every item that has a token in `[start, stop)`."""
     inside = (f for f in features if f.range.offset < stop and f.range.end > start)
     return tuple((feature.hash, feature.range.offset - start) for feature in inside)
 
 
-def extend_keys(
-    keys: list[bytes], root: bytes, token_ids: Sequence[int], features: Sequence[MultiModalFeature], block_size: int
+def extend_block_hashes(
+    hashes: list[bytes], root: bytes, token_ids: Sequence[int], features: Sequence[MultiModalFeature], block_size: int
 ) -> None:
-    """Append the keys of all full blocks of `token_ids` that `keys` lacks."""
-    for index in range(len(keys), len(token_ids) // block_size):
+    """Append to `hashes` those of the full blocks of `token_ids` that it lacks."""
+    for index in range(len(hashes), len(token_ids) // block_size):
         start = index * block_size
-        items = block_items(features, start, start + block_size) if features else ()
-        keys.append(block_key(keys[-1] if keys else root, token_ids[start : start + block_size], items))
+        items = items_in_block(features, start, start + block_size) if features else ()
+        hashes.append(hash_block(hashes[-1] if hashes else root, token_ids[start : start + block_size], items))
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Over the parts and their lengths, so that no two lists of parts read the same."""
+    """Hash the parts with their lengths, so that two different lists of parts never collide by concatenation."""
     state = blake2b(digest_size=_BYTES, person=b"sensorium.kv")
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))

@@ -1,176 +1,211 @@
-"""Which blocks a sequence lives in, and which of them it shares with others. Knows no step and no budget."""
+"""Block tables of sequences: allocation, sharing through the prefix cache, rollback and windows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from .atoms import Atom, round_down
-from .kv import HOLE, BlockPool, Blocks, KVBlocks
-from .prefix_cache import cross_keys
-from .request import Request
+from ..bidirectional_spans import BidirectionalSpan, round_down
+from .block_hash import hash_cross_blocks
+from .block_pool import NULL_BLOCK, BlockIds, BlockPool, BlockPools
+
+
+class CachedSequence(Protocol):
+    """What BlockTables reads and writes of a sequence. `engine.scheduler.request.Request` is one."""
+
+    token_ids: list[int]
+    num_computed: int  # tokens whose keys and values are in the cache
+    block_ids: BlockIds
+    num_hashed_blocks: int  # blocks whose hash the prefix cache has
+    cross_written: bool  # the keys and values of the encoder input are in the cache
+    root_hash: bytes  # start of its chain of block hashes
+
+    @property
+    def cross_rows(self) -> int:
+        """Encoder rows that it reads through cross-attention."""
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether every prompt token has to be computed, cached or not."""
+
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """Return the hashes of all full blocks of its tokens."""
+
+    def rewind(self, num_computed: int) -> None:
+        """Compute tokens from `num_computed` on again."""
 
 
 class BlockTables:
-    """Blocks of sequences over all cache groups: a slot per token, but in "cross" groups per row of the encoder side.
+    """Allocates the blocks of sequences over all cache groups.
 
-    A sequence begins in the full blocks that earlier ones left behind; a block becomes known once all its tokens are computed.
-    A group with a window has blocks for the tokens of the next step, and of those before it only what they see: a beginning
-    is found there if the last window of it is, and a rollback to where keys are gone starts again.
+    A group has a slot per token, or, of kind "cross", per row of the encoder input. A new sequence starts in the cached blocks
+    of its longest cached prefix; its own full blocks are hashed once all their tokens are computed. A group with a window
+    holds blocks for the tokens of the next step and for the earlier tokens they see. There a cached prefix needs only the
+    blocks of its last window, and a rollback to before what is held computes the sequence again.
 
     Args:
-        caching: whether blocks are shared at all.
-        rows: tokens of one sequence in a step, at most.
+        prefix_caching: whether sequences share blocks.
+        max_rows: most tokens of one sequence in a step.
     """
 
-    def __init__(self, kv: KVBlocks, caching: bool, rows: int) -> None:
-        self.kv, self.caching, self._rows = kv, caching, rows
-        self.queries = self.hits = 0  # tokens of placed sequences, and how many of them were there
+    def __init__(self, block_pools: BlockPools, prefix_caching: bool, max_rows: int) -> None:
+        self.block_pools, self.prefix_caching, self._max_rows = block_pools, prefix_caching, max_rows
+        self.queries = self.hits = 0  # tokens of sequences given to `allocate`, and those found cached
 
-    def place(self, request: Request, parts: Sequence[Atom]) -> bool:
-        """Room for all known tokens of a sequence without blocks, the first of them shared; False for too little."""
-        found = self._find(request, parts)
-        for held, pool in zip(found, self.kv.pools, strict=True):
-            pool.share(held)
-        full = max((len(held) for held, spec in zip(found, self.kv.specs, strict=True) if spec.kind != "cross"), default=0)
-        blocks = self.kv.grow(found, self._lengths(request, full * self.kv.block_size))
+    def allocate(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> bool:
+        """Give a sequence without blocks room for all its tokens, starting in cached blocks; False for too few blocks."""
+        cached = self._find_cached(seq, spans)
+        specs = self.block_pools.specs
+        for held, pool in zip(cached, self.block_pools.pools, strict=True):
+            pool.touch(held)
+        full = max((len(held) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
+        blocks = self.block_pools.grow(cached, self._slots(seq, full * self.block_pools.block_size))
         if blocks is None:
-            self.kv.shrink(found, [0] * len(found))
+            self.block_pools.shrink(cached, [0] * len(cached))
             return False
-        request.block_ids = blocks
-        request.rewind(full * self.kv.block_size)
-        request.num_named = full
-        cross = [held for held, spec in zip(found, self.kv.specs, strict=True) if spec.kind == "cross"]
-        request.cross_done = not request.cross_rows or all(cross)
-        self.queries += len(request.token_ids)
-        self.hits += request.num_computed
+        seq.block_ids = blocks
+        seq.rewind(full * self.block_pools.block_size)
+        seq.num_hashed_blocks = full
+        cross = [held for held, spec in zip(cached, specs, strict=True) if spec.kind == "cross"]
+        seq.cross_written = not seq.cross_rows or all(cross)
+        self.queries += len(seq.token_ids)
+        self.hits += seq.num_computed
         return True
 
-    def grow(self, request: Request, ahead: bool = False) -> bool:
-        """Room for all known tokens of a sequence that has blocks, and one to come if `ahead`; False for too little."""
-        known = len(request.token_ids)
-        start, tokens = (known, known + 1) if ahead else (request.num_computed, known)
-        blocks = self.kv.grow(request.block_ids, self._lengths(request, start, tokens))
-        request.block_ids = blocks or request.block_ids
+    def grow(self, seq: CachedSequence, ahead: bool = False) -> bool:
+        """Give a sequence that has blocks room for all its tokens, and one more if `ahead`; False for too few blocks."""
+        length = len(seq.token_ids)
+        start, tokens = (length, length + 1) if ahead else (seq.num_computed, length)
+        blocks = self.block_pools.grow(seq.block_ids, self._slots(seq, start, tokens))
+        seq.block_ids = blocks or seq.block_ids
         return blocks is not None
 
-    def drop(self, request: Request) -> None:
-        """All blocks lose this user, and the sequence what was computed."""
-        request.block_ids = self.kv.shrink(request.block_ids, [0] * len(request.block_ids))
-        request.rewind(0)
-        request.num_named, request.cross_done = 0, not request.cross_rows
+    def free(self, seq: CachedSequence) -> None:
+        """Free all blocks of a sequence, which then has computed nothing."""
+        seq.block_ids = self.block_pools.shrink(seq.block_ids, [0] * len(seq.block_ids))
+        seq.rewind(0)
+        seq.num_hashed_blocks, seq.cross_written = 0, not seq.cross_rows
 
-    def roll_back(self, request: Request, parts: Sequence[Atom]) -> None:
-        """After the sequence lost its end: the block it now ends in is written again, by whoever owns it alone."""
-        size, first = self.kv.block_size, request.num_computed // self.kv.block_size
-        request.block_ids = self.kv.shrink(request.block_ids, self._lengths(request, request.num_computed))
-        again = [(pool, block) for held, pool, _ in self._of_tokens(request) for block in held[first:] if block != HOLE]
-        if any(pool.is_shared(block) for pool, block in again):
-            request.rewind(first * size)
-            request.block_ids = self.kv.shrink(request.block_ids, self._lengths(request, first * size, first * size))
+    def roll_back(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> None:
+        """Fit the blocks to a sequence that lost its last tokens.
+
+        The block it now ends in will be written again: it loses its hash, or, if others share it, is given up and computed
+        again in a new one.
+        """
+        size, first = self.block_pools.block_size, seq.num_computed // self.block_pools.block_size
+        seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, seq.num_computed))
+        rewritten = [
+            (pool, block) for held, pool, _ in self._token_groups(seq) for block in held[first:] if block != NULL_BLOCK
+        ]
+        if any(pool.is_shared(block) for pool, block in rewritten):
+            seq.rewind(first * size)
+            seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, first * size, first * size))
         else:
-            for pool, block in again:
-                pool.forget(block)
-        request.num_named = min(request.num_named, first)
-        if any(HOLE in held[self._first(window, request.num_computed) :] for held, _, window in self._of_tokens(request)):
-            self.drop(request)
-            self.place(request, parts)  # else it is without blocks, and gets them as it grows
+            for pool, block in rewritten:
+                pool.remove_hash(block)
+        seq.num_hashed_blocks = min(seq.num_hashed_blocks, first)
+        visible = [held[self._first_visible(window, seq.num_computed) :] for held, _, window in self._token_groups(seq)]
+        if any(NULL_BLOCK in held for held in visible):
+            self.free(seq)
+            self.allocate(seq, spans)  # where that finds no room, the sequence gets blocks when it is scheduled
 
-    def trim(self, request: Request) -> None:
-        """Blocks that lie behind a window are given back."""
-        groups = list(request.block_ids)
-        for number, (pool, spec) in enumerate(zip(self.kv.pools, self.kv.specs, strict=True)):
-            held, stop = groups[number], self._first(spec.window, request.num_computed)
+    def free_behind_windows(self, seq: CachedSequence) -> None:
+        """Free blocks that no later token sees, in groups with a window."""
+        groups = list(seq.block_ids)
+        for number, (pool, spec) in enumerate(zip(self.block_pools.pools, self.block_pools.specs, strict=True)):
+            held, stop = groups[number], self._first_visible(spec.window, seq.num_computed)
             first = stop
-            while first and held[first - 1] != HOLE:
+            while first and held[first - 1] != NULL_BLOCK:
                 first -= 1
             if first < stop:
                 pool.free(held[first:stop])
-                groups[number] = (HOLE,) * stop + held[stop:]
-        request.block_ids = tuple(groups)
+                groups[number] = (NULL_BLOCK,) * stop + held[stop:]
+        seq.block_ids = tuple(groups)
 
-    def name(self, request: Request) -> None:
-        """Full blocks that are computed can be found from now on."""
-        done = request.num_computed // self.kv.block_size
-        if not self.caching or done <= request.num_named:
+    def cache_full_blocks(self, seq: CachedSequence) -> None:
+        """Make full blocks whose tokens are computed findable in the prefix cache."""
+        done = seq.num_computed // self.block_pools.block_size
+        if not self.prefix_caching or done <= seq.num_hashed_blocks:
             return
-        keys = request.block_keys(self.kv.block_size)
-        for held, pool, _ in self._of_tokens(request):
-            for index in range(request.num_named, done):
-                pool.name(held[index], keys[index])
-        request.num_named = done
+        hashes = seq.block_hashes(self.block_pools.block_size)
+        for held, pool, _ in self._token_groups(seq):
+            for index in range(seq.num_hashed_blocks, done):
+                pool.cache_block(held[index], hashes[index])
+        seq.num_hashed_blocks = done
 
-    def name_cross(self, request: Request) -> None:
-        """The same for the encoder side, which is written at once."""
-        request.cross_done = True
-        for held, pool, spec in zip(request.block_ids, self.kv.pools, self.kv.specs, strict=True):
-            if spec.kind == "cross" and self.caching:
-                for block, key in zip(held, self._cross_keys(request), strict=True):
-                    pool.name(block, key)
+    def cache_cross_blocks(self, seq: CachedSequence) -> None:
+        """Make the blocks of the encoder input, all of which one step has written, findable in the prefix cache."""
+        seq.cross_written = True
+        for held, pool, spec in zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True):
+            if spec.kind == "cross" and self.prefix_caching:
+                for block, block_hash in zip(held, self._cross_hashes(seq), strict=True):
+                    pool.cache_block(block, block_hash)
 
-    def unnamed(self, request: Request) -> Blocks:
-        """Blocks whose content nobody vouches for."""
-        cross = len(self._cross_keys(request)) if request.cross_done else 0
-        known = [cross if spec.kind == "cross" else request.num_named for spec in self.kv.specs]
-        held = [blocks[first:] for blocks, first in zip(request.block_ids, known, strict=True)]
-        return tuple(tuple(block for block in blocks if block != HOLE) for blocks in held)
+    def unhashed_blocks(self, seq: CachedSequence) -> BlockIds:
+        """Return the blocks of a sequence whose content no earlier step has completed and hashed."""
+        cross = len(self._cross_hashes(seq)) if seq.cross_written else 0
+        hashed = [cross if spec.kind == "cross" else seq.num_hashed_blocks for spec in self.block_pools.specs]
+        held = [blocks[first:] for blocks, first in zip(seq.block_ids, hashed, strict=True)]
+        return tuple(tuple(block for block in blocks if block != NULL_BLOCK) for blocks in held)
 
-    def _find(self, request: Request, parts: Sequence[Atom]) -> Blocks:
-        """Known full blocks that the sequence begins with, and those of its encoder side if all are there.
+    def _find_cached(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> BlockIds:
+        """Return the cached blocks that a sequence starts with, and those of its encoder input if all of them are cached.
 
-        The last token is always computed, in a block of the sequence's own: its logits are wanted. So are those of all tokens
-        where prompt_logprobs are.
+        The last token is never taken from the cache, because its logits are needed.
         """
-        if not self.caching or request.message.params.prompt_logprobs is not None:
-            return self.kv.empty
-        size, cross = self.kv.block_size, self._cross_keys(request)
-        keys = request.block_keys(size)[: (len(request.token_ids) - 1) // size]
-        found = []
-        for pool, spec in zip(self.kv.pools, self.kv.specs, strict=True):
+        if not self.prefix_caching or seq.needs_all_rows:
+            return self.block_pools.empty
+        size, cross = self.block_pools.block_size, self._cross_hashes(seq)
+        hashes = seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size]
+        cached = []
+        for pool, spec in zip(self.block_pools.pools, self.block_pools.specs, strict=True):
             if spec.window is not None:
-                found.append(tuple(pool.find_each(keys)))
+                cached.append(tuple(pool.find_cached(hashes)))
             else:
-                found.append(tuple(pool.find(cross if spec.kind == "cross" else keys)))
-        keep = self._whole(found, parts)
-        return tuple(
-            (held if len(held) == len(cross) else ())
-            if spec.kind == "cross"
-            else (HOLE,) * self._first(spec.window, keep * size) + held[self._first(spec.window, keep * size) : keep]
-            for held, spec in zip(found, self.kv.specs, strict=True)
-        )
+                cached.append(tuple(pool.find_cached_prefix(cross if spec.kind == "cross" else hashes)))
+        keep = self._usable_prefix(cached, spans)
+        blocks = []
+        for held, spec in zip(cached, self.block_pools.specs, strict=True):
+            if spec.kind == "cross":
+                blocks.append(held if len(held) == len(cross) else ())
+            else:
+                first = self._first_visible(spec.window, keep * size)
+                blocks.append((NULL_BLOCK,) * first + held[first:keep])
+        return tuple(blocks)
 
-    def _whole(self, found: Sequence[tuple[int, ...]], parts: Sequence[Atom]) -> int:
-        """Blocks of the longest beginning that cuts no atom and of which every group has what comes next to it."""
-        size = self.kv.block_size
-        groups = [(held, spec.window) for held, spec in zip(found, self.kv.specs, strict=True) if spec.kind != "cross"]
+    def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
+        """Return the blocks of the longest prefix that cuts no bidirectional span and whose last window every group has."""
+        size, specs = self.block_pools.block_size, self.block_pools.specs
+        groups = [(held, spec.window) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"]
         keep = min((len(held) for held, _ in groups), default=0)
         while keep:
-            keep = round_down(keep * size, size, parts) // size
-            lacks = [
+            keep = round_down(keep * size, size, spans) // size
+            missing = [
                 index
                 for held, window in groups
-                for index in range(self._first(window, keep * size), keep)
-                if held[index] == HOLE
+                for index in range(self._first_visible(window, keep * size), keep)
+                if held[index] == NULL_BLOCK
             ]
-            if not lacks:
+            if not missing:
                 return keep
-            keep = max(lacks)
+            keep = max(missing)
         return 0
 
-    def _first(self, window: int | None, position: int) -> int:
-        """The first block that a token at `position` sees."""
-        return 0 if window is None else max(0, position - window + 1) // self.kv.block_size
+    def _first_visible(self, window: int | None, position: int) -> int:
+        """Return the first block that the token at `position` sees."""
+        return 0 if window is None else max(0, position - window + 1) // self.block_pools.block_size
 
-    def _lengths(self, request: Request, start: int, tokens: int | None = None) -> list[int]:
-        """Slots that are needed, per group, for `tokens` (None: all known ones) of which those from `start` come next."""
-        tokens = len(request.token_ids) if tokens is None else tokens
-        near = min(tokens, start + self._rows)
-        lengths = {"cross": request.cross_rows, "window": near}
-        return [lengths.get(spec.kind, tokens) for spec in self.kv.specs]
+    def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None) -> list[int]:
+        """Return the slots that `tokens` tokens (None: all) need per group when those from `start` on come next."""
+        tokens = len(seq.token_ids) if tokens is None else tokens
+        near = min(tokens, start + self._max_rows)
+        slots = {"cross": seq.cross_rows, "window": near}
+        return [slots.get(spec.kind, tokens) for spec in self.block_pools.specs]
 
-    def _cross_keys(self, request: Request) -> list[bytes]:
-        return cross_keys(request.root, -(-request.cross_rows // self.kv.block_size))
+    def _cross_hashes(self, seq: CachedSequence) -> list[bytes]:
+        return hash_cross_blocks(seq.root_hash, -(-seq.cross_rows // self.block_pools.block_size))
 
-    def _of_tokens(self, request: Request) -> list[tuple[tuple[int, ...], BlockPool, int | None]]:
-        """Blocks, pool and window of every group with a slot per token."""
-        groups = zip(request.block_ids, self.kv.pools, self.kv.specs, strict=True)
+    def _token_groups(self, seq: CachedSequence) -> list[tuple[tuple[int, ...], BlockPool, int | None]]:
+        """Return (blocks, pool, window) of every group with a slot per token."""
+        groups = zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
         return [(held, pool, spec.window) for held, pool, spec in groups if spec.kind != "cross"]

@@ -1,4 +1,4 @@
-"""Which path a checkpoint takes: a model of ours, or a class of transformers with our attention. Knows no family."""
+"""Chooses the implementation of a checkpoint's architecture: a model of ours, or transformers' class with our attention."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from typing import Any, cast
 
 import torch
 
-from ..mm.errors import ConfigError
-from ..mm.fields import merge
-from ..mm.registry import Architecture, find
-from ..models.borrowed import class_of
-from ..models.fallback import Fallback
-from ..models.interface import Model
-from ..processors.fallback import FallbackProcessingInfo
-from ..processors.interface import ProcessingInfo
-from .config import EngineConfig, ModelFiles
+from ...mm.errors import ConfigError
+from ...mm.fields import merge
+from ...mm.registry import Architecture, find_architecture
+from ...models.fallback.borrowed import class_of
+from ...models.fallback.fallback import Fallback
+from ...models.interface import Model
+from ...processors.fallback.fallback import FallbackProcessingInfo
+from ...processors.interface import ProcessingInfo
+from ..config import EngineConfig
+from ..model_files import ModelFiles
 
 _log = logging.getLogger(__name__)
-FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo")
+FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
 
 
-def choose(files: ModelFiles) -> Architecture:
-    """The registry's row of a checkpoint, FALLBACK where only transformers has its class; ConfigError where nobody has."""
+def resolve_architecture(files: ModelFiles) -> Architecture:
+    """Return the registry's row for a checkpoint, or FALLBACK if only transformers has its class.
+
+    Raises:
+        ConfigError: neither has it.
+    """
     name = files.architecture
     try:
-        return find(name)
+        return find_architecture(name)
     except ConfigError as unknown:
         try:
             class_of(files.config)
@@ -34,31 +39,39 @@ def choose(files: ModelFiles) -> Architecture:
     return FALLBACK
 
 
-def describe(row: Architecture, files: ModelFiles) -> str:
-    """The path in words, and why."""
+def describe_implementation(row: Architecture, files: ModelFiles) -> str:
+    """Return which implementation runs the checkpoint, and why, as text."""
     if row is not FALLBACK:
         return f"own implementation ({row.model.partition(':')[0].replace('.', '/')}.py)"
     way = f"fallback, transformers' {files.architecture} with our paged attention"
     return f"{way}, because the registry does not have it; its memory is measured in a run of one item"
 
 
-def check(row: Architecture, config: EngineConfig) -> None:
-    """ConfigError for what only models of ours can do."""
+def check_options(row: Architecture, config: EngineConfig) -> None:
+    """ConfigError for options that only models of ours support."""
     if row is not FALLBACK:
         return
-    usual = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
-    for name in usual:
-        if (value := getattr(config, name)) != usual[name]:
-            raise ConfigError(f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out")
+    defaults = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
+    for name in defaults:
+        if (value := getattr(config, name)) != defaults[name]:
+            raise ConfigError(
+                f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out", param=name
+            )
 
 
-def rehearse(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
-    """Let a class of transformers show, with one item of each modality, what it takes and that we compute what it does."""
+def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
+    """Run a class of transformers on one item per modality, to measure its memory and to verify that our results agree.
+
+    Does nothing for models of ours, whose memory has closed forms. A model on the meta device is only measured.
+
+    Raises:
+        ConfigError: our results differ, so the model cannot be served.
+    """
     if not isinstance(model, Fallback):
         return
     for modality in info.modalities:
         item, geometry, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
         device = model.item_device
         tensors: dict[str, Any] = merge([item], device)
-        _log.info("one %s is run through a class of transformers, to measure it and to hold our way to its own", modality)
+        _log.info("running one %s through transformers' class, to measure its memory and compare the results", modality)
         model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in whole.items()})

@@ -1,6 +1,6 @@
-"""The largest picture, clip and sound that a model and its settings take, found by asking the family. Knows no family.
+"""Finds the max item of each modality: the largest image, video and audio that a model and its settings admit.
 
-`ProcessingInfo.geometry` is pure and takes microseconds, so sizes are tried; nothing is made or decoded.
+It tries sizes with `ProcessingInfo.geometry`, which is pure and takes microseconds; nothing is processed or decoded.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ..mm.errors import ConfigError, InputError
-from ..mm.media.policy import MediaPolicy
-from ..mm.types import FramePlan, MediaHeader
-from ..processors.interface import ProcessingInfo
+from ...mm.errors import ConfigError, InputError
+from ...mm.media.policy import MediaPolicy
+from ...mm.types import FramePlan, MediaHeader
+from ...processors.interface import ProcessingInfo
 
-_RATIOS = tuple(200.0 ** (step / 64) for step in range(65))  # of long to short side; families refuse longer ones
+_RATIOS = tuple(200.0 ** (step / 64) for step in range(65))  # of long to short side; processors refuse longer ones
 _AREA_STEP = 2.0
-_FRAMES_PER_ROW = 16  # more than any family joins in one row
-_FPS = 24.0  # of bare frames, where the sampling policy names no rate
-_CLIP = (720, 1280)  # height and width of the frames that a clip's length is told for
-_UNBOUNDED = (1 << 40, 1 << 12)  # more than any item takes: pixels, and pieces
-_CALLED = {"image": "picture", "video": "clip", "audio": "sound"}
-_FINER = ("max_pixels", "max_patches", "size")  # options that let a picture keep more pixels
+_FRAMES_PER_ROW = 16  # more than any processor merges into one row
+_FPS = 24.0  # assumed where the sampling policy has no rate
+_VIDEO_SIZE = (720, 1280)  # height and width for which the max length of a video is reported
+_UNLIMITED = (1 << 40, 1 << 12)  # more than any item has: pixels, and patches or tiles
+_SIZE_OPTIONS = ("max_pixels", "max_patches", "size")  # options that bound the pixels an image keeps
 
 
 @dataclass(frozen=True)
-class Room:
-    """What an item may take: tokens of a prompt and bytes of encoder rows, and which setting says so."""
+class ItemLimits:
+    """Limits on an item: tokens of the prompt, bytes of encoder rows, and the names of the settings behind them."""
 
     tokens: int
     tokens_setting: str
@@ -35,26 +34,28 @@ class Room:
     row_bytes: int
     policy: MediaPolicy
 
-    def setting(self, info: ProcessingInfo, header: MediaHeader) -> str | None:
-        """The setting by which the item does not fit; None if it does."""
+    def exceeded_setting(self, info: ProcessingInfo, header: MediaHeader) -> str | None:
+        """Return the setting whose limit the item exceeds; None if it fits."""
         try:
             grid = info.geometry(header)
         except InputError:
             return "the model"
         if grid.num_embeds * self.row_bytes > self.encoder_bytes:
             return "encoder_cache_bytes"
-        return self.tokens_setting if info.span(header.modality, grid).length > self.tokens else None
+        return self.tokens_setting if info.span(header.modality, grid).max_added_tokens > self.tokens else None
 
 
 @dataclass(frozen=True)
-class Largest:
-    """The largest item of a modality: a square picture, a clip of 1280x720 or a sound.
+class MaxItem:
+    """The largest item of a modality: a square image, a video of 1280x720, or audio.
 
     Args:
-        size: (height, width) in pixels, (0, 0) for sound.
-        frames: used of a clip, else 0. seconds: of a clip or sound.
-        rows: encoder rows it makes. limit: the setting that stops a larger one.
-        refused: whether a larger one is refused; else it is made smaller to this.
+        size: (height, width) in pixels, (0, 0) for audio.
+        frames: frames of a video that are used, else 0.
+        seconds: of a video or audio.
+        rows: encoder rows of the item; 0: no item fits.
+        limit: the setting that stops a larger item.
+        refused: whether a larger item is refused; else it is resized to this one.
     """
 
     modality: str
@@ -68,135 +69,135 @@ class Largest:
     def __str__(self) -> str:
         if not self.rows:
             of = f" of {self.size[1]}x{self.size[0]} pixels" if self.size[0] else ""
-            return f"no {_CALLED.get(self.modality, 'item')}{of} fits, limited by {self.limit}"
+            return f"no {self.modality.replace('_', ' ')}{of} fits, limited by {self.limit}"
         parts = [f"{self.size[1]}x{self.size[0]} pixels"] if self.size[0] else []
         parts += [f"{self.frames} frames"] if self.frames else []
         parts += [f"{self.seconds:g} s"] if self.seconds else []
-        fate = "larger ones are refused" if self.refused else "larger ones are made smaller"
-        return f"{', '.join(parts)}: {self.rows} rows, limited by {self.limit} ({fate})"
+        larger = "larger ones are refused" if self.refused else "larger ones are resized"
+        return f"{', '.join(parts)}: {self.rows} rows, limited by {self.limit} ({larger})"
 
 
-def rows_of(info: ProcessingInfo, header: MediaHeader) -> int:
-    """Encoder rows of an item, 0 where the family refuses it."""
+def num_rows(info: ProcessingInfo, header: MediaHeader) -> int:
+    """Return the encoder rows of an item, 0 if the processor refuses it."""
     try:
         return info.geometry(header).num_embeds
     except InputError:
         return 0
 
 
-def most_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> int:
-    """Encoder rows of the largest item of a modality, of whatever shape, at most `cap`.
+def max_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> int:
+    """Return the encoder rows of the largest item of a modality over all shapes, at most `cap`.
 
-    Shapes and areas are sampled, then the best is moved a little: below the cap the answer may be a little short.
+    It samples shapes and areas and then climbs from the best, so a result below the cap may be slightly too small.
     """
     if modality == "audio":
-        return min(cap, rows_of(info, MediaHeader(modality, samples=most_samples(info, policy, cap))))
-    if any(rows_of(info, _square(modality, frames, policy)) >= cap for frames in _frames(info, modality, policy, cap)):
-        return cap  # most clips end here
+        return min(cap, num_rows(info, MediaHeader(modality, samples=max_samples(info, policy, cap))))
+    if any(num_rows(info, _square(modality, frames, policy)) >= cap for frames in _frame_plans(info, modality, policy, cap)):
+        return cap  # as for most videos
     best = 0
-    for frames in _frames(info, modality, policy, cap):
-        rows = partial(_rows_of_size, info, modality, frames)
-        best = max(best, _most_of_shapes(rows, _most_pixels(frames, policy), cap))
+    for frames in _frame_plans(info, modality, policy, cap):
+        rows = partial(_num_rows_of_size, info, modality, frames)
+        best = max(best, _max_of_shapes(rows, _max_pixels(frames, policy), cap))
     return min(cap, best)
 
 
-def most_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
-    """Samples of the longest sound that the policy and the family take, and that makes at most `cap` rows; 0 for none."""
+def max_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
+    """Return the samples of the longest audio of at most `cap` rows that policy and processor admit; 0 if there is none."""
     limit = int(policy.max_audio_seconds * info.decode_spec.rate)
 
     def takes(samples: int) -> bool:
-        return 0 < rows_of(info, MediaHeader("audio", samples=samples)) <= cap
+        return 0 < num_rows(info, MediaHeader("audio", samples=samples)) <= cap
 
-    return last_true(takes, _shortest(takes, limit), limit)
+    return last_true(takes, _first_taken_power(takes, limit), limit)
 
 
-def _shortest(takes: Callable[[int], bool], limit: int) -> int:
-    """Samples of a sound that is taken, in powers of 2; too short a one makes no row."""
+def _first_taken_power(takes: Callable[[int], bool], limit: int) -> int:
+    """Return the first power of 2 for which `takes` holds, or one above `limit`. Audio can be too short to make a row."""
     start = 1
     while start < limit and not takes(start):
         start *= 2
     return start
 
 
-def largest_item(modality: str, info: ProcessingInfo, room: Room) -> Largest:
-    """What fits, by trying; nothing larger of the same shape does, or it is made smaller."""
+def find_max_item(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
+    """Return the max item of a modality, found by bisection: larger ones of its shape are refused or resized."""
     if modality == "audio":
-        return _largest_sound(info, room)
-    return _largest_clip(info, room) if modality == "video" else _largest_picture(modality, info, room)
+        return _max_audio(info, limits)
+    return _max_video(info, limits) if modality == "video" else _max_image(modality, info, limits)
 
 
-def _largest_picture(modality: str, info: ProcessingInfo, room: Room) -> Largest:
+def _max_image(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     def header(side: int) -> MediaHeader:
         return MediaHeader(modality, side, side)
 
-    most, least = math.isqrt(room.policy.max_pixels), 1
-    while least < most and not rows_of(info, header(least)):  # too small a picture may make no row
+    most, least = math.isqrt(limits.policy.max_pixels), 1
+    while least < most and not num_rows(info, header(least)):  # too small an image may make no row
         least *= 2
-    side = last_true(lambda n: room.setting(info, header(n)) is None, least, most)
-    rows = rows_of(info, header(side)) if side else 0
+    side = last_true(lambda n: limits.exceeded_setting(info, header(n)) is None, least, most)
+    rows = num_rows(info, header(side)) if side else 0
     if side < most:
-        return Largest(
-            modality, (side, side), 0, 0.0, rows, room.setting(info, header(side + 1 if side else least)) or "", True
+        return MaxItem(
+            modality, (side, side), 0, 0.0, rows, limits.exceeded_setting(info, header(side + 1 if side else least)) or "", True
         )
-    option = next((name for name in _FINER if _finer(info, modality, name, header(side)) > rows), None)
+    option = next((name for name in _SIZE_OPTIONS if _rows_without_limit(info, modality, name, header(side)) > rows), None)
     if option is None:
-        return Largest(modality, (side, side), 0, 0.0, rows, "media.max_pixels", True)
-    side = 1 + last_true(lambda n: rows_of(info, header(n)) < rows, 1, most)  # the first that keeps all its pixels
-    return Largest(modality, (side, side), 0, 0.0, rows, f"mm_processor_kwargs {option}", False)
+        return MaxItem(modality, (side, side), 0, 0.0, rows, "media.max_pixels", True)
+    side = 1 + last_true(lambda n: num_rows(info, header(n)) < rows, 1, most)  # the smallest that makes as many rows
+    return MaxItem(modality, (side, side), 0, 0.0, rows, f"mm_processor_kwargs {option}", False)
 
 
-def _finer(info: ProcessingInfo, modality: str, option: str, header: MediaHeader) -> int:
-    """Rows of an item where an option allows any size; 0 where the family has no such option."""
-    for most in _UNBOUNDED:
+def _rows_without_limit(info: ProcessingInfo, modality: str, option: str, header: MediaHeader) -> int:
+    """Return the rows of an item with an option set to unlimited; 0 if the processor has no such option."""
+    for most in _UNLIMITED:
         try:
             chosen = {"longest_edge": most} if option == "size" else most
-            return rows_of(info.tuned({f"{modality}s_kwargs": {option: chosen}}), header)
+            return num_rows(info.with_kwargs({f"{modality}s_kwargs": {option: chosen}}), header)
         except ConfigError:
             continue
     return 0
 
 
-def _largest_clip(info: ProcessingInfo, room: Room) -> Largest:
-    sampling, policy = info.decode_spec.sampling, room.policy
-    height, width = _CLIP
+def _max_video(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
+    sampling, policy = info.decode_spec.sampling, limits.policy
+    height, width = _VIDEO_SIZE
     if height * width > policy.max_pixels:
         height = width = math.isqrt(policy.max_pixels)
     fps = sampling.fps or _FPS
-    limits = {
+    bounds = {
         "media.max_video_bytes": policy.max_video_bytes // (3 * height * width),
         "max_frames of the checkpoint": sampling.max_frames,
     }
     if sampling.num_frames is not None and sampling.num_frames > 0:
-        limits["mm_processor_kwargs num_frames"] = sampling.num_frames
+        bounds["mm_processor_kwargs num_frames"] = sampling.num_frames
     if sampling.max_duration is not None:
-        limits["mm_processor_kwargs max_duration"] = int(sampling.max_duration * fps)
-    bound = min(limits, key=lambda name: limits[name])
+        bounds["mm_processor_kwargs max_duration"] = int(sampling.max_duration * fps)
+    bound = min(bounds, key=lambda name: bounds[name])
 
     def header(count: int) -> MediaHeader:
         return MediaHeader("video", height, width, frame_plan(count, fps))
 
-    count = last_true(lambda n: room.setting(info, header(n)) is None, 1, limits[bound])
-    rows = rows_of(info, header(count)) if count else 0
-    fits = count == limits[bound]
-    limit = bound if fits else room.setting(info, header(count + 1)) or ""
+    count = last_true(lambda n: limits.exceeded_setting(info, header(n)) is None, 1, bounds[bound])
+    rows = num_rows(info, header(count)) if count else 0
+    fits = count == bounds[bound]
+    limit = bound if fits else limits.exceeded_setting(info, header(count + 1)) or ""
     refused = not fits or bound.startswith("media")
-    return Largest("video", (height, width), count, round(count / fps, 2), rows, limit, refused)
+    return MaxItem("video", (height, width), count, round(count / fps, 2), rows, limit, refused)
 
 
-def _largest_sound(info: ProcessingInfo, room: Room) -> Largest:
-    rate, rows = info.decode_spec.rate, room.encoder_bytes // room.row_bytes
-    samples = most_samples(info, room.policy, min(room.tokens, rows) if "audio" in info.slot_ids else rows)
+def _max_audio(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
+    rate, rows = info.decode_spec.rate, limits.encoder_bytes // limits.row_bytes
+    samples = max_samples(info, limits.policy, min(limits.tokens, rows) if "audio" in info.placeholder_ids else rows)
     more = samples + 1
     if not samples:
-        more = _shortest(lambda n: rows_of(info, MediaHeader("audio", samples=n)) > 0, 60 * rate)
+        more = _first_taken_power(lambda n: num_rows(info, MediaHeader("audio", samples=n)) > 0, 60 * rate)
     over = MediaHeader("audio", samples=more)
-    long = more / rate > room.policy.max_audio_seconds
-    limit = "media.max_audio_seconds" if long else room.setting(info, over) or ""
-    return Largest("audio", (0, 0), 0, samples / rate, rows_of(info, MediaHeader("audio", samples=samples)), limit, True)
+    long = more / rate > limits.policy.max_audio_seconds
+    limit = "media.max_audio_seconds" if long else limits.exceeded_setting(info, over) or ""
+    return MaxItem("audio", (0, 0), 0, samples / rate, num_rows(info, MediaHeader("audio", samples=samples)), limit, True)
 
 
 def last_true(holds: Callable[[int], bool], first: int, limit: int) -> int:
-    """The largest number from `first` to `limit` up to which `holds` is true, without looking at each; 0 if not for `first`."""
+    """Return the largest n in `[first, limit]` up to which `holds` is true, by bisection; 0 if it is false for `first`."""
     if first > limit or not holds(first):
         return 0
     good, bad = first, first + 1
@@ -210,15 +211,15 @@ def last_true(holds: Callable[[int], bool], first: int, limit: int) -> int:
 
 
 def frame_plan(count: int, fps: float) -> FramePlan:
-    """So many frames in a row, each `1 / fps` seconds."""
+    """Return a plan that uses `count` consecutive frames of `1 / fps` seconds each."""
     return FramePlan(tuple(range(count)), tuple(i / fps for i in range(count)), count, fps)
 
 
-def _frames(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> Iterator[FramePlan | None]:
-    """What an item of this modality may hold: a picture (None), a piece of a video, a clip of ever more frames.
+def _frame_plans(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> Iterator[FramePlan | None]:
+    """Yield the frame plans to try: None for an image, one chunk for video chunks, doubling frame counts for a video.
 
-    Frames that come with their own times are all used, so the sampling policy does not bound them. Their bytes do, the
-    family where it refuses so many at any size, and the cap, as no family makes one row of more frames than a few.
+    All frames that come with their own timestamps are used, so the sampling policy does not bound their number. It is bounded
+    by their bytes, by the processor if it refuses that many at any size, and by the cap, as few frames share one row.
     """
     fps = info.decode_spec.sampling.fps or _FPS
     if modality != "video":
@@ -228,7 +229,7 @@ def _frames(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) 
     count, taken = 1, False
     while modality == "video" and 3 * count <= policy.max_video_bytes and count <= _FRAMES_PER_ROW * cap:
         frames = frame_plan(count, fps)
-        takes = _takes(info, modality, frames, policy)
+        takes = _is_taken(info, modality, frames, policy)
         if taken and not takes:
             return
         taken = takes
@@ -236,53 +237,53 @@ def _frames(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) 
         count *= 2
 
 
-def _takes(info: ProcessingInfo, modality: str, frames: FramePlan, policy: MediaPolicy) -> bool:
-    """Whether the family makes rows of so many frames at any size."""
-    longest = math.isqrt(_most_pixels(frames, policy))
+def _is_taken(info: ProcessingInfo, modality: str, frames: FramePlan, policy: MediaPolicy) -> bool:
+    """Whether the processor accepts that many frames at any size."""
+    longest = math.isqrt(_max_pixels(frames, policy))
     sides = [1 << power for power in range(longest.bit_length())]
-    return any(rows_of(info, MediaHeader(modality, side, side, frames)) for side in sides)
+    return any(num_rows(info, MediaHeader(modality, side, side, frames)) for side in sides)
 
 
-def _most_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
-    """Of one picture or frame that the policy lets in."""
+def _max_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
+    """Return the most pixels of one image or frame that the policy admits."""
     if frames is None:
         return policy.max_pixels
     return min(policy.max_pixels, policy.max_video_bytes // (3 * len(frames.indices)))
 
 
 def _square(modality: str, frames: FramePlan | None, policy: MediaPolicy) -> MediaHeader:
-    side = math.isqrt(_most_pixels(frames, policy))
+    side = math.isqrt(_max_pixels(frames, policy))
     return MediaHeader(modality, side, side, frames)
 
 
-def _rows_of_size(info: ProcessingInfo, modality: str, frames: FramePlan | None, height: int, width: int) -> int:
-    return rows_of(info, MediaHeader(modality, height, width, frames))
+def _num_rows_of_size(info: ProcessingInfo, modality: str, frames: FramePlan | None, height: int, width: int) -> int:
+    return num_rows(info, MediaHeader(modality, height, width, frames))
 
 
-def _most_of_shapes(rows: Callable[[int, int], int], most_pixels: int, cap: int) -> int:
-    """The most of `rows(height, width)` over sampled shapes of at most `most_pixels`; stops above `cap`."""
+def _max_of_shapes(rows: Callable[[int, int], int], max_pixels: int, cap: int) -> int:
+    """Return the maximum of `rows(height, width)` over sampled shapes of at most `max_pixels`; stops at `cap`."""
     best, where = 0, (1, 1)
     for ratio in _RATIOS:
-        area = float(most_pixels)
+        area = float(max_pixels)
         while area >= 1:
             short = max(1, int((area / ratio) ** 0.5))
             long = int(short * ratio)
-            for size in {(short, long), (long, short)} if short * long <= most_pixels else ():
+            for size in {(short, long), (long, short)} if short * long <= max_pixels else ():
                 found = rows(*size)
                 if found > best:
                     best, where = found, size
             if best >= cap:
                 return best
             area /= _AREA_STEP
-    return _climb(rows, where, best, most_pixels)
+    return _climb(rows, where, best, max_pixels)
 
 
-def _climb(rows: Callable[[int, int], int], where: tuple[int, int], best: int, most_pixels: int) -> int:
-    """The most that steps of a few pixels from `where` lead to."""
+def _climb(rows: Callable[[int, int], int], where: tuple[int, int], best: int, max_pixels: int) -> int:
+    """Return the maximum found by hill climbing from `where` in steps of a few pixels."""
     steps = [(dh, dw) for dh in (-32, -8, 0, 8, 32) for dw in (-32, -8, 0, 8, 32)]
     while True:
         near = [(max(1, where[0] + dh), max(1, where[1] + dw)) for dh, dw in steps]
-        found = max(((rows(h, w), (h, w)) for h, w in near if h * w <= most_pixels), default=(0, where))
+        found = max(((rows(h, w), (h, w)) for h, w in near if h * w <= max_pixels), default=(0, where))
         if found[0] <= best:
             return best
         best, where = found

@@ -1,4 +1,4 @@
-"""What `sensorium tune` asks: launch configurations by trial, on the card at hand. Knows no kernel."""
+"""Finds launch configurations for the GPU at hand by trial, for `sensorium tune`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.dispatch import has_triton
-from ..mm.errors import ConfigError
-from .config import EngineConfig
+from ...kernels.dispatch import has_triton
+from ...mm.errors import ConfigError
+from ..config import EngineConfig
 
 
 def tune(name: str, report: Callable[[str], None]) -> Path | None:
-    """Try configurations on the device that `device=name` means; the user's file, None where nothing was faster.
+    """Try configurations on the device that `device=name` selects.
+
+    Returns the user's file of faster ones; None if none is faster than the shipped configuration.
 
     Raises:
-        ConfigError: no GPU, no Triton, or a file that holds something else.
+        ConfigError: there is no GPU or no Triton, or the user's file is invalid.
     """
     device = EngineConfig("", device=name).torch_device
     if device.type != "cuda" or not has_triton():
         raise ConfigError("sensorium tune needs a GPU and triton: pip install 'sensorium[gpu]'")
     from triton.testing import do_bench
 
-    from ..kernels.gpu import trials
-    from ..kernels.gpu.tune import keep
+    from ...kernels.gpu import autotune
+    from ...kernels.gpu.launch_config import save_config
 
     path, card = None, torch.cuda.get_device_name(device)
     try:
         with torch.cuda.device(device):
-            found = trials.search(lambda run: float(do_bench(run)), report, device)
+            found = autotune.search(lambda run: float(do_bench(run)), report, device)
         for (op, shape), config in found.items():
-            path = keep(card, op, shape, config)
+            path = save_config(card, op, shape, config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return path

@@ -1,4 +1,4 @@
-"""Encoder calls that replay a recorded one: which ones may, and of how many rows. Knows no model and no item."""
+"""Records small encoder calls as CUDA graphs and replays them."""
 
 from __future__ import annotations
 
@@ -13,133 +13,140 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..kernels.dispatch import interpreted
-from ..kernels.graph import NotRecorded, Recorded, capture_cuda, capture_pool
-from ..models.interface import Model, Work
-from .quarantine import is_out_of_memory
+from ...kernels.dispatch import interpreted
+from ...kernels.graph import CaptureFailed, Replayable, capture_cuda, capture_pool
+from ...models.interface import Model, StepLimits
+from ..errors import is_out_of_memory
 
 Rows = list[Tensor]
 Encode = Callable[[str, Mapping[str, Any]], Rows]
-Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, Recorded[Rows] | None]]
-"""An encoder call on these inputs, and the tensors among them that are the same in every replay; see `kernels.graph`."""
+Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, Replayable[Rows] | None]]
+"""Runs an encoder call, given the tensors that are the same in every replay, and returns its rows and its graph, if any."""
 
-MOST_ROWS = 1536  # of a call, as a sound of 30 s has: beyond, its products take longer than finding the way to them
-MOST_GRAPHS = 16
-_REMEMBERED = 64  # calls
+MAX_ROWS = 1536  # of a recorded call, such as 30 s of sound; a larger call takes longer than launching its kernels
+MAX_GRAPHS = 16
+_NUM_RECENT = 64  # calls that are remembered
 _log = logging.getLogger(__name__)
 
 
-def graph_bytes(model: Model, called: Mapping[str, int], work: Work) -> int:
-    """At most so many bytes stay with the graphs: each has its inputs and its result, what lies between is shared.
+def graph_bytes(model: Model, called: Mapping[str, int], work: StepLimits) -> int:
+    """Return the bytes that graphs hold at most: inputs and results of each, and the memory they all share.
 
-    `called`: encoder rows of one call at most, by modality.
+    Args:
+        called: most encoder rows of a call, by modality.
     """
     if work.device.type == "cpu" or not model.recordable:
         return 0
     size = model.row_size * model.cache_specs[0].dtype.itemsize
-    rows = {modality: min(most, MOST_ROWS) for modality, most in called.items()}
+    rows = {modality: min(most, MAX_ROWS) for modality, most in called.items()}
     own = max((model.input_bytes(modality, n) + n * size for modality, n in rows.items()), default=0)
-    return MOST_GRAPHS * own + max((model.encoder_bytes(modality, n, work) for modality, n in rows.items()), default=0)
+    return MAX_GRAPHS * own + max((model.encoder_bytes(modality, n, work) for modality, n in rows.items()), default=0)
 
 
 class EncoderGraphs:
-    """Graphs of encoder calls on a GPU, where kernels of small items are over before the next is found: the last few used.
+    """Runs encoder calls, and records and replays small ones on a GPU, where launching their kernels takes longest.
 
-    A call like one of the last is recorded, the next like it replays that. Calls are alike whose tensors on the device have
-    the same shapes, and whose tensors on the host, as grids, the same numbers. A modality that cannot be replayed stays as
-    it is; a call that memory was short for is tried again later. Calls must follow one another on the device, since they
-    share memory.
+    A call like a recent one is recorded, and later calls like it replay the graph. Calls are alike if their tensors on the
+    device have the same shapes and their tensors on the host, such as grids, the same numbers. Modalities that cannot be
+    replayed run eagerly; a call that ran out of memory is recorded later. Graphs share memory, so calls must run one after
+    another on the device.
+
+    Args:
+        record: for tests. By default nothing is recorded on a CPU, where launching is cheap.
     """
 
     def __init__(self, device: torch.device, record: Record | None = None) -> None:
-        """`record`: for tests; without it nothing is recorded on a CPU, whose kernels take far longer than the way to them."""
         self._device, self._record = device, record
         if record is None and device.type == "cuda":
             pool = capture_pool(device)
             self._record = lambda encode, _: capture_cuda(encode, pool)
-        self._graphs: OrderedDict[Hashable, _Call] = OrderedDict()
-        self._last: deque[Hashable] = deque(maxlen=_REMEMBERED)
-        self._plain: set[str] = set()  # modalities that have no graphs
+        self._graphs: OrderedDict[Hashable, _EncoderGraph] = OrderedDict()
+        self._recent: deque[Hashable] = deque(maxlen=_NUM_RECENT)
+        self._eager: set[str] = set()  # modalities that cannot be replayed
 
     def __call__(self, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
-        """`encode(modality, tensors)`, by whatever way. The result is the caller's own."""
-        if self._record is None or modality in self._plain or interpreted():
+        """Return `encode(modality, tensors)`, in memory of the caller's own."""
+        if self._record is None or modality in self._eager or interpreted():
             return encode(modality, tensors)
-        key = (modality, torch.get_num_threads(), encode, *map(self._like, tensors.items()))
+        key = (modality, torch.get_num_threads(), encode, *map(self._signature, tensors.items()))
         if not _hashable(key):
             return encode(modality, tensors)
-        known, again = self._graphs.get(key), key in self._last
-        if known is not None:
-            self._last.append(key)
+        graph, again = self._graphs.get(key), key in self._recent
+        if graph is not None:
+            self._recent.append(key)
             self._graphs.move_to_end(key)
-            return known.replay(self._inputs(tensors))
+            return graph.replay(self._inputs(tensors))
         if again and self._has_room():
-            self._last.append(key)
-            return self._recorded(key, encode, modality, tensors)
+            self._recent.append(key)
+            return self._record_call(key, encode, modality, tensors)
         rows = encode(modality, tensors)
-        if sum(map(len, rows)) <= MOST_ROWS:
-            self._last.append(key)
+        if sum(map(len, rows)) <= MAX_ROWS:
+            self._recent.append(key)
         return rows
 
     def _has_room(self) -> bool:
-        """A graph is dropped for another only when none of the last calls replayed it."""
-        if len(self._graphs) == MOST_GRAPHS and next(iter(self._graphs)) not in self._last:
+        """Return whether a graph may be added. The least recently used one makes room unless a recent call replayed it."""
+        if len(self._graphs) == MAX_GRAPHS and next(iter(self._graphs)) not in self._recent:
             self._graphs.popitem(last=False)
-        return len(self._graphs) < MOST_GRAPHS
+        return len(self._graphs) < MAX_GRAPHS
 
-    def _recorded(self, key: Hashable, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
+    def _record_call(self, key: Hashable, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
         assert self._record is not None
-        own = {
-            name: tree_map(lambda leaf: leaf.clone() if self._varies(leaf) else leaf, value) for name, value in tensors.items()
-        }
-        fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._varies(leaf)]
+        own = {name: tree_map(self._own_input, value) for name, value in tensors.items()}
+        fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._is_input(leaf)]
         try:
             rows, graph = self._record(partial(encode, modality, own), fixed)
-        except NotRecorded as failed:
+        except CaptureFailed as failed:
             if is_out_of_memory(failed):
-                self._last.clear()  # so that it is not tried in every call
+                self._recent.clear()  # so that not every call tries again
                 return cast(Rows, failed.result)
             rows, graph = failed.result, None
-        except RuntimeError as error:  # its own, or of an operator that cannot be seen from outside
+        except RuntimeError as error:  # of the encoder, or of an operator that cannot be recorded
             if is_out_of_memory(error):
                 raise
             rows, graph = encode(modality, tensors), None
         if graph is None:
-            _log.warning("encoder calls for %s are not recorded: they read numbers, or wait for the device", modality)
-            self._plain.add(modality)
+            _log.warning(
+                "encoder calls for %s are not recorded: they read tensors on the host, or wait for the device", modality
+            )
+            self._eager.add(modality)
             return rows
-        self._graphs[key] = _Call(graph, tuple(self._inputs(own)))
+        self._graphs[key] = _EncoderGraph(graph, tuple(self._inputs(own)))
         return [part.clone() for part in rows]
 
-    def _like(self, value: Any) -> Hashable:
-        """What has to be equal in calls that are alike."""
+    def _signature(self, value: Any) -> Hashable:
+        """Return what alike calls have in common."""
         if isinstance(value, tuple | list):
-            return type(value), *map(self._like, value)
+            return type(value), *map(self._signature, value)
         if not isinstance(value, Tensor):
             return type(value), value
-        numbers = None if self._varies(value) else value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        numbers = None if self._is_input(value) else value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         return value.shape, value.dtype, numbers
 
-    def _varies(self, leaf: object) -> bool:
-        """Whether it is a tensor that the device computes with; on a CPU not integers, from which the host makes its plans."""
+    def _is_input(self, leaf: object) -> bool:
+        """Return whether it is a tensor whose numbers may differ between replays: one on the device; on a CPU, a float one."""
         if not isinstance(leaf, Tensor) or leaf.device.type != self._device.type:
             return False
         return leaf.device.type != "cpu" or leaf.is_floating_point()
 
+    def _own_input(self, leaf: Any) -> Any:
+        """Copy an input, so that it can be written before each replay."""
+        return leaf.clone() if self._is_input(leaf) else leaf
+
     def _inputs(self, tensors: Mapping[str, Any]) -> Iterator[Tensor]:
-        return (leaf for leaf in tree_leaves(list(tensors.values())) if self._varies(leaf))
+        return (leaf for leaf in tree_leaves(list(tensors.values())) if self._is_input(leaf))
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
-    """A recorded call and what it reads."""
+class _EncoderGraph:
+    """A recorded call and the tensors that it reads."""
 
-    graph: Recorded[Rows]
+    graph: Replayable[Rows]
     inputs: tuple[Tensor, ...]
 
     def replay(self, inputs: Iterator[Tensor]) -> Rows:
-        for to, given in zip(self.inputs, inputs, strict=True):
-            to.copy_(given)
+        for to, tensor in zip(self.inputs, inputs, strict=True):
+            to.copy_(tensor)
         return [rows.clone() for rows in self.graph.replay()]
 
 

@@ -1,4 +1,4 @@
-"""Encoder rows by hash: on the device as long as the scheduler says, in a folder for longer. Knows no request and no model."""
+"""Stores encoder rows by the hash of their item: on the device until the scheduler frees them, and on disk for longer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..kernels.dispatch import active
-from ..mm.hashing import digest
+from ...kernels import native
+from ...kernels.dispatch import active_backends
+from ...mm.hashing import digest
 
+QUEUE_BYTES = 256 << 20  # rows that may wait to be written to disk
 _FORMAT = 2
-_ROOT, _MAKERS = Path(__file__).parents[1], ("kernels", "mm", "models", "processors")  # what is mended makes other rows
+_ROOT, _CODE = Path(__file__).parents[2], ("kernels", "mm", "models", "processors")  # a change of this code may change rows
 _HASH = re.compile(r"[0-9a-f]{64}")
-_KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # of an item, or of one piece of it
+_KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # hash of an item, or of one piece of it
 _MAX_HEADER = 4096  # bytes of a file beside its rows
 _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that died
 _log = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What the folder gave and took since the start. `skipped`: rows not written because too much waited to be."""
+    """Counts of the folder since the start. `skipped`: rows that were not written because the write queue was full."""
 
     disk_hits: int = 0
     disk_misses: int = 0
@@ -46,19 +48,19 @@ class StoreStats:
 
 
 class EncoderStore:
-    """A dict of rows and, with a `directory`, files of them that later processes find.
+    """A dict of rows and, with a `directory`, files of them that later processes can load.
 
-    A file holds one item's rows as safetensors, named by the item's hash (which has the tenant's salt in it), in a folder
-    named by all that rows depend on beside the item. Files are written in a thread and appear whole or not at all; several
-    processes may share the folder. Any trouble with it costs a warning and an encoder call, never an error.
+    A file holds one item's rows as safetensors. It is named by the item's hash, which includes the tenant's salt, and lies in
+    a folder named by everything else that rows depend on. Files are written in a thread and appear whole or not at all;
+    several processes may share the directory. A failing disk costs a warning and an encoder call, never an error.
 
     Args:
-        directory: made if it is not there; None for no files.
-        capacity_bytes: of all files in the directory; the least recently used go first.
-        fingerprint: of the weights and their quantisation. What else rows depend on is known here: the code, as it lies on
-            disk, and the backend of every op.
-        width, dtype: of one row, as every file must have it.
-        queue_bytes: rows that may wait to be written; more are not written.
+        directory: created if needed; None for no files.
+        capacity_bytes: of all files in the directory; the least recently used are deleted first.
+        fingerprint: of the weights and their quantisation. The folder's name also covers the code on disk and the backend
+            of every op.
+        width, dtype: of one row; files with another are damaged.
+        queue_bytes: rows that may wait to be written; further rows are not written.
     """
 
     def __init__(
@@ -69,18 +71,18 @@ class EncoderStore:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        queue_bytes: int = 256 << 20,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self.rows: dict[str, Tensor] = {}  # hash -> [rows, width]
         self.dtype = dtype
         self._width, self._device, self._queue_bytes = width, device, queue_bytes
         self._counts = dict.fromkeys(StoreStats.__dataclass_fields__, 0)
-        self._waiting: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor] = {}  # rows that wait to be written
         self._lock = threading.Lock()
         self._folder: _Folder | None = None
         if directory is not None:
-            made = (code_digest(_ROOT), active(device, dtype), torch.__version__, _hardware(device))
-            name = digest("sensorium.rows", _FORMAT, fingerprint, str(dtype), width, *made)
+            versions = (code_digest(_ROOT), active_backends(device, dtype), torch.__version__, _hardware(device))
+            name = digest("sensorium.rows", _FORMAT, fingerprint, str(dtype), width, *versions)
             self._folder = _Folder(Path(directory), name, capacity_bytes)
             self._writer = ThreadPoolExecutor(1, "sensorium-encoder-store")
 
@@ -94,26 +96,26 @@ class EncoderStore:
     def get(self, key: str) -> Tensor | None:
         return self.rows.get(key)
 
-    def put(self, key: str, rows: Tensor, keep: bool = True) -> None:
-        """Hold `[n, width]` rows until `drop`; with `keep` a file of them is written later, unless they are of another kind."""
+    def put(self, key: str, rows: Tensor, write: bool = True) -> None:
+        """Keep `[n, width]` rows until `drop`. With `write`, rows of the store's width and dtype are written to disk later."""
         self.rows[key] = rows
-        if self._folder is None or not keep or not _KEY.fullmatch(key) or not self._fits(rows):
+        if self._folder is None or not write or not _KEY.fullmatch(key) or not self._fits(rows):
             return
         with self._lock:
-            waiting = sum(other.nbytes for other in self._waiting.values())
-            if key in self._waiting:
+            pending = sum(other.nbytes for other in self._pending.values())
+            if key in self._pending:
                 return
-            if self._waiting and waiting + rows.nbytes > self._queue_bytes:
+            if self._pending and pending + rows.nbytes > self._queue_bytes:
                 self._counts["skipped"] += 1
                 return
-            self._waiting[key] = rows
+            self._pending[key] = rows
         self._writer.submit(self._write, key, rows, self._folder)
 
     def load(self, key: str, num_rows: int) -> Tensor | None:
-        """`[num_rows, width]` from the folder, now held as by `put`; None if it has none that are whole and fit."""
+        """Load `[num_rows, width]` from disk and keep them as `put` does; None if there is no valid file."""
         if self._folder is None or not _KEY.fullmatch(key):
             return None
-        rows = self._waiting.get(key)
+        rows = self._pending.get(key)
         if rows is None:
             rows = self._read(key, num_rows, self._folder)
         found = rows is not None and rows.shape[0] == num_rows
@@ -124,22 +126,22 @@ class EncoderStore:
         return self.rows[key]
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Forget rows on the device; files stay. Unknown keys are ignored."""
+        """Drop rows from the device; files stay. Unknown keys are ignored."""
         for key in keys:
             self.rows.pop(key, None)
 
     def clear(self) -> None:
-        """Forget all rows once those that are to be written are."""
+        """Drop all rows, once pending ones are written."""
         self.flush()
         self.rows.clear()
 
     def flush(self) -> None:
-        """Wait until everything put so far is written."""
+        """Wait until pending rows are written."""
         if self._folder is not None:
             self._writer.submit(int).result()
 
     def close(self) -> None:
-        """Write what waits and end the thread; nothing may be put afterwards."""
+        """Write pending rows and end the thread. `put` must not be called afterwards."""
         if self._folder is not None:
             self._writer.shutdown()
 
@@ -158,10 +160,10 @@ class EncoderStore:
                 self._counts["written_bytes"] += size
         except OSError as error:
             self._counts["failed"] += 1
-            folder.complain(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); going on without")
+            folder.warn(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); going on without")
         finally:
             with self._lock:
-                del self._waiting[key]
+                del self._pending[key]
 
     def _read(self, key: str, num_rows: int, folder: _Folder) -> Tensor | None:
         expected = num_rows * self._width * self.dtype.itemsize
@@ -174,7 +176,7 @@ class EncoderStore:
                 raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self.dtype}")
             return rows
         except OSError as error:
-            folder.complain(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); going on without")
+            folder.warn(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); going on without")
         except (ValueError, KeyError, TypeError) as error:
             self._counts["damaged"] += 1
             _log.warning("deleted damaged encoder rows %s: %s", folder.file(key), error)
@@ -183,24 +185,24 @@ class EncoderStore:
 
 
 class _Folder:
-    """Files `<root>/<name>/<hash>.safetensors`, and the cap of all that lie below the root, other models' too."""
+    """Files `<root>/<name>/<hash>.safetensors`. The capacity is for all files below the root, other models' included."""
 
     def __init__(self, root: Path, name: str, capacity: int) -> None:
         self.root, self.path, self.capacity = root, root / name, capacity
-        self._allowance = 0  # bytes to write before the folder is looked at again
-        self._complained = False
+        self._allowance = 0  # bytes that may be written before the files are counted again
+        self._warned = False
 
     def file(self, key: str) -> Path:
         return self.path / f"{key}.safetensors"
 
-    def complain(self, text: str) -> None:
-        """Once: a full disk stays full for a while."""
-        if not self._complained:
+    def warn(self, text: str) -> None:
+        """Log a warning, the first time only: a full disk stays full for a while."""
+        if not self._warned:
             _log.warning("%s", text)
-        self._complained = True
+        self._warned = True
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """ValueError for a file above `limit` bytes; reading marks it as used."""
+        """Read a file and mark it as used; None if there is none. ValueError if it is larger than `limit` bytes."""
         path = self.file(key)
         try:
             with path.open("rb") as file:
@@ -214,13 +216,13 @@ class _Folder:
         return data
 
     def write(self, key: str, data: bytes) -> int:
-        """Bytes written: 0 if they are more than the cap."""
+        """Write a file and return its bytes; 0 if they exceed the capacity, and nothing is written."""
         if len(data) > self.capacity:
             return 0
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._check_owner()
-        self._make_room(len(data))
+        self._evict_for(len(data))
         handle, name = tempfile.mkstemp(suffix=".tmp", dir=self.path)  # mode 0600
         try:
             with os.fdopen(handle, "wb") as file:
@@ -233,7 +235,7 @@ class _Folder:
         return len(data)
 
     def delete(self, path: Path) -> bool:
-        """False if it cannot be; that another process was first is as good as done."""
+        """Delete a file. Returns False if that fails; a file that is already gone counts as deleted."""
         try:
             path.unlink(missing_ok=True)
         except OSError:
@@ -243,17 +245,20 @@ class _Folder:
     def _touch(self, path: Path) -> None:
         try:
             os.utime(path)
-        except OSError:  # gone meanwhile, or a read-only folder: the bytes are here all the same
+        except OSError:  # deleted meanwhile, or a read-only folder; its bytes were read
             return
 
     def _check_owner(self) -> None:
-        """PermissionError where others may write: their rows would be served as ours."""
+        """Raise PermissionError if other users can write to the folder, since their rows would be served as ours."""
         info = self.path.stat(follow_symlinks=False)
         if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
             raise PermissionError(errno.EPERM, "it belongs to another user or is open to others")
 
-    def _make_room(self, size: int) -> None:
-        """Half of what is free may be written unseen, so that two processes together stay below the cap."""
+    def _evict_for(self, size: int) -> None:
+        """Delete the least recently used files until `size` bytes fit.
+
+        Files are counted only after half of the free space was written, so that two processes together stay below the capacity.
+        """
         if size <= self._allowance:
             return
         files = sorted(self._files())
@@ -267,7 +272,7 @@ class _Folder:
         self._allowance = max(size, (self.capacity - total) // 2)
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, path) of every file of ours; what processes that died left half written is deleted."""
+        """Yield (last use, bytes, path) of every file. Temporary files of processes that died are deleted."""
         for folder in os.scandir(self.root):
             if not _HASH.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
                 continue
@@ -284,14 +289,16 @@ class _Folder:
 
 @functools.cache
 def code_digest(root: Path) -> str:
-    """Of the rooms below `root` that turn media into rows, compiled kernels too: a release number stands still meanwhile."""
-    files = (path for room in _MAKERS for path in (root / room).rglob("*") if path.suffix in (".py", ".so"))
+    """Hash the code below `root` that computes rows, compiled kernels included, as it changes between releases."""
+    files = (path for room in _CODE for path in (root / room).rglob("*") if path.suffix in (".py", ".so"))
     return digest("sensorium.code", {path.relative_to(root).as_posix(): path.read_bytes() for path in files})
 
 
 def _hardware(device: torch.device) -> str:
-    """Rows differ in their last bits between kinds of processors."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    """Return the kind of processor, since rows differ in their last bits between kinds."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.backends.cpu.get_cpu_capability()} {native.instructions()}"
 
 
 def _to_bytes(key: str, rows: Tensor) -> bytes:
@@ -302,7 +309,7 @@ def _to_bytes(key: str, rows: Tensor) -> bytes:
 
 
 def _from_bytes(key: str, data: bytes) -> Tensor:
-    """ValueError, KeyError or TypeError unless it is what `_to_bytes` made for this key."""
+    """Return the rows that `_to_bytes` packed for this key. ValueError, KeyError or TypeError if the bytes are damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -313,7 +320,7 @@ def _from_bytes(key: str, data: bytes) -> Tensor:
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length])["__metadata__"]
     if metadata["key"] != key or metadata["sha256"] != _checksum(rows):
-        raise ValueError("its checksum or its name is another's")
+        raise ValueError("its checksum or its key does not match")
     return rows
 
 

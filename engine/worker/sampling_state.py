@@ -1,4 +1,4 @@
-"""What the sampler keeps of one sequence from step to step: counts, bad words, grammar. Knows no logits."""
+"""What the sampler keeps of a sequence from step to step: token counts, bad words and the grammar."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from functools import cached_property
 
 import numpy as np
 
-from ..mm.errors import InputError
-from .logits_processors import LogitsProcessor, make_processors
-from .sampling_params import SamplingParams
-from .structured import Grammar, GrammarFactory
+from ...mm.errors import InputError
+from ..logits_processors import LogitsProcessor, make_processors
+from ..sampling_params import SamplingParams
+from .grammar import Grammar, GrammarFactory
 
 
 class TokenCounts:
-    """The tokens of a sequence, each once, and how often the answer holds it. Only new tokens are looked at."""
+    """The distinct tokens of a sequence, and how often its answer has each. Only new tokens are read."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float32)
-        self._read = 0
+        self._num_read = 0
 
-    def follow(self, token_ids: Sequence[int], turn_start: int) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens up to now, int64 `[n]`, and the answer's occurrences of each, float32 `[n]`."""
-        for token in token_ids[self._read : turn_start]:
+    def update(self, token_ids: Sequence[int], turn_start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distinct tokens, int64 `[n]`, and how often the answer has each, float32 `[n]`."""
+        for token in token_ids[self._num_read : turn_start]:
             self._slot(token)
-        for token in token_ids[max(self._read, turn_start) :]:
+        for token in token_ids[max(self._num_read, turn_start) :]:
             slot = self._slot(token)  # first: it may replace the arrays
             self._counts[slot] += 1
-        self._read = len(token_ids)
+        self._num_read = len(token_ids)
         return self._ids[: len(self._slots)], self._counts[: len(self._slots)]
 
     def _slot(self, token: int) -> int:
@@ -43,15 +43,15 @@ class TokenCounts:
         return slot
 
 
-class SampleRow:
-    """One sequence as the sampler sees it. Its tokens are the caller's list, which may only grow between calls of `changed`.
+class SamplingState:
+    """What the sampler knows of one sequence. `token_ids` is the caller's list; between calls of `rollback` it may only grow.
 
     Args:
-        token_ids: all tokens, the answer from `turn_start` on.
-        seed: with the number of tokens it decides the random number.
-        end_ids: EOS and stop tokens. eos_ids: those that end the answer of a grammar.
+        token_ids: all tokens; the answer begins at `turn_start`.
+        seed: decides the random numbers, together with the number of tokens.
+        end_ids: EOS and stop tokens. eos_ids: tokens that end the answer of a grammar.
         bad_word_ids: token sequences that the answer must not complete.
-        grammars: makes the grammar, where the parameters ask for one.
+        grammars: makes the grammar if the parameters ask for one.
     """
 
     def __init__(
@@ -67,77 +67,81 @@ class SampleRow:
     ) -> None:
         self.params, self.token_ids, self.turn_start, self.seed = params, token_ids, turn_start, seed
         self.end_ids, self.eos_ids = tuple(end_ids), tuple(eos_ids)
-        self.must_end = False  # nothing but the end is left of its grammar, in this step
+        self.must_end = False  # in this step the grammar allows nothing but the end
         self._grammars = grammars
         self._counts = TokenCounts()
-        self._words: dict[int | None, list[tuple[int, ...]]]  # by the token before the last
-        self._forbid(bad_word_ids)
+        self._bad_words: dict[int | None, list[tuple[int, ...]]]  # by the last token but one
+        self._set_bad_words(bad_word_ids)
 
     @property
-    def num_generated(self) -> int:
+    def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.turn_start
 
     @property
-    def answer(self) -> list[int]:
+    def output_token_ids(self) -> list[int]:
         return self.token_ids[self.turn_start :]
 
     @property
-    def constrained(self) -> bool:
-        """Its logits are changed."""
-        return self.params.changes_logits or bool(self._words)
+    def changes_logits(self) -> bool:
+        """True if a rule before the temperature changes the logits."""
+        return self.params.changes_logits or bool(self._bad_words)
 
     @property
-    def plain(self) -> bool:
-        """The likeliest token, whatever it is."""
-        return self.params.plain and not self._words
+    def only_argmax(self) -> bool:
+        """True if the token is the argmax of the raw logits and no log probabilities are asked for."""
+        return self.params.plain and not self._bad_words
 
     @cached_property
     def processors(self) -> list[LogitsProcessor]:
-        """InputError when a factory does not take its arguments."""
+        """The request's logits processors. InputError if a factory does not take its arguments."""
         return make_processors(self.params.processors)
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """InputError when the parameters ask for one that cannot be made."""
-        wanted = self.params.structured_outputs
-        return None if wanted is None or self._grammars is None else self._grammars.make(wanted)
+        """The state of the request's grammar, None if it asked for none. InputError if it cannot be compiled."""
+        asked = self.params.structured_outputs
+        return None if asked is None or self._grammars is None else self._grammars.make(asked)
 
-    def changed(self, num_tokens: int, turn_start: int, bad_word_ids: Sequence[Sequence[int]] = ()) -> None:
-        """The sequence was rolled back to `num_tokens` tokens, then perhaps continued; its answer begins at `turn_start`."""
+    def rollback(self, num_tokens: int, turn_start: int, bad_word_ids: Sequence[Sequence[int]] = ()) -> None:
+        """Follow a sequence that was cut to `num_tokens` tokens and may have grown since; its answer begins at `turn_start`."""
         grammar = self.__dict__.get("grammar")
         if grammar is not None:
-            grammar.roll_back(max(0, num_tokens - self.turn_start) if turn_start == self.turn_start else 0)
+            grammar.rollback(max(0, num_tokens - self.turn_start) if turn_start == self.turn_start else 0)
         self.turn_start = turn_start
         self._counts = TokenCounts()
-        self._forbid(bad_word_ids)
+        self._set_bad_words(bad_word_ids)
 
-    def _forbid(self, words: Sequence[Sequence[int]]) -> None:
-        self._words = {}
+    def _set_bad_words(self, words: Sequence[Sequence[int]]) -> None:
+        self._bad_words = {}
         for word in words:
-            self._words.setdefault(word[-2] if len(word) > 1 else None, []).append(tuple(word))
+            self._bad_words.setdefault(word[-2] if len(word) > 1 else None, []).append(tuple(word))
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens, int64 `[n]`, and how often the answer holds each, float32 `[n]`."""
-        return self._counts.follow(self.token_ids, self.turn_start)
+    def token_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distinct tokens of the sequence, int64 `[n]`, and how often the answer has each, float32 `[n]`."""
+        return self._counts.update(self.token_ids, self.turn_start)
 
-    def allowed(self, vocab: int) -> np.ndarray:
-        """Tokens that the grammar allows next, bool `[vocab]`. InputError where it allows none, or cannot be made."""
+    def allowed_tokens(self, vocab: int) -> np.ndarray:
+        """Return the tokens that the grammar allows next, bool `[vocab]`.
+
+        Raises:
+            InputError: the grammar allows no token, or cannot be compiled.
+        """
         if self.grammar is None:
             raise InputError("the parameters ask for no structured outputs, or there is no tokenizer to make them with")
-        self.grammar.follow(self.token_ids, self.turn_start)
-        may_end = self.num_generated >= self.params.min_tokens and not self.params.ignore_eos
-        allowed, self.must_end = self.grammar.allowed(self.eos_ids, may_end, vocab)
+        self.grammar.accept_tokens(self.token_ids, self.turn_start)
+        may_end = self.num_output_tokens >= self.params.min_tokens and not self.params.ignore_eos
+        allowed, self.must_end = self.grammar.allowed_tokens(self.eos_ids, may_end, vocab)
         return allowed
 
-    def banned(self) -> list[int]:
-        """Tokens that would complete a bad word, or end the answer too soon."""
-        early = self.num_generated < self.params.min_tokens and not self.must_end
+    def banned_tokens(self) -> list[int]:
+        """Return the tokens that would complete a bad word or end the answer before min_tokens."""
+        early = self.num_output_tokens < self.params.min_tokens and not self.must_end
         banned = list(self.end_ids) if early else []
-        if self._words:
-            banned += [word[-1] for word in self._words.get(None, ())]
-            following = self._words.get(self.token_ids[-1], ()) if self.num_generated else ()
+        if self._bad_words:
+            banned += [word[-1] for word in self._bad_words.get(None, ())]
+            following = self._bad_words.get(self.token_ids[-1], ()) if self.num_output_tokens else ()
             banned += [word[-1] for word in following if self._ends_with(word[:-1])]
         return banned
 
     def _ends_with(self, start: tuple[int, ...]) -> bool:
-        return len(start) <= self.num_generated and tuple(self.token_ids[-len(start) :]) == start
+        return len(start) <= self.num_output_tokens and tuple(self.token_ids[-len(start) :]) == start

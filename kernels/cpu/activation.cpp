@@ -1,4 +1,4 @@
-// Activations, and activation(gate) * up of packed rows. An element's bits depend on what it is made of alone, wherever it lies.
+// Activation functions, and activation(gate) * up. An element's bits depend only on its inputs, not on its position.
 #include "common.h"
 
 enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3 };
@@ -9,7 +9,7 @@ INLINE v16 divisor(v16 x) {
     return exp2(power > 126.f ? splat(126.f) : power) + 1.f;
 }
 
-// x times the normal distribution's share below x, by the complementary error function of Abramowitz and Stegun 7.1.26.
+// x times the normal CDF of x, by the complementary error function of Abramowitz and Stegun 7.1.26.
 INLINE v16 gelu(v16 x) {
     v16 z = (x < 0.f ? -x : x) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
     v16 y = t * 1.061405429f - 1.453152027f;
@@ -20,10 +20,10 @@ INLINE v16 gelu(v16 x) {
     return x < 0.f ? beyond : x - beyond;
 }
 
-// x times half of 1 + tanh(u), which is 1 / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+// x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
 INLINE v16 tanh_gelu(v16 x) { return x / divisor((x * x * x * 0.044715f + x) * 1.59576912f); }
 
-// quick_gelu is rounded after each step, as the published models do.
+// quick_gelu rounds after each step, as published models do.
 template <class T>
 INLINE v16 activate(int kind, v16 x) {
     if (kind == SILU) return x / divisor(x);
@@ -39,14 +39,14 @@ INLINE void piece(int kind, const T* x, T* out, int64_t n) {
     if (d < n) store_part(out + d, activate<T>(kind, load_part(x + d, n - d)), n - d);
 }
 
-CLONES static void activation(int type, int kind, const char* x, char* out, int64_t first, int64_t last) {
+INLINE void activation(int type, int kind, const char* x, char* out, int64_t first, int64_t last) {
     if (type == FLOAT32)
         piece(kind, (const float*)x + first, (float*)out + first, last - first);
     else
         piece(kind, (const bf16*)x + first, (bf16*)out + first, last - first);
 }
 
-// Rounded between the two factors as the published models do.
+// activation(gate) is rounded before the product, as in published models.
 template <class T>
 INLINE v16 product(int kind, v16 gate, v16 up) {
     return rounded<T>(activate<T>(kind, gate)) * up;
@@ -63,7 +63,7 @@ INLINE void one_row(int kind, const T* gate, T* out, int64_t inner) {
     }
 }
 
-CLONES static void gate(int type, int kind, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
+INLINE void gate(int type, int kind, const char* x, char* out, int64_t first, int64_t last, int64_t inner) {
     for (int64_t i = first; i < last; i++) {
         if (type == FLOAT32)
             one_row(kind, (const float*)x + 2 * i * inner, (float*)out + i * inner, inner);
@@ -73,10 +73,10 @@ CLONES static void gate(int type, int kind, const char* x, char* out, int64_t fi
 }
 
 extern "C" void sensorium_activation(int type, int kind, const char* x, char* out, int64_t count, int threads) {
-    parallel_rows(threads, count, 1, [&](int64_t first, int64_t last) { activation(type, kind, x, out, first, last); });
+    parallel_rows(threads, count, 1, [&](int64_t first, int64_t last) { run_best<activation>(type, kind, x, out, first, last); });
 }
 
 // x [rows, gate | up, inner] -> out [rows, inner].
 extern "C" void sensorium_gated(int type, int kind, const char* x, char* out, int64_t rows, int64_t inner, int threads) {
-    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { gate(type, kind, x, out, first, last, inner); });
+    parallel_rows(threads, rows, inner, [&](int64_t first, int64_t last) { run_best<gate>(type, kind, x, out, first, last, inner); });
 }

@@ -1,39 +1,38 @@
-// Softmax attention over keys in blocks of a paged cache, or over packed segments; prompt chunks and decode rows alike.
-//
-// Keys are taken in tiles of 64 from the first key on, softmax runs along (arXiv 2307.08691). The arithmetic of a row is the
-// same in every company: each row has accumulators of its own, tiles start at absolute positions, and keys a row does not
-// see are not read or weigh exactly 0. Slots beyond a request's length are never read.
+// Softmax attention over a paged KV cache or over packed segments, for prompt chunks and decode rows alike.
+// Keys are read in tiles of 64 with an online softmax (arXiv 2307.08691). A row's bits do not depend on the rest of the batch:
+// it has accumulators of its own, tiles start at absolute positions, and keys that it does not attend to are not read or have
+// weight 0 exactly. Slots beyond a request's length are never read.
 #include <cmath>
 #include <vector>
 
-#include "codes.h"
+#include "kv_quant.h"
 
-static const int TILE = 64;         // keys taken at once
+static const int TILE = 64;         // keys per tile
 static const int ROWS = 6;          // query rows in registers
-static const float LOWEST = -3e38f; // maximum of no scores: its difference from another is a number
-static const int64_t BLOCK = 192;   // query rows that share a tile once it is laid out
+static const float LOWEST = -3e38f; // initial maximum: finite, so that differences are not NaN
+static const int64_t BLOCK = 192;   // query rows that share a prepared tile
 
 struct Problem {
     const char *q, *k, *v;
     char* out;
-    int64_t q_stride, k_stride, v_stride;  // elements from a row to the next
+    int64_t q_stride, k_stride, v_stride;  // row strides in elements
     int64_t heads, kv_heads, dim;
-    float scale;                  // of the scores, times log2(e)
+    float scale;                  // softmax scale times log2(e)
     const int64_t *starts, *lengths;
-    const int32_t* tables;        // null: the keys of a request are the rows of its queries
-    int64_t width, block_size;    // of the tables, of a block
+    const int32_t* tables;        // block tables; null: keys are the rows of the request
+    int64_t width, block_size;    // row length of the tables, tokens per block
     bool causal;
-    int64_t window;       // keys that a row sees up to its own, 0: all
-    const int64_t* seen;  // first key of every row, then the ends; null: as causal and window say
-    int64_t rows;         // of seen
-    float cap;            // of the scores, times log2(e), 0: none; scale is then that of 2 log2(e) score / cap
-    int codes;            // of keys and values; a row ends with a scale of each head, and strides count bytes
+    int64_t window;       // sliding window: keys up to the row's own, 0: all
+    const int64_t* key_range;  // [2, rows]: first key and end of keys of each row; null: by causal and window
+    int64_t rows;         // of key_range
+    float cap;            // soft cap times log2(e), 0: none; scale is then the factor of 2 log2(e) score / cap
+    int quant;            // format of a quantised cache, whose rows end with one scale per head; strides are then in bytes
 
     int64_t first(int64_t row, int64_t position) const {
-        return seen ? seen[row] : window && position >= window ? position + 1 - window : 0;
+        return key_range ? key_range[row] : window && position >= window ? position + 1 - window : 0;
     }
     int64_t end(int64_t row, int64_t position, int64_t length) const {
-        return seen ? seen[rows + row] : causal ? position + 1 : length;
+        return key_range ? key_range[rows + row] : causal ? position + 1 : length;
     }
 };
 
@@ -85,27 +84,17 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #include "attention_body.h"
 #pragma GCC pop_options
 
-static int best() {
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
 static Attend* choose(int type, int level) {
-    if (level == 3 && type == BFLOAT16) return avx512_bf16::attend<bf16>;
-    if (level >= 2) return type == FLOAT32 ? avx512::attend<float> : avx512::attend<bf16>;
-    if (level == 1) return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;
+    if (level == LEVEL_AVX512_BF16 && type == BFLOAT16) return avx512_bf16::attend<bf16>;
+    if (level >= LEVEL_AVX512) return type == FLOAT32 ? avx512::attend<float> : avx512::attend<bf16>;
+    if (level == LEVEL_AVX2) return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;
     return type == FLOAT32 ? base::attend<float> : base::attend<bf16>;
 }
 #else
-static int best() { return 0; }
-
 static Attend* choose(int type, int) { return type == FLOAT32 ? base::attend<float> : base::attend<bf16>; }
 #endif
 
-extern "C" int sensorium_level = best();  // instruction set in use, 0 the plainest; tests lower it
-
-static thread_local Scratch scratch;  // not in a function: a thread that does not pass its declaration would never free it
+static thread_local Scratch scratch;  // at namespace scope: inside a function, a thread that never reaches it would not free it
 
 static void run(int type, Problem problem, int64_t requests, int threads) {
     problem.scale *= problem.cap ? 2 * 1.44269504f / problem.cap : 1.44269504f;
@@ -117,29 +106,29 @@ static void run(int type, Problem problem, int64_t requests, int threads) {
             for (int64_t n = problem.starts[i + 1] - problem.starts[i], first = 0; first < n; first += step)
                 work.push_back({i, head, first, n - first < step ? n - first : step});
     Attend* attend = choose(type, sensorium_level);
-    // heads of a request on one thread: their keys lie side by side
+    // one thread handles the heads of a request, whose keys are adjacent in memory
     parallel_shares(threads, (int64_t)work.size(), [&](int64_t i, int64_t, int64_t, int64_t) {
         attend(problem, work[work.size() - 1 - i], scratch);
     });
 }
 
-CLONES static void encode_row(int type, int codes, const char* from, char* to, int64_t row, int64_t heads, int64_t dim) {
+INLINE void quantize_row(int type, int quant, const char* from, char* to, int64_t row, int64_t heads, int64_t dim) {
     for (int64_t h = 0; h < heads; h++) {
         uint8_t* made = (uint8_t*)to + h * dim;
-        const float scale = type == FLOAT32 ? encode(codes, (const float*)from + h * dim, made, dim)
-                                            : encode(codes, (const bf16*)from + h * dim, made, dim);
+        const float scale = type == FLOAT32 ? quantize_head(quant, (const float*)from + h * dim, made, dim)
+                                            : quantize_head(quant, (const bf16*)from + h * dim, made, dim);
         memcpy(to + row + (h - heads) * sizeof scale, &scale, sizeof scale);
     }
 }
 
-// Rows of keys or values, `stride` bytes apart, to their slots of `row` bytes.
-static void write(int type, int codes, const char* from, int64_t stride, char* cache, int64_t row, const int64_t* slots,
+// Write rows of keys or values, `stride` bytes apart, to their slots of `row` bytes, quantised if the cache is.
+static void write(int type, int quant, const char* from, int64_t stride, char* cache, int64_t row, const int64_t* slots,
                   int64_t n, int64_t heads, int64_t dim, int threads) {
     const int64_t piece = 64;
     parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
         for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++) {
-            if (codes)
-                encode_row(type, codes, from + i * stride, cache + slots[i] * row, row, heads, dim);
+            if (quant)
+                run_best<quantize_row>(type, quant, from + i * stride, cache + slots[i] * row, row, heads, dim);
             else
                 memcpy(cache + slots[i] * row, from + i * stride, row);
         }
@@ -148,24 +137,24 @@ static void write(int type, int codes, const char* from, int64_t stride, char* c
 
 extern "C" {
 
-// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be apart. cache [2, slots, cache_row], where v is
-// null [1, ...]: keys are values. A row is kv_heads * dim numbers, or codes with their scales.
+// q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be strided. cache [2, slots, cache_row], or [1, ...]
+// if v is null and keys are also the values. A cache row is kv_heads * dim values or, if quantised, values and scales.
 void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
-                               int64_t v_stride, char* cache, int64_t cache_slots, int64_t cache_row, int codes, char* out,
+                               int64_t v_stride, char* cache, int64_t cache_slots, int64_t cache_row, int quant, char* out,
                                int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap, const int64_t* starts, const int64_t* lengths,
                                int64_t requests, const int32_t* tables, int64_t width, int64_t block_size,
-                               const int64_t* slots, int64_t written, int causal, int64_t window, const int64_t* seen,
+                               const int64_t* slots, int64_t written, int causal, int64_t window, const int64_t* key_range,
                                int64_t rows, int threads) {
-    int64_t size = type == FLOAT32 ? 4 : 2, row = cache_row * (codes ? 1 : size);  // in bytes
+    int64_t size = type == FLOAT32 ? 4 : 2, row = cache_row * (quant ? 1 : size);  // in bytes
     char* values = v ? cache + cache_slots * row : cache;
-    write(type, codes, k, k_stride * size, cache, row, slots, written, kv_heads, dim, threads);
-    if (v) write(type, codes, v, v_stride * size, values, row, slots, written, kv_heads, dim, threads);
+    write(type, quant, k, k_stride * size, cache, row, slots, written, kv_heads, dim, threads);
+    if (v) write(type, quant, v, v_stride * size, values, row, slots, written, kv_heads, dim, threads);
     Problem problem{q,       cache,  values, out,        q_stride,    cache_row, cache_row, heads, kv_heads, dim,  scale, starts,
-                    lengths, tables, width,  block_size, causal != 0, window,    seen,      rows,  cap,      codes};
+                    lengths, tables, width,  block_size, causal != 0, window,    key_range,      rows,  cap,      quant};
     run(type, problem, requests, threads);
 }
 
-// q [rows, heads, dim], k, v [rows, kv_heads, dim], rows may be apart; segment i is the rows [starts[i], starts[i + 1]).
+// q [rows, heads, dim], k, v [rows, kv_heads, dim], rows may be strided; segment i is the rows [starts[i], starts[i + 1]).
 void sensorium_varlen_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
                                 int64_t v_stride, char* out, int64_t heads, int64_t kv_heads, int64_t dim, float scale,
                                 const int64_t* starts, const int64_t* lengths, int64_t segments, int threads) {

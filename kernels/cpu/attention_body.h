@@ -1,16 +1,15 @@
-// The arithmetic of attention, compiled by attention.cpp once for each instruction set. No include guard: that is its purpose.
-//
-// NAMESPACE: its name. VECTORS: vectors of 16 columns in registers. PAIRS: products of bfloat16 pairs (vdpbf16ps), else of floats.
-// WIDE: 16 x 16 words are turned in registers, and 16 bytes become words, at once.
+// Attention for one instruction set. attention.cpp includes this file once per set, so it has no include guard.
+// NAMESPACE: name of the instruction set. VECTORS: vectors of 16 columns in registers. PAIRS: multiply pairs of bfloat16
+// (vdpbf16ps) instead of floats. WIDE: transpose 16 x 16 words in registers and convert 16 bytes at once (AVX-512).
 namespace NAMESPACE {
 
 #ifdef PAIRS
-static const int PER_WORD = 2;  // elements of a 32-bit word
+static const int PER_WORD = 2;  // elements per 32-bit word
 #else
 static const int PER_WORD = 1;
 #endif
 
-// acc + a * b, word by word.
+// acc + a * b per word.
 INLINE v16 multiply_add(v16 acc, v16 a, v16 b) {
 #ifdef PAIRS
     return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
@@ -19,24 +18,24 @@ INLINE v16 multiply_add(v16 acc, v16 a, v16 b) {
 #endif
 }
 
-// c[R, 16 N] = a[R, depth] b[depth, 16 N] + keep[R] * c; from 0 where keep is null. Words of a and b, floats of c.
+// c[R, 16 N] = a[R, depth] b[depth, 16 N] + rescale[R] * c, or without c if rescale is null. a and b in words, c in floats.
 template <int R, int N>
 INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                    const float* keep) {
+                    const float* rescale) {
     v16 acc[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[r][n] = keep ? load(c + r * ldc + 16 * n) * keep[r] : v16{};
+        for (int n = 0; n < N; n++) acc[r][n] = rescale ? load(c + r * ldc + 16 * n) * rescale[r] : v16{};
     for (int64_t k = 0; k < depth; k++) {
         v16 columns[N];
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) columns[n] = load(b + k * ldb + 16 * n);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            v16u word;
-            memcpy(&word[0], a + r * lda + k, 4);
-            v16 factor = (v16)(word[0] - v16u{});
+            uint32_t word;
+            memcpy(&word, a + r * lda + k, 4);
+            v16 factor = (v16)(word - v16u{});
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) acc[r][n] = multiply_add(acc[r][n], factor, columns[n]);
         }
@@ -49,20 +48,20 @@ INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, in
 
 template <int R>
 static void products(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t vectors, const float* keep) {
+                     int64_t vectors, const float* rescale) {
     int64_t n = 0;
-    for (; n + VECTORS <= vectors; n += VECTORS) product<R, VECTORS>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, keep);
-    for (; n < vectors; n++) product<R, 1>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, keep);
+    for (; n + VECTORS <= vectors; n += VECTORS) product<R, VECTORS>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, rescale);
+    for (; n < vectors; n++) product<R, 1>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, rescale);
 }
 
 static void multiply(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t vectors, const float* keep) {
+                     int64_t vectors, const float* rescale) {
     typedef void Products(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, int64_t, const float*);
     static Products* const by_rows[ROWS] = {products<1>, products<2>, products<3>, products<4>, products<5>, products<6>};
-    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, vectors, keep);
+    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, vectors, rescale);
 }
 
-// One row of dim elements as words, zeros up to `words`.
+// Copy one row of dim elements as words, padded with zeros to `words`.
 template <class T>
 INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
     if (sizeof(T) * PER_WORD == 4) {
@@ -75,7 +74,7 @@ INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
     if (d < words) store(to + d, load_part(from + d, dim - d));
 }
 
-// `count` rows of `depth` words, both multiples of 16 -> turned[depth, TILE].
+// Transpose `count` rows of `depth` words, both multiples of 16, to turned[depth, TILE].
 INLINE void transpose(const float* const* rows, int64_t depth, int count, float* turned) {
 #ifdef WIDE
     for (int64_t d = 0; d < depth; d += 16)
@@ -116,21 +115,21 @@ INLINE int up_to_16(int64_t n) { return (int)((n + 15) / 16 * 16); }
 
 struct Tile {
     float *staged, *keys, *values;     // words [TILE, depth], [depth, TILE], [TILE / PER_WORD, wide]
-    int64_t depth, wide;               // words of a row of keys, columns of a row of values; multiples of 16
-    float *k_scales, *v_scales, *own;  // of keys and values in codes [TILE]; words for TILE rows of them
+    int64_t depth, wide;               // words of a key row, columns of a value row; multiples of 16
+    float *k_scales, *v_scales, *own;  // scales of a quantised cache [TILE]; dequantised rows of a tile
 };
 
-// Slots of the keys from `start` on, fetched ahead: those of a decode step lie in memory in short pieces that the processor
-// does not foresee. Returns their number, at most a tile.
+// Find the slots of up to a tile of keys from `start` on, and prefetch them: short pieces in memory that the hardware prefetcher
+// does not predict. Returns their number.
 template <class T>
-INLINE int find(const Problem& p, const Work& w, int64_t start, int64_t end, int64_t* slots) {
+INLINE int find_slots(const Problem& p, const Work& w, int64_t start, int64_t end, int64_t* slots) {
     int count = (int)(end - start < TILE ? end - start : TILE);
     const int32_t* table = p.tables ? p.tables + w.request * p.width + start / p.block_size : nullptr;
     int64_t offset = start % p.block_size;
     for (int i = 0; i < count; i++) {
         slots[i] = table ? *table * p.block_size + offset : p.starts[w.request] + start + i;
         if (++offset == p.block_size) offset = 0, table += table != nullptr;
-        const int64_t size = p.codes ? 1 : sizeof(T);
+        const int64_t size = p.quant ? 1 : sizeof(T);
         const char *k = p.k + (slots[i] * p.k_stride + w.kv_head * p.dim) * size;
         const char *v = p.v + (slots[i] * p.v_stride + w.kv_head * p.dim) * size;
         for (int64_t d = 0; d < p.dim * size; d += 64) __builtin_prefetch(k + d), __builtin_prefetch(v + d);
@@ -139,7 +138,7 @@ INLINE int find(const Problem& p, const Work& w, int64_t start, int64_t end, int
 }
 
 #ifdef PAIRS
-// Two rows of 16 bfloat16 as words.
+// Two rows of 16 bfloat16 as pairs.
 INLINE v16 pair(const bf16* even, const bf16* odd) {
     __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
     __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
@@ -147,14 +146,14 @@ INLINE v16 pair(const bf16* even, const bf16* odd) {
 }
 #endif
 
-// Codes without their scale, and where they go; both dtypes hold them exactly.
-INLINE v16 numbers(int codes, v16b x) {
+// Convert quantised values without their scale, which is exact, and store them.
+INLINE v16 to_float(int quant, v16b x) {
 #ifdef WIDE
-    if (codes == INT8) return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x));
+    if (quant == INT8) return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x));
     const v16u bits = (v16u)_mm512_cvtepu8_epi32((__m128i)x);
 #else
     typedef int8_t v16c __attribute__((vector_size(16)));
-    if (codes == INT8) return __builtin_convertvector(__builtin_convertvector((v16c)x, v16i), v16);
+    if (quant == INT8) return __builtin_convertvector(__builtin_convertvector((v16c)x, v16i), v16);
     const v16u bits = __builtin_convertvector(x, v16u);
 #endif
     const v16u rest = (bits & 0x7f) << 20;
@@ -173,27 +172,27 @@ INLINE void put(bf16* p, v16 x) {
 #endif
 }
 
-// n codes of a head.
+// Convert n quantised values of a head.
 template <class T>
-INLINE void widen(int codes, const uint8_t* from, T* to, int64_t n) {
+INLINE void widen(int quant, const uint8_t* from, T* to, int64_t n) {
     v16b some = {};
     int64_t d = 0;
     for (; d + 16 <= n; d += 16) {
         memcpy(&some, from + d, sizeof some);
-        put(to + d, numbers(codes, some));
+        put(to + d, to_float(quant, some));
     }
     if (d < n) {
         memcpy(&some, from + d, n - d);
-        store_part(to + d, numbers(codes, some), n - d);
+        store_part(to + d, to_float(quant, some), n - d);
     }
 }
 
-// The row of one head at each of so many slots, from the `skip`th on: where it lies or, of codes, its numbers in `own`, and their
-// scales; 0 for those before and behind.
+// Find the row of one head at each slot from the `skip`th on: its address or, in a quantised cache, its converted values in `own`
+// and its scale. Other scales are 0.
 template <class T>
-INLINE void look_up(const Problem& p, const Work& w, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
+INLINE void load_heads(const Problem& p, const Work& w, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
                     const T** found, float* scales, T* own) {
-    if (!p.codes) {
+    if (!p.quant) {
         for (int i = skip; i < count; i++) found[i] = (const T*)base + slots[i] * stride + w.kv_head * p.dim;
         return;
     }
@@ -201,19 +200,19 @@ INLINE void look_up(const Problem& p, const Work& w, const char* base, int64_t s
     for (int i = skip; i < count; i++) {
         const char* row = base + slots[i] * stride;
         memcpy(scales + i, row + stride + (w.kv_head - p.kv_heads) * sizeof(float), sizeof(float));
-        widen(p.codes, (const uint8_t*)row + w.kv_head * p.dim, own + i * p.dim, p.dim);
+        widen(p.quant, (const uint8_t*)row + w.kv_head * p.dim, own + i * p.dim, p.dim);
         found[i] = own + i * p.dim;
     }
 }
 
-// Lay out the keys and values of one head at so many slots; zeros behind the keys, up to a multiple of 16, and in place of the
-// first `skip`, which nobody sees. Keys that fill whole words and vectors are read where they lie.
+// Prepare the keys and values of one head at `count` slots: keys transposed, zeros up to a multiple of 16 keys and for the first
+// `skip` keys. Keys that fill whole words and vectors are read in place.
 template <class T>
-static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int skip, int count, const Tile& t) {
+static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int skip, int count, const Tile& t) {
     const T *k[TILE], *v[TILE];
     if (skip) memset(t.staged, 0, t.depth * 4);
     for (int i = 0; i < skip; i++) k[i] = v[i] = (const T*)t.staged;
-    look_up<T>(p, w, p.k, p.k_stride, slots, skip, count, k, t.k_scales, (T*)t.own);
+    load_heads<T>(p, w, p.k, p.k_stride, slots, skip, count, k, t.k_scales, (T*)t.own);
     const bool whole = sizeof(T) * PER_WORD == 4 && p.dim == t.depth * PER_WORD;
     const float* rows[TILE];
     for (int i = 0; i < count; i++) {
@@ -223,14 +222,14 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int s
     if (count % 16) memset(t.staged + count * t.depth, 0, t.depth * 4);
     for (int i = count; i < up_to_16(count); i++) rows[i] = t.staged + count * t.depth;
     transpose(rows, t.depth, up_to_16(count), t.keys);
-    look_up<T>(p, w, p.v, p.v_stride, slots, skip, count, v, t.v_scales, (T*)t.own);
+    load_heads<T>(p, w, p.v, p.v_stride, slots, skip, count, v, t.v_scales, (T*)t.own);
 #ifdef PAIRS
     const bf16 zeros[16] = {};
     for (int i = 0; i < count; i += 2)
         for (int64_t d = 0; d < p.dim; d += 16) {
             const bf16 *even = (const bf16*)v[i] + d, *odd = i + 1 < count ? (const bf16*)v[i + 1] + d : zeros;
             bf16 parts[2][16] = {};
-            if (d + 16 > p.dim) {  // what lies behind a row may not be ours
+            if (d + 16 > p.dim) {  // memory behind the last row may not be mapped
                 memcpy(parts[0], even, (p.dim - d) * sizeof(bf16));
                 memcpy(parts[1], odd, (p.dim - d) * sizeof(bf16));
                 even = parts[0], odd = parts[1];
@@ -242,17 +241,18 @@ static void lay_out(const Problem& p, const Work& w, const int64_t* slots, int s
 #endif
 }
 
-// cap * tanh(score / cap), times log2(e); of a score times 2 log2(e) / cap.
+// cap * tanh(score / cap), times log2(e); x is score times 2 log2(e) / cap.
 INLINE v16 capped(v16 x, float cap) {
     const v16 most = splat(100);
     x = x > most ? most : x < -most ? -most : x;
     return cap - cap * 2 / (exp2(x) + 1);
 }
 
-// The first `count` of scores[rows, TILE] -> weights as words, with the running maximum and the sums by lane; keep: what
-// remains of older sums. The scales of codes are a part of scores and weights. A row sees the keys from hidden[row] to seen[row].
-INLINE void soften(int rows, int count, float* scores, const int* hidden, const int* seen, const Problem& p, const Tile& t,
-                   float* top, float* sums, float* weights, float* keep) {
+// Online softmax: turn the first `count` of scores[rows, TILE] into weights (in words), and update the running maximum and the
+// sums per lane. rescale: factor of the older sums. Scales of a quantised cache are multiplied into scores and weights. A row
+// attends to the keys from first_key[row] to end_key[row].
+INLINE void online_softmax(int rows, int count, float* scores, const int* first_key, const int* end_key, const Problem& p, const Tile& t,
+                   float* row_max, float* sums, float* weights, float* rescale) {
     const float scale = p.scale, cap = p.cap;
     const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     v16 change = {};
@@ -260,25 +260,25 @@ INLINE void soften(int rows, int count, float* scores, const int* hidden, const 
         v16 most = none;
         for (int n = 0; n < count; n += 16) {
             v16 x = load(scores + r * TILE + n) * scale;
-            if (p.codes) x *= load(t.k_scales + n);
+            if (p.quant) x *= load(t.k_scales + n);
             if (cap) x = capped(x, cap);
-            if (seen[r] < n + 16) x = lanes < splat(seen[r] - n) ? x : none;
-            if (hidden[r] > n) x = lanes < splat(hidden[r] - n) ? none : x;
+            if (end_key[r] < n + 16) x = lanes < splat(end_key[r] - n) ? x : none;
+            if (first_key[r] > n) x = lanes < splat(first_key[r] - n) ? none : x;
             store(scores + r * TILE + n, x);
             most = larger(x, most);
         }
         float highest = largest(most);
-        highest = highest > top[r] ? highest : top[r];
-        change[r] = top[r] - highest;
-        top[r] = highest;
+        highest = highest > row_max[r] ? highest : row_max[r];
+        change[r] = row_max[r] - highest;
+        row_max[r] = highest;
     }
-    store(keep, exp2(change));
+    store(rescale, exp2(change));
     for (int r = 0; r < rows; r++) {
         v16 total = load(sums + 16 * r);
         for (int n = 0; n < count; n += 16) {
-            v16 x = exp2(load(scores + r * TILE + n) - top[r]);
-            total = n ? total + x : total * keep[r] + x;
-            if (p.codes) x *= load(t.v_scales + n);
+            v16 x = exp2(load(scores + r * TILE + n) - row_max[r]);
+            total = n ? total + x : total * rescale[r] + x;
+            if (p.quant) x *= load(t.v_scales + n);
 #ifdef PAIRS
             __m256bh half = _mm512_cvtneps_pbh((__m512)x);
             memcpy(weights + (r * TILE + n) / 2, &half, sizeof half);
@@ -295,43 +295,43 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
     int64_t group = p.heads / p.kv_heads, rows = w.count * group, depth = (p.dim / PER_WORD + 15) / 16 * 16;
     int64_t wide = (p.dim + 15) / 16 * 16, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
     int64_t before = length - (p.starts[w.request + 1] - p.starts[w.request]) + w.first;  // position of the first row
-    const int64_t coded = p.codes ? TILE : 0;
-    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + coded * (wide + 2) + 2 * ROWS * TILE + 64) +
+    const int64_t quant_rows = p.quant ? TILE : 0;
+    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + quant_rows * (wide + 2) + 2 * ROWS * TILE + 64) +
                           16 * 64);
     char* at = scratch.memory.data() + (64 - (uintptr_t)scratch.memory.data() % 64);
     float *q = Scratch::take<float>(at, rows * depth), *out = Scratch::take<float>(at, rows * wide);
-    float *top = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
+    float *row_max = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
     float *scores = Scratch::take<float>(at, ROWS * TILE), *weights = Scratch::take<float>(at, ROWS * TILE);
-    float* keep = Scratch::take<float>(at, 16);
+    float* rescale = Scratch::take<float>(at, 16);
     Tile tile{Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * wide), depth, wide,
-              Scratch::take<float>(at, coded), Scratch::take<float>(at, coded), Scratch::take<float>(at, coded * wide)};
+              Scratch::take<float>(at, quant_rows), Scratch::take<float>(at, quant_rows), Scratch::take<float>(at, quant_rows * wide)};
     for (int64_t r = 0; r < rows; r++)
         stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
     memset(out, 0, rows * wide * 4);
     memset(sums, 0, rows * 16 * 4);
-    for (int64_t r = 0; r < rows; r++) top[r] = LOWEST;
-    int64_t begin = length, end = 0;  // keys that any of the rows sees
+    for (int64_t r = 0; r < rows; r++) row_max[r] = LOWEST;
+    int64_t begin = length, end = 0;  // keys that any of the rows attends to
     for (int64_t i = 0; i < w.count; i++) {
         int64_t first = p.first(base + i, before + i), last = p.end(base + i, before + i, length);
         begin = first < begin ? first : begin, end = last > end ? last : end;
     }
-    const bool plain = p.causal && !p.seen;  // later rows see more
+    const bool plain = p.causal && !p.key_range;  // later rows attend to more keys
     int64_t slots[TILE], start = begin / TILE * TILE;
-    for (int64_t count = find<T>(p, w, start, end, slots), coming; start < end; start += TILE, count = coming) {
-        lay_out<T>(p, w, slots, (int)(begin > start ? begin - start : 0), (int)count, tile);
-        coming = find<T>(p, w, start + TILE, end, slots);
-        int64_t blind = plain && start > before ? (start - before) * group : 0;  // rows that see nothing of the tile
-        for (int64_t r = blind; r < rows; r += ROWS) {
-            int n = (int)(rows - r < ROWS ? rows - r : ROWS), hidden[ROWS], seen[ROWS];
+    for (int64_t count = find_slots<T>(p, w, start, end, slots), coming; start < end; start += TILE, count = coming) {
+        load_tile<T>(p, w, slots, (int)(begin > start ? begin - start : 0), (int)count, tile);
+        coming = find_slots<T>(p, w, start + TILE, end, slots);
+        int64_t skipped = plain && start > before ? (start - before) * group : 0;  // rows before the tile's first key
+        for (int64_t r = skipped; r < rows; r += ROWS) {
+            int n = (int)(rows - r < ROWS ? rows - r : ROWS), first_key[ROWS], end_key[ROWS];
             for (int i = 0; i < n; i++) {
                 int64_t row = (r + i) / group, sees = p.end(base + row, before + row, length) - start;
                 int64_t hides = p.first(base + row, before + row) - start;
-                seen[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
-                hidden[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
+                end_key[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
+                first_key[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
             }
             multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count) / 16, nullptr);
-            soften(n, (int)count, scores, hidden, seen, p, tile, top + r, sums + 16 * r, weights, keep);
-            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, keep);
+            online_softmax(n, (int)count, scores, first_key, end_key, p, tile, row_max + r, sums + 16 * r, weights, rescale);
+            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, rescale);
         }
     }
     for (int64_t r = 0; r < rows; r++) {

@@ -1,17 +1,44 @@
-// What every CPU kernel shares: vectors of 16 floats, bfloat16, 2^x, threads. Knows no op.
+// Shared by all CPU kernels: vectors of 16 floats, bfloat16, 2^x, threads.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 
-// Bodies of hot loops are inlined into functions compiled for one instruction set each; none may stay outside.
+// Hot loops are inlined into functions that are compiled per instruction set, so all of them are INLINE.
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(__x86_64__) && defined(__gnu_linux__)
-#define CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
-#else
-#define CLONES
+#ifdef __x86_64__
+#define AVX2 "avx2,fma"
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma"
 #endif
+
+// Instruction sets that kernels are compiled for, in rising order; kernels/native.py has their names.
+enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
+
+// The level in use: the best one of the CPU, or a lower one set by kernels/native.py or a test.
+extern "C" int sensorium_level;
+
+#ifdef __x86_64__
+template <auto body, class... Args>
+__attribute__((target(AVX2))) static void on_avx2(Args... args) {
+    body(args...);
+}
+
+template <auto body, class... Args>
+__attribute__((target(AVX512))) static void on_avx512(Args... args) {
+    body(args...);
+}
+#endif
+
+// Run the INLINE function `body`, compiled for the level in use.
+template <auto body, class... Args>
+static void run_best(Args... args) {
+#ifdef __x86_64__
+    if (sensorium_level >= LEVEL_AVX512) return on_avx512<body>(args...);
+    if (sensorium_level == LEVEL_AVX2) return on_avx2<body>(args...);
+#endif
+    body(args...);
+}
 
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
@@ -40,7 +67,7 @@ INLINE v16 load(const bf16* p) {
 
 INLINE void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
-// Rounded to nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN stays NaN.
 INLINE void store(bf16* p, v16 x) {
     v16u bits = (v16u)x;
     v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -49,7 +76,7 @@ INLINE void store(bf16* p, v16 x) {
     memcpy(p, &out, sizeof out);
 }
 
-// The first n (< 16) elements; the others read as 0 and are not written.
+// Load or store the first n (< 16) elements; the others read as 0 and are not written.
 template <class T>
 INLINE v16 load_part(const T* p, int64_t n) {
     T all[16] = {};
@@ -64,7 +91,7 @@ INLINE void store_part(T* p, v16 x, int64_t n) {
     memcpy(p, all, n * sizeof(T));
 }
 
-// To T and back.
+// Round to T and back to float.
 template <class T>
 INLINE v16 rounded(v16 x) {
     T all[16];
@@ -74,7 +101,7 @@ INLINE v16 rounded(v16 x) {
 
 INLINE v16 larger(v16 a, v16 b) { return a > b ? a : b; }
 
-// Lanes folded in halves: the order of the additions is the same on every machine.
+// Add halves recursively, so that the order of additions is the same on every machine.
 INLINE float sum(v16 x) {
     float part[16];
     store(part, x);
@@ -95,9 +122,9 @@ INLINE float largest(v16 x) {
     return c[0] > c[1] ? c[0] : c[1];
 }
 
-// 2^x to about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN.
+// 2^x with an error of about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN.
 INLINE v16 exp2(v16 x) {
-    const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
+    const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     v16 shifted = x + magic, f = x - (shifted - magic);
     v16 y = f * 1.5403530e-4f + 1.3333558e-3f;
     y = y * f + 9.6181291e-3f;
@@ -109,12 +136,12 @@ INLINE v16 exp2(v16 x) {
     return x < -126.f ? v16{} : scaled;
 }
 
-// torch has loaded an OpenMP runtime into the process: its threads are used through the entry that compilers call, so that
-// there is one pool only. Weak: without a runtime everything runs on the calling thread.
+// Use the threads of the OpenMP runtime that torch has loaded, so that the process has one pool only. Weak symbols: without a
+// runtime, everything runs on the calling thread.
 extern "C" void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned) __attribute__((weak));
 extern "C" int omp_get_thread_num() __attribute__((weak));
 
-// f(i) for i in [0, n), each on one thread, in any order.
+// Call f(i) for i in [0, n), each on one thread, in any order.
 template <class F>
 static void parallel_for(int threads, int64_t n, const F& f) {
     struct Job {
@@ -133,8 +160,8 @@ static void parallel_for(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
-// f(i, end, t, threads) for i in [0, n), of which each thread t has a share up to `end`: it takes that in order, then what the
-// others have not come to yet.
+// Call f(i, end, t, threads) for i in [0, n). Each thread t has a share that ends at `end`; it works through it in order and then
+// takes what is left of other shares.
 template <class F>
 static void parallel_shares(int threads, int64_t n, const F& f) {
     struct Share {
@@ -166,7 +193,7 @@ static void parallel_shares(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
-// f(first, last) over pieces of `rows` rows; little work stays on the calling thread.
+// Call f(first, last) for pieces of `rows` rows. A small number of rows stays on the calling thread.
 template <class F>
 static void parallel_rows(int threads, int64_t rows, int64_t width, const F& f) {
     int64_t piece = width < 8192 ? 8192 / width : 1;

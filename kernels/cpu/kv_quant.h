@@ -1,19 +1,19 @@
-// Rows in 8 bits, as kernels/kv8.py lays them out: codes of a head's numbers, and the scale that they share. Knows no cache.
+// Quantised keys and values in the layout of kernels/kv_quant.py: 8-bit values of a head, which share one scale.
 #pragma once
 #include "common.h"
 
-enum Codes { NONE = 0, INT8 = 1, E4M3 = 2 };
+enum Quant { NONE = 0, INT8 = 1, E4M3 = 2 };
 
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
-static const float LEAST = 0x1p-6f;   // normal number of e4m3
-static const float ONES = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
-static const float STEPS = 16384.f;    // the same for steps of 2^-9, e4m3's below LEAST
-static const float TINY = 1e-30f;      // a head's largest magnitude is taken for no less
+static const float LEAST = 0x1p-6f;   // smallest normal number of e4m3
+static const float ONES = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+static const float STEPS = 16384.f;    // likewise for steps of 2^-9, e4m3's spacing below LEAST
+static const float TINY = 1e-30f;      // lower bound of a head's absmax
 
-// To nearest, ties to even; x is no larger than the largest code.
-INLINE v16b nearest(int codes, v16 x) {
-    if (codes == INT8) return __builtin_convertvector((v16u)(x + ONES) & 0xff, v16b);
+// Round to the nearest value of the format, ties to even; x is within its range.
+INLINE v16b round_to_quant(int quant, v16 x) {
+    if (quant == INT8) return __builtin_convertvector((v16u)(x + ONES) & 0xff, v16b);
     const v16u bits = (v16u)x & 0x7fffffff;
     const v16u normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120 << 3);
     const v16u small = (v16u)((v16)bits + STEPS) - (v16u)splat(STEPS);
@@ -25,10 +25,10 @@ INLINE v16 load_some(const T* p, int64_t n) {
     return n < 16 ? load_part(p, n) : load(p);
 }
 
-// n numbers -> codes; returns their scale, which is not finite where one of them is not.
+// Quantise n values. Returns their scale, which is not finite if a value is not.
 template <class T>
-INLINE float encode(int codes, const T* from, uint8_t* to, int64_t n) {
-    v16i most = {};  // of magnitudes as integers, which stand in the same order, NaN last
+INLINE float quantize_head(int quant, const T* from, uint8_t* to, int64_t n) {
+    v16i most = {};  // magnitudes as integers have the same order, NaN last
     for (int64_t d = 0; d < n; d += 16) {
         const v16i x = (v16i)load_some(from + d, n - d) & 0x7fffffff;
         most = x > most ? x : most;
@@ -37,9 +37,9 @@ INLINE float encode(int codes, const T* from, uint8_t* to, int64_t n) {
     for (int i = 0; i < 16; i++) highest = most[i] > highest ? most[i] : highest;
     float largest;
     memcpy(&largest, &highest, sizeof largest);
-    const float scale = (largest < TINY ? TINY : largest) / (codes == INT8 ? 127.f : 448.f);
+    const float scale = (largest < TINY ? TINY : largest) / (quant == INT8 ? 127.f : 448.f);
     for (int64_t d = 0; d < n; d += 16) {
-        const v16b made = nearest(codes, load_some(from + d, n - d) / scale);
+        const v16b made = round_to_quant(quant, load_some(from + d, n - d) / scale);
         memcpy(to + d, &made, n - d < 16 ? n - d : 16);
     }
     return scale;

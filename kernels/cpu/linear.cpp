@@ -1,42 +1,44 @@
-// Rows times packed weights, for x86 CPUs with AVX-512: bfloat16, or 8 bits with rows that are quantised, multiplied and scaled
-// back in one call, with the bits of int8_linear_reference in kernels/int8.py.
-//
-// A weight [out, in] lies as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], zeros beyond its edges: one
-// instruction multiplies 16 outputs by the inputs in a word of 32 bits and adds. Every sum takes its words in order, so a
-// row's result is the same bits in any company.
-//
-// The instruction for bytes wants rows without a sign, so these are stored 128 too high, and `shift`, 128 times the sum of an
-// output's weights, is taken off the result.
-#include "common.h"
-
+// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, or int8 (W8A8), which quantises, multiplies and rescales
+// rows in one call and gives the bits of int8_linear_reference in kernels/int8.py.
+// A weight [out, in] is packed as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], padded with zeros. One
+// instruction multiplies 16 outputs by the inputs in a 32-bit word and adds. Every sum adds words in order, so a row's bits do
+// not depend on the rest of the batch.
+// The int8 instruction takes unsigned activations, so these are stored 128 too high, and `shift`, 128 times the sum of an
+// output's weights, is subtracted from the result.
 #ifdef __x86_64__
 #include <immintrin.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
 
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16"))), apply_to = function)
 #pragma STDC FP_CONTRACT OFF
+#include "common.h"  // clang passes vectors between functions of one instruction set only
 #else
+#include "common.h"
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
 #pragma GCC optimize("fp-contract=off")
 #endif
 
 static const int64_t PANEL = 64;
-static const int ROWS = 6;             // rows in registers, times a panel
+static const int ROWS = 6;             // rows in registers
 static const int64_t CHUNK = 48;       // rows that pass a panel while it is in the cache
-static const int64_t GROUP = 3 << 18;  // bytes of panels that stay there
+static const int64_t GROUP = 3 << 18;  // bytes of panels that stay in the cache
 
 typedef uint8_t v16b __attribute__((vector_size(16)));
 
-// A panel takes 256 bytes a word. Shift and scale are for bytes only; all three have an entry for padded outputs, too.
+// A panel has 256 bytes per word. Shift and scale are for int8 only. All three arrays have entries for padded outputs.
 struct Weights {
     const char* panels;
     const int32_t* shift;
     const float *scale, *bias;
-    int64_t words, outputs;  // in a row, with padding; in all, without
+    int64_t words, outputs;  // words per row with padding; outputs without
 };
 
-// Rows lie `stride` bytes apart; quantised ones end in their scale.
+// Rows are `stride` bytes apart; quantised rows end with their scale.
 struct Rows {
     const char* first;
     int64_t stride;
@@ -44,8 +46,8 @@ struct Rows {
     const char* at(int64_t i) const { return first + i * stride; }
 };
 
-// Words of 4 bytes: unsigned in rows, signed in weights.
-struct Bytes {
+// Words of 4 bytes: unsigned activations, signed weights.
+struct Int8Quads {
     typedef v16i Sum;
 
     INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
@@ -62,7 +64,7 @@ struct Bytes {
 };
 
 // Words of 2 bfloat16.
-struct Pairs {
+struct Bf16Pairs {
     typedef v16 Sum;
 
     INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
@@ -72,7 +74,7 @@ struct Pairs {
     INLINE v16 value(Sum sum, const Weights& w, const char*, int64_t at) { return sum + load(w.bias + at); }
 };
 
-// The largest magnitude becomes 127. As integers the bits of magnitudes are in order, infinity and NaN above all numbers.
+// Quantise a row: its absmax becomes 127. Magnitudes as integers have the same order, with infinity and NaN last.
 template <class T>
 static void quantize(const T* x, int64_t n, char* row, int64_t width) {
     v16i most = {};
@@ -96,7 +98,7 @@ static void quantize(const T* x, int64_t n, char* row, int64_t width) {
     memcpy(row + width, &scale, 4);
 }
 
-// R rows times one panel, from its output `first` on. Meanwhile `ahead` is fetched, 4 * pace bytes a word.
+// Multiply R rows with one panel, from output `first` on, and prefetch `ahead`, 4 * pace bytes per word.
 template <class Kind, class T, int R>
 static void product(const Weights& w, Rows rows, int64_t first, const char* ahead, int64_t pace, T* out) {
     typename Kind::Sum acc[R][4];
@@ -134,7 +136,7 @@ static void product(const Weights& w, Rows rows, int64_t first, const char* ahea
     }
 }
 
-// n rows times one panel. What comes next is fetched from memory meanwhile, an even share for each tile of rows.
+// Multiply n rows with one panel. What comes next is prefetched in equal shares by each tile of rows.
 template <class Kind, class T>
 static void products(const Weights& w, Rows rows, int64_t n, int64_t first, const char* ahead, T* out) {
     typedef void Product(const Weights&, Rows, int64_t, const char*, int64_t, T*);
@@ -148,35 +150,35 @@ static void products(const Weights& w, Rows rows, int64_t n, int64_t first, cons
     const int64_t tiles = (n + ROWS - 1) / ROWS, pace = (PANEL + tiles - 1) / tiles;
     for (int64_t i = 0; i < n; ahead += 4 * pace * w.words) {
         int64_t left = n - i;
-        int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 as 4 and 3, not as 6 and 1
+        int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 rows as 4 and 3, not as 6 and 1
         sizes[now](w, {rows.at(i), rows.stride}, first, ahead, pace, out + i * w.outputs);
         i += now;
     }
 }
 
-// A model takes its weights in one order again and again: what came after some will come after them the next time.
-struct Known {
+// A model uses its weights in the same order in every step: the weight that followed another one will follow it again.
+struct NextWeight {
     const char *weights, *next;
-    int64_t panels, bytes;  // of the next: how many, and each
+    int64_t panels, bytes;  // of the next weight: its panels, and bytes of each
 };
 
-static thread_local Known known[1024], *latest = known;
+static thread_local NextWeight next_weights[1024], *latest = next_weights;
 
-static Known take(const char* weights, int64_t panels, int64_t bytes) {
+static NextWeight predict_next(const char* weights, int64_t panels, int64_t bytes) {
     latest->next = weights, latest->panels = panels, latest->bytes = bytes;
-    latest = known + ((uintptr_t)weights / 64 * 0x9e3779b97f4a7c15u >> 54);
+    latest = next_weights + ((uintptr_t)weights / 64 * 0x9e3779b97f4a7c15u >> 54);
     if (latest->weights != weights) *latest = {weights, weights, 0, 0};
     return *latest;
 }
 
-// A thread takes neighbouring panels, so that few rows fetch them ahead: a share's last fetches the same share of the weights
-// that come next. Many rows take panels in groups and find all of a group in the cache.
+// A thread takes adjacent panels. With few rows, each panel prefetches the next one, and the last of a share prefetches the same
+// share of the next weight. With many rows, panels are taken in groups that fit the cache.
 template <class Kind, class T>
 static void multiply(const Weights& w, Rows rows, int64_t n, T* out, int threads) {
     const int64_t chunks = (n + CHUNK - 1) / CHUNK, panels = (w.outputs + PANEL - 1) / PANEL, bytes = 4 * PANEL * w.words;
     const int64_t fit = GROUP / bytes, share = panels * chunks / (4 * threads), wanted = fit < share ? fit : share;
     const int64_t group = chunks > 1 && wanted > 1 ? wanted : 1, groups = (panels + group - 1) / group;
-    const Known then = take(w.panels, panels, bytes);
+    const NextWeight then = predict_next(w.panels, panels, bytes);
     parallel_shares(threads, groups * chunks, [&](int64_t i, int64_t end, int64_t t, int64_t shares) {
         const int64_t first = i % chunks * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
         const char* next = i + 1 < end ? w.panels + (i + 1) / chunks * group * bytes
@@ -195,18 +197,20 @@ static void int8_linear(const Weights& w, const T* x, int64_t n, int64_t inputs,
         for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++)
             quantize(x + i * inputs, inputs, bytes + i * stride, width);
     });
-    multiply<Bytes>(w, {bytes, stride}, n, out, threads);
+    multiply<Int8Quads>(w, {bytes, stride}, n, out, threads);
 }
 #ifdef __clang__
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
 #endif
+#else
+#include "common.h"
 #endif
 
 extern "C" {
 
-// Only for CPUs that have the instructions: who calls asks first.
+// Only for CPUs that have the instructions: the caller checks.
 
 // x [rows, inputs] -> out [rows, outputs]; scratch: rows * (4 * words + 4) bytes.
 void sensorium_int8_linear(int type, const char* x, int64_t rows, int64_t inputs, const char* panels, const int32_t* shift,
@@ -221,12 +225,12 @@ void sensorium_int8_linear(int type, const char* x, int64_t rows, int64_t inputs
 #endif
 }
 
-// x [rows, 2 * words] -> out [rows, outputs], both bfloat16, the one type there is.
+// x [rows, 2 * words] -> out [rows, outputs], both bfloat16.
 void sensorium_linear(int, const char* x, int64_t rows, const char* panels, const float* bias, int64_t words, int64_t outputs,
                       char* out, int threads) {
 #ifdef __x86_64__
     Weights weights{panels, nullptr, nullptr, bias, words, outputs};
-    multiply<Pairs>(weights, {x, 4 * words}, rows, (bf16*)out, threads);
+    multiply<Bf16Pairs>(weights, {x, 4 * words}, rows, (bf16*)out, threads);
 #endif
 }
 }

@@ -1,9 +1,9 @@
-// RMSNorm of rows, with the residual added first where there is one. A row's bits depend on that row alone.
+// RMSNorm of rows; a residual may be added first. A row's bits depend on that row alone.
 #include <cmath>
 
 #include "common.h"
 
-// An offset is added to the weight, and the product is then rounded once, as the published models do that have one.
+// With an offset, multiply by weight + offset and round once, as models with an offset do.
 template <class T>
 INLINE v16 scaled(v16 x, float factor, v16 weight, float offset) {
     return offset ? x * factor * (weight + offset) : rounded<T>(x * factor) * weight;
@@ -37,8 +37,8 @@ INLINE void one_row(T* x, const T* add, const T* weight, T* out, int64_t dim, fl
     }
 }
 
-CLONES static void norm(int type, char* x, const char* add, const char* weight, char* out, int64_t first, int64_t last,
-                        int64_t dim, float eps, float offset) {
+INLINE void norm(int type, char* x, const char* add, const char* weight, char* out, int64_t first, int64_t last,
+                 int64_t dim, float eps, float offset) {
     for (int64_t i = first; i < last; i++) {
         int64_t at = i * dim;
         if (type == FLOAT32) {
@@ -51,8 +51,8 @@ CLONES static void norm(int type, char* x, const char* add, const char* weight, 
     }
 }
 
-CLONES static void heads_of_rows(int type, char* x, int64_t stride, const char* weight, int64_t first, int64_t last,
-                                 int64_t heads, int64_t dim, float eps, float offset) {
+INLINE void heads_of_rows(int type, char* x, int64_t stride, const char* weight, int64_t first, int64_t last,
+                          int64_t heads, int64_t dim, float eps, float offset) {
     for (int64_t i = first; i < last; i++) {
         for (int64_t at = i * stride; at < i * stride + heads * dim; at += dim) {
             if (type == FLOAT32)
@@ -63,18 +63,18 @@ CLONES static void heads_of_rows(int type, char* x, int64_t stride, const char* 
     }
 }
 
-// x, add, out [rows, dim], weight [dim]: x += add unless add is null, out = x / rms(x), rounded, times weight.
+// x, add, out [rows, dim], weight [dim]: x += add unless add is null; out = x / rms(x), rounded, times weight.
 extern "C" void sensorium_norm(int type, char* x, const char* add, const char* weight, char* out, int64_t rows, int64_t dim,
                                float eps, float offset, int threads) {
     parallel_rows(threads, rows, dim, [&](int64_t first, int64_t last) {
-        norm(type, x, add, weight, out, first, last, dim, eps, offset);
+        run_best<norm>(type, x, add, weight, out, first, last, dim, eps, offset);
     });
 }
 
-// x [rows, heads, dim], `stride` elements from row to row, weight [dim]: every head by itself, in place.
+// x [rows, heads, dim] with row stride `stride`, weight [dim]: norm of every head in place.
 extern "C" void sensorium_norm_heads(int type, char* x, int64_t stride, const char* weight, int64_t rows, int64_t heads,
                                      int64_t dim, float eps, float offset, int threads) {
     parallel_rows(threads, rows, heads * dim, [&](int64_t first, int64_t last) {
-        heads_of_rows(type, x, stride, weight, first, last, heads, dim, eps, offset);
+        run_best<heads_of_rows>(type, x, stride, weight, first, last, heads, dim, eps, offset);
     });
 }

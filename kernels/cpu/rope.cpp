@@ -1,4 +1,4 @@
-// Rotary embedding in place, of the leading numbers of every head. A row's bits depend on that row alone.
+// Rotary embedding of the leading values of every head, in place. A row's bits depend on that row alone.
 #include "common.h"
 
 template <class T>
@@ -15,9 +15,9 @@ INLINE void store_some(T* p, v16 x, int64_t n) {
         store_part(p, x, n);
 }
 
-// The first half of the numbers against the second.
+// Pairs (i, i + half).
 template <class T>
-INLINE void halves(T* x, const float* cos, const float* sin, int64_t half) {
+INLINE void rotate_halves(T* x, const float* cos, const float* sin, int64_t half) {
     for (int64_t d = 0; d < half; d += 16) {
         int64_t n = half - d;
         v16 a = load_some(x + d, n), b = load_some(x + half + d, n), c = load_some(cos + d, n), s = load_some(sin + d, n);
@@ -26,9 +26,9 @@ INLINE void halves(T* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
-// Each even number against the one after it.
+// Pairs (2i, 2i + 1).
 template <class T>
-INLINE void neighbours(T* x, const float* cos, const float* sin, int64_t half) {
+INLINE void rotate_interleaved(T* x, const float* cos, const float* sin, int64_t half) {
     for (int64_t d = 0; d < half; d += 16) {
         int64_t n = half - d;
         v16 low = load_some(x + 2 * d, 2 * n), high = load_some(x + 2 * d + 16, 2 * n - 16);
@@ -43,29 +43,29 @@ INLINE void neighbours(T* x, const float* cos, const float* sin, int64_t half) {
 }
 
 template <class T>
-INLINE void one_row(T* x, int64_t apart, const float* cos, const float* sin, int64_t heads, int64_t half, int by_neighbours) {
+INLINE void one_row(T* x, int64_t apart, const float* cos, const float* sin, int64_t heads, int64_t half, int interleaved) {
     for (int64_t h = 0; h < heads; h++, x += apart) {
-        if (by_neighbours)
-            neighbours(x, cos, sin, half);
+        if (interleaved)
+            rotate_interleaved(x, cos, sin, half);
         else
-            halves(x, cos, sin, half);
+            rotate_halves(x, cos, sin, half);
     }
 }
 
-CLONES static void rotate(int type, char* x, int64_t stride, int64_t apart, const float* cos, const float* sin, int64_t first,
-                          int64_t last, int64_t heads, int64_t half, int by_neighbours) {
+INLINE void rotate(int type, char* x, int64_t stride, int64_t apart, const float* cos, const float* sin, int64_t first,
+                   int64_t last, int64_t heads, int64_t half, int interleaved) {
     for (int64_t i = first; i < last; i++) {
         if (type == FLOAT32)
-            one_row((float*)x + i * stride, apart, cos + i * half, sin + i * half, heads, half, by_neighbours);
+            one_row((float*)x + i * stride, apart, cos + i * half, sin + i * half, heads, half, interleaved);
         else
-            one_row((bf16*)x + i * stride, apart, cos + i * half, sin + i * half, heads, half, by_neighbours);
+            one_row((bf16*)x + i * stride, apart, cos + i * half, sin + i * half, heads, half, interleaved);
     }
 }
 
-// x [rows, heads, 2 * half], `stride` elements from row to row and `apart` from head to head; cos, sin float32 [rows, half].
+// x [rows, heads, 2 * half] with row stride `stride` and head stride `apart`; cos, sin float32 [rows, half].
 extern "C" void sensorium_rotate(int type, char* x, int64_t stride, int64_t apart, const float* cos, const float* sin,
-                                 int64_t rows, int64_t heads, int64_t half, int by_neighbours, int threads) {
+                                 int64_t rows, int64_t heads, int64_t half, int interleaved, int threads) {
     parallel_rows(threads, rows, heads * half * 2, [&](int64_t first, int64_t last) {
-        rotate(type, x, stride, apart, cos, sin, first, last, heads, half, by_neighbours);
+        run_best<rotate>(type, x, stride, apart, cos, sin, first, last, heads, half, interleaved);
     });
 }

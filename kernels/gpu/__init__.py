@@ -1,1 +1,1 @@
-"""Triton kernels with their launchers, a file per op. Imported only where the dispatcher says "triton"."""
+"""Triton kernels and their launchers, one file per op. Imported only if the dispatcher chooses "triton"."""

@@ -1,4 +1,4 @@
-"""Activations, plain and gated, as Triton kernels. Knows no weights."""
+"""Activation functions in Triton, alone and multiplied with a second half."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import tune
+from . import launch_config
 
 
 @triton.jit
 def activate(x, NAME: tl.constexpr, KIND: tl.constexpr):
-    """`activation.REFERENCES[NAME]` of float32 numbers that came as KIND, rounded to KIND wherever the reference rounds."""
+    """Apply `activation.REFERENCES[NAME]` to float32 values that were KIND, rounding to KIND wherever the reference rounds."""
     if NAME == "silu":
         made = x * tl.sigmoid(x)
     elif NAME == "gelu":
@@ -33,8 +33,11 @@ def _activation_kernel(x_ptr, out_ptr, numbers, NAME: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _gated_kernel(x_ptr, out_ptr, ROW: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, BLOCK: tl.constexpr):
-    """ROW numbers lie between rows; widths are known, so that a thread reads as many numbers at once as they allow."""
+def _act_and_mul_kernel(x_ptr, out_ptr, ROW: tl.constexpr, INNER: tl.constexpr, NAME: tl.constexpr, BLOCK: tl.constexpr):
+    """x `[rows, 2 * INNER]` with row stride ROW, out `[rows, INNER]`; grid (rows, blocks of INNER).
+
+    The widths are constants, so that loads are vectorised as far as they allow.
+    """
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < INNER
     kind = out_ptr.dtype.element_ty
@@ -45,19 +48,20 @@ def _gated_kernel(x_ptr, out_ptr, ROW: tl.constexpr, INNER: tl.constexpr, NAME: 
 
 
 def activation(name: str, x: Tensor) -> Tensor:
-    """As `activation.activation`; x contiguous."""
+    """Compute `activation.activation` of a contiguous x."""
     out = torch.empty_like(x)
-    config = tune.launch("activation")
+    config = launch_config.get_config("activation")
     if x.numel():
         _activation_kernel[(triton.cdiv(x.numel(), config["BLOCK"]),)](x, out, x.numel(), NAME=name, **config)
     return out
 
 
-def gated(name: str, x: Tensor) -> Tensor:
-    """As `activation.gated`; the numbers of a row end to end."""
+def act_and_mul(name: str, x: Tensor) -> Tensor:
+    """Compute `activation.act_and_mul`; x must be contiguous along its last axis."""
     rows, inner = x.shape[0], x.shape[1] // 2
     out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
-    config = tune.launch("activation")
+    config = launch_config.get_config("activation")
     if out.numel():
-        _gated_kernel[(rows, triton.cdiv(inner, config["BLOCK"]))](x, out, ROW=x.stride(0), INNER=inner, NAME=name, **config)
+        grid = (rows, triton.cdiv(inner, config["BLOCK"]))
+        _act_and_mul_kernel[grid](x, out, ROW=x.stride(0), INNER=inner, NAME=name, **config)
     return out

@@ -1,4 +1,4 @@
-"""Launch configurations by trial: kernels at the sizes of 7B decoders and towers, on the card at hand. Knows no model."""
+"""Autotuning of launch configurations on the GPU at hand, at the sizes of 7B decoders and vision towers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ..metadata import AttentionMetadata
-from . import activation, attention, norm, rope, tune, varlen
+from . import activation, attention, launch_config, norm, rope, varlen
 
 Run = Callable[[], object]
 Measure = Callable[[Run], float]
@@ -15,12 +15,14 @@ _ROWS = 4096
 _PAGE = 16
 
 
-def search(measure: Measure, report: Callable[[str], None], device: torch.device) -> dict[tuple[str, str], tune.Config]:
-    """(op, shape class) -> what is faster than the usual configuration; a few minutes, most of it compiling."""
-    found: dict[tuple[str, str], tune.Config] = {}
+def search(
+    measure: Measure, report: Callable[[str], None], device: torch.device
+) -> dict[tuple[str, str], launch_config.Config]:
+    """Return (op, shape class) -> configuration faster than the current one. Takes a few minutes, mostly compilation."""
+    found: dict[tuple[str, str], launch_config.Config] = {}
     for run in workloads(device):
-        for op, shape in tune.asked(run):
-            usual = tune.launch(op, shape)
+        for op, shape in launch_config.requested_configs(run):
+            usual = launch_config.get_config(op, shape)
             chosen = descend(op, usual, run, measure)
             report(f"{op} {shape or 'any'}: " + ", ".join(f"{name}={value}" for name, value in chosen.items()))
             if chosen != usual:
@@ -28,17 +30,17 @@ def search(measure: Measure, report: Callable[[str], None], device: torch.device
     return found
 
 
-def descend(op: str, config: tune.Config, run: Run, measure: Measure) -> tune.Config:
-    """One number after the other halved or doubled (stages: one less or more) as long as that helps."""
+def descend(op: str, config: launch_config.Config, run: Run, measure: Measure) -> launch_config.Config:
+    """Halve or double one number after the other (stages: one less or more) as long as that helps."""
     for name in config:
         better = True
         while better:
-            before, config = config, tune.best(op, run, [config, *_near(config, name)], measure)
+            before, config = config, launch_config.fastest_config(op, run, [config, *_near(config, name)], measure)
             better = config != before
     return config
 
 
-def _near(config: tune.Config, name: str) -> Iterator[tune.Config]:
+def _near(config: launch_config.Config, name: str) -> Iterator[launch_config.Config]:
     value = config[name]
     for other in (value - 1, value + 1) if name == "num_stages" else (value // 2, value * 2):
         if 1 <= other <= (16 if name == "num_warps" else 8 if name == "num_stages" else 4096):
@@ -46,7 +48,7 @@ def _near(config: tune.Config, name: str) -> Iterator[tune.Config]:
 
 
 def workloads(device: torch.device) -> Iterator[Run]:
-    """Launches in bfloat16, each of few ops."""
+    """Yield launches in bfloat16, each of few ops."""
 
     def made(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=device)
@@ -55,24 +57,24 @@ def workloads(device: torch.device) -> Iterator[Run]:
         x, weight = made(_ROWS, dim), made(dim)
         yield lambda x=x, weight=weight: norm.rms_norm(x, weight, 1e-6, x)  # type: ignore[misc]
     x = made(_ROWS, 2 * 18944)
-    yield lambda: activation.gated("silu", x)
+    yield lambda: activation.act_and_mul("silu", x)
     for q_heads, kv_heads, dim in ((28, 4, 128), (14, 2, 64)):
         qkv, weight = made(_ROWS, q_heads + 2 * kv_heads, dim), made(dim)
-        turn = torch.rand(2, _ROWS, dim // 2, device=device).unbind()
+        cos_sin = torch.rand(2, _ROWS, dim // 2, device=device).unbind()
         cache = made(2, 8 * _ROWS // _PAGE, _PAGE, kv_heads, dim)
         for meta in (_step([_ROWS], 1, device), _step([_ROWS] * 8, _ROWS, device)):  # a prompt, decode rows
             part = qkv[: meta.num_rows, :q_heads]
             yield lambda part=part, cache=cache, meta=meta: attention.attend(part, cache, meta, 0.1)  # type: ignore[misc]
         slots = torch.arange(_ROWS, device=device)
-        yield lambda a=qkv, c=cache, w=weight, t=turn, s=slots: rope.place_(a, c, s, t, False, (w, w, 1e-6, 0.0))  # type: ignore[misc]
-        yield lambda qkv=qkv, turn=turn: rope.rotate_(qkv, *turn)  # type: ignore[misc]
+        yield lambda a=qkv, c=cache, w=weight, t=cos_sin, s=slots: rope.prepare_qkv_(a, c, s, t, False, (w, w, 1e-6, 0.0))  # type: ignore[misc]
+        yield lambda qkv=qkv, cos_sin=cos_sin: rope.rotate_(qkv, *cos_sin)  # type: ignore[misc]
     for dim in (72, 80, 128):
         q, k, v = made(_ROWS, 3, 16, dim).unbind(1)
         yield lambda q=q, k=k, v=v: varlen.varlen_attention(q, k, v, [_ROWS], 0.1)  # type: ignore[misc]
 
 
 def _step(lengths: list[int], first: int, device: torch.device) -> AttentionMetadata:
-    """Requests of so many keys, whose rows are those from key `first` on."""
+    """Metadata of requests with `lengths` keys each, whose query rows start at key `first`."""
     blocks = -(-max(lengths) // _PAGE)
     tables = torch.arange(len(lengths) * blocks, dtype=torch.int32, device=device).view(len(lengths), blocks)
     rows = [length - first + 1 for length in lengths]

@@ -1,6 +1,6 @@
-"""Launch configurations of Triton kernels: shipped defaults, the user's own file for a card, trials. Knows no kernel.
+"""Launch configurations of Triton kernels: shipped defaults, the user's file for a GPU, and overrides for tuning.
 
-The file is `sensorium/kernels/<card>.json` in the user's cache folder, written by hand or by `keep`, never by itself:
+The file is `sensorium/kernels/<card>.json` in the user's cache folder. It is written by hand or by `sensorium tune` only:
 
     {"card": "NVIDIA H100 80GB HBM3", "launches": {"norm": {"4096": {"num_warps": 4}}}}
 """
@@ -17,60 +17,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .table import TABLE
+from .launch_table import TABLE
 
 Config = dict[str, int]
-_trials: dict[str, Config] = {}
-_asked: dict[tuple[str, str], None] | None = None
+_overrides: dict[str, Config] = {}
+_requested: dict[tuple[str, str], None] | None = None
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a launcher asks about the GPU: its row in the table (`"sm_90"`) and how many multiprocessors it has."""
+class GpuInfo:
+    """What launchers need to know of the GPU: its row in the table (`"sm_90"`) and its number of multiprocessors."""
 
     arch: str
-    processors: int
+    num_sms: int
 
 
 @functools.cache
-def card() -> Card:
-    """The GPU that Triton compiles for. Its interpreter counts as a small sm_80."""
+def gpu_info() -> GpuInfo:
+    """Return the GPU that Triton compiles for. The interpreter counts as a small sm_80."""
     import triton
 
     if triton.knobs.runtime.interpret:
-        return Card("sm_80", 4)
+        return GpuInfo("sm_80", 4)
     active = triton.runtime.driver.active
     target = active.get_current_target()
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch).split(":")[0]
-    return Card(arch, active.utils.get_device_properties(active.get_current_device())["multiprocessor_count"])
+    return GpuInfo(arch, active.utils.get_device_properties(active.get_current_device())["multiprocessor_count"])
 
 
-def launch(op: str, shape: str = "") -> Config:
-    """Block sizes, num_warps and num_stages of `op` for a class of shapes, to be splatted into the launch."""
-    if _asked is not None:
-        _asked[op, shape] = None
-    return _trials.get(op) or _configured(op, shape)
+def get_config(op: str, shape: str = "") -> Config:
+    """Return block sizes, num_warps and num_stages of `op` for a shape class, as keyword arguments of the launch."""
+    if _requested is not None:
+        _requested[op, shape] = None
+    return _overrides.get(op) or _default_config(op, shape)
 
 
-def asked(run: Callable[[], object]) -> list[tuple[str, str]]:
-    """The ops and classes whose configurations `run` asks for."""
-    global _asked
-    _asked = {}
+def requested_configs(run: Callable[[], object]) -> list[tuple[str, str]]:
+    """Run `run` and return the ops and shape classes whose configurations it requests."""
+    global _requested
+    _requested = {}
     try:
         run()
-        return list(_asked)
+        return list(_requested)
     finally:
-        _asked = None
+        _requested = None
 
 
 @functools.cache
-def _configured(op: str, shape: str) -> Config:
+def _default_config(op: str, shape: str) -> Config:
     rows = TABLE[op].get(shape) or TABLE[op][""]
-    return {**rows["any"], **rows.get(_row(card().arch), {}), **own().get(op, {}).get(shape, {})}
+    return {**rows["any"], **rows.get(_table_row(gpu_info().arch), {}), **user_configs().get(op, {}).get(shape, {})}
 
 
-def _row(arch: str) -> str:
-    """A card without rows of its own is served by the one before it; one with less shared memory than its class by "any"."""
+def _table_row(arch: str) -> str:
+    """Return the table row of an architecture: the one before it if it has none, or "any" if its shared memory is smaller."""
     if not arch.startswith("sm_"):
         return arch
     number = int(arch[3:])
@@ -78,31 +78,31 @@ def _row(arch: str) -> str:
 
 
 @contextlib.contextmanager
-def trying(op: str, config: Mapping[str, int]) -> Iterator[None]:
-    """While it is open `op` launches with the shipped defaults changed by `config`, whatever its shape: tests and tuning."""
-    _trials[op] = {**TABLE[op][""]["any"], **config}
+def override_config(op: str, config: Mapping[str, int]) -> Iterator[None]:
+    """Launch `op` with the shipped defaults updated by `config`, whatever its shape class. For tests and tuning."""
+    _overrides[op] = {**TABLE[op][""]["any"], **config}
     try:
         yield
     finally:
-        del _trials[op]
+        del _overrides[op]
 
 
-def own_file(name: str) -> Path:
-    """Where the configurations for the card of this name lie: below XDG_CACHE_HOME, else ~/.cache."""
+def user_config_path(name: str) -> Path:
+    """Return the file of the GPU of this name, below XDG_CACHE_HOME, or ~/.cache."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "sensorium" / "kernels" / (re.sub(r"[^\w.-]+", "-", name) + ".json")
 
 
 @functools.cache
-def own() -> dict[str, dict[str, Config]]:
-    """Op -> shape class -> what the user's file for the card at hand changes. ValueError for a file that cannot be meant."""
+def user_configs() -> dict[str, dict[str, Config]]:
+    """Return op -> shape class -> the user's changes for this GPU. ValueError if the file is invalid."""
     import torch
 
-    return read(own_file(torch.cuda.get_device_name())) if torch.cuda.is_available() else {}
+    return read_configs(user_config_path(torch.cuda.get_device_name())) if torch.cuda.is_available() else {}
 
 
-def read(path: Path) -> dict[str, dict[str, Config]]:
-    """A file of configurations, checked; nothing where there is none. ValueError names what is wrong in it."""
+def read_configs(path: Path) -> dict[str, dict[str, Config]]:
+    """Read and check a file of configurations; empty if there is none. ValueError names what is wrong."""
     if not path.is_file():
         return {}
     try:
@@ -128,28 +128,28 @@ def _check(op: str, shape: str, config: Any) -> None:
             raise ValueError(f"num_warps of {op} is {value}, no power of two up to 32")
 
 
-def best(
+def fastest_config(
     op: str, run: Callable[[], object], candidates: Iterable[Config], measure: Callable[[Callable[[], object]], float]
 ) -> Config:
-    """The candidate with which `run`, a launch of `op`, takes least; one that the card refuses is passed over.
+    """Return the candidate with which `run`, a launch of `op`, is fastest. Candidates that the GPU refuses are skipped.
 
-    `measure`: milliseconds of a call, as `triton.testing.do_bench`.
+    `measure` returns milliseconds per call, as `triton.testing.do_bench` does.
     """
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
     taken: list[tuple[float, Config]] = []
     for config in candidates:
-        with trying(op, config), contextlib.suppress(CompilationError, OutOfResources, PTXASError):
+        with override_config(op, config), contextlib.suppress(CompilationError, OutOfResources, PTXASError):
             taken.append((measure(run), config))
     return min(taken, key=lambda one: one[0])[1]
 
 
-def keep(name: str, op: str, shape: str, config: Config) -> Path:
-    """Put a configuration into the user's file for the card of this name; it counts from the next start on."""
+def save_config(name: str, op: str, shape: str, config: Config) -> Path:
+    """Write a configuration to the user's file for the GPU of this name. Takes effect at the next start."""
     _check(op, shape, config)
-    path = own_file(name)
-    launches = read(path)
+    path = user_config_path(name)
+    launches = read_configs(path)
     launches.setdefault(op, {})[shape] = config
     path.parent.mkdir(parents=True, exist_ok=True)
     spare = path.with_suffix(f".{os.getpid()}")

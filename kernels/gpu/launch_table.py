@@ -1,8 +1,8 @@
-"""Shipped launch configurations: numbers only. Knows no kernel; kernels/gpu/tune.py reads it.
+"""Shipped launch configurations of Triton kernels, read by kernels/gpu/launch_config.py.
 
-TABLE[op][shape class][card] is what a launcher splats into its launch: block sizes under the kernel's own names, num_warps,
-num_stages. The row "any" is whole and fits every card (at most 64 KiB of shared memory); a row of a card, "sm_80", "sm_90" or
-"gfx942", says only what differs there. The shape class "" answers for every class that has no rows.
+TABLE[op][shape class][architecture] holds keyword arguments of a launch: block sizes, num_warps, num_stages. The row "any" is
+complete and fits every GPU (up to 64 KiB of shared memory). A row of an architecture, "sm_80", "sm_90" or "gfx942", holds only
+what differs from it. The shape class "" is used for classes without rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
-    # A program normalises ROWS rows, or heads, of the class's width.
+    # ROWS rows, or heads, per program; classes by the next power of two of the width.
     "norm": {
         "": {"any": {"ROWS": 8, "num_warps": 4, "num_stages": 1}},
         "256": {"any": {"ROWS": 4, "num_warps": 4, "num_stages": 1}},
@@ -22,16 +22,16 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "16384": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
         "32768": {"any": {"ROWS": 1, "num_warps": 16, "num_stages": 1}},
     },
-    # A program makes BLOCK results of one row.
+    # BLOCK results of one row per program.
     "activation": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
-    # A program turns HEADS heads of one row; classes by half of the turned part of a head.
+    # HEADS heads of one row per program; classes by half of the rotated part of a head.
     "rotary": {
         "": {"any": {"HEADS": 16, "num_warps": 4, "num_stages": 1}},
         "128": {"any": {"HEADS": 8, "num_warps": 4, "num_stages": 1}},
         "256": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
     },
-    # The same with norms before and keys and values put into the cache after.
-    "rotary_cache": {
+    # The same, with QK norm before and the cache write after.
+    "qkv_prepare": {
         "": {"any": {"HEADS": 8, "num_warps": 4, "num_stages": 1}},
         "256": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
         "512": {"any": {"HEADS": 2, "num_warps": 4, "num_stages": 1}},
@@ -50,17 +50,17 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     "route": {"": {"any": {"num_warps": 4, "num_stages": 1}}},
     "order": {"": {"any": {"num_warps": 8, "num_stages": 1}}},
     "combine": {"": {"any": {"num_warps": 4, "num_stages": 1}}},
-    # A program turns a row of up to BLOCK elements into 8 bits; classes by next power of two of the row.
+    # One row per program; classes by the next power of two of its width.
     "quantize_rows": {
         "": {"any": {"num_warps": 4, "num_stages": 1}},
         "8192": {"any": {"num_warps": 8, "num_stages": 1}},
         "16384": {"any": {"num_warps": 16, "num_stages": 1}},
         "32768": {"any": {"num_warps": 16, "num_stages": 1}},
     },
-    # A tile has BLOCK_M rows, queries times heads of one key head, and BLOCK_N keys, fewer than threads: then every thread
-    # looks up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": a row of more heads; "prompt": many
-    # rows; "alike": the one shape of batch-invariant steps. By the next power of two of the head, 1024 for latent rows.
-    # "codes": they take registers while they are widened.
+    # A tile has BLOCK_M rows (queries times heads of one key head) and BLOCK_N keys. There are fewer keys than threads, so that
+    # every thread looks up the blocks of the keys that it copies. "decode": up to 16 rows; "heads": one row of more heads;
+    # "prompt": many rows; "invariant": the one shape of batch-invariant steps; then the next power of two of the head size,
+    # 1024 for MLA. "quant": an 8-bit cache, which takes registers for the conversion.
     "paged_attention": {
         "": {"any": {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}},
         "decode 64": {
@@ -68,7 +68,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
             "sm_80": {"num_stages": 4},
             "sm_90": {"num_stages": 5},
         },
-        "decode 64 codes": {
+        "decode 64 quant": {
             "any": {"BLOCK_M": 16, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
             "sm_80": {"num_stages": 4},
             "sm_90": {"num_stages": 4},
@@ -109,7 +109,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
             "sm_80": {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 4},
             "sm_90": {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3},
         },
-        "prompt 128 codes": {
+        "prompt 128 quant": {
             "any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
             "sm_80": {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8, "num_stages": 4},
             "sm_90": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
@@ -124,18 +124,18 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
             "sm_80": {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3},
             "sm_90": {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 8, "num_stages": 4},
         },
-        "alike 64": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}},
-        "alike 128": {"any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}},
+        "invariant 64": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 2}},
+        "invariant 128": {"any": {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}},
     },
-    "join_attention": {"": {"any": {"WIDTH": 128, "num_warps": 4, "num_stages": 1}}},
+    "combine_splits": {"": {"any": {"WIDTH": 128, "num_warps": 4, "num_stages": 1}}},
     "write_cache": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
-    # A program makes codes of HEADS heads of one row; classes by the power of two in a head.
-    "write_codes": {
+    # HEADS heads of one row per program; classes by the next power of two of the head size.
+    "write_kv_quant": {
         "": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
         "256": {"any": {"HEADS": 2, "num_warps": 4, "num_stages": 1}},
         "512": {"any": {"HEADS": 1, "num_warps": 4, "num_stages": 1}},
     },
-    # A program holds QUERIES of a head against KEYS at a time; classes by the power of two in a head.
+    # QUERIES rows of a head against KEYS at a time; classes by the sum of the two powers of two of a head size.
     "varlen_attention": {
         "": {"any": {"QUERIES": 128, "KEYS": 64, "num_warps": 8, "num_stages": 2}, "gfx942": {"num_warps": 4, "num_stages": 1}},
         "short": {"any": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 2}, "gfx942": {"num_stages": 1}},
@@ -163,13 +163,13 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         },
         "float32": {"any": {"QUERIES": 32, "KEYS": 32, "num_warps": 4, "num_stages": 1}},
     },
-    # A program moves BLOCK numbers of a row.
+    # BLOCK values of a row per program.
     "scatter": {"": {"any": {"BLOCK": 2048, "num_warps": 4, "num_stages": 1}}},
-    # A program gathers a row's candidates in blocks of BLOCK tokens, searches them, or sums over all.
+    # A program gathers the candidates of a row in blocks of BLOCK tokens, or searches them.
     "gather_candidates": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
-    "draw": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
+    "sample": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
     # A tile of BLOCK_M rows and BLOCK_N outputs, weights in 8 bits; "few", "some": up to 16, up to 64 rows; else by the bits of
-    # the numbers in a row.
+    # an activation.
     "linear": {
         "": {"any": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 2}},
         "few": {"any": {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 1, "num_warps": 4, "num_stages": 4}},
@@ -187,13 +187,13 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "wide": {"any": {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
     },
     "linear_sum": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
-    "penalise": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
+    "penalties": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
-    # A program makes ROWS x COLUMNS pixels, in all channels while columns are weighed, of one channel after that.
+    # ROWS x COLUMNS pixels per program, in all channels when columns are resized, of one channel when lines are.
     "pixels": {
         "": {"any": {"ROWS": 4, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
         "rows": {"any": {"ROWS": 16, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
     },
-    # A program hears all bands of ROWS windows.
+    # All bands of ROWS windows per program.
     "mel": {"": {"any": {"ROWS": 8, "num_warps": 4, "num_stages": 1}}},
 }

@@ -1,4 +1,4 @@
-"""Products with weights in 8 bits, and the loop that all matrix products share. Knows no layers."""
+"""Quantised linear layers in Triton, and the K loop that all matmul kernels share."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..fp8 import LARGEST, Fp8
-from ..int8 import LEVELS, Int8
-from . import tune
+from ..fp8 import FP8_MAX, Fp8Weight
+from ..int8 import INT8_MAX, Int8Weight
+from . import launch_config
 
-_FEW = 64  # rows of a decode step that one tile holds
-_SHORTEST = 512  # what is summed in one share at least
+_FEW = 64  # rows that fit one tile in a decode step
+_SHORTEST = 512  # least depth of a split
 
 
 @triton.jit
-def products(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
-    """Sums over `depth` of `x [m, depth]` times `w [n, depth]`: `[m, n]`, int32 of two kinds of int8, else float32.
+def dot_tiles(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
+    """Multiply `x [m, depth]` with `w [n, depth]` transposed: `[m, n]`, int32 if both are int8, else float32.
 
     Args:
-        x, w: pointers to the first number of each row, `[m]` and `[n]`. Where the dtypes differ `w` is brought to that of
-            `x`, which holds every 8-bit number exactly; uint8 are the bytes of float8_e4m3fn.
+        x, w: pointers to the first value of each row, `[m]` and `[n]`. If the dtypes differ, `w` is converted to that of
+            `x`, which holds every 8-bit value exactly; uint8 are the bytes of float8_e4m3fn.
         EVEN: `depth` is a multiple of BLOCK_K.
     """
     k = tl.arange(0, BLOCK_K)
@@ -37,10 +37,10 @@ def products(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.co
             left = tl.load(x[:, None] + (start + k)[None, :], mask=x_inside[:, None] & rest[None, :], other=0.0)
             right = tl.load(w[None, :] + (start + k)[:, None], mask=w_inside[None, :] & rest[:, None], other=0.0)
         if right.dtype == tl.uint8:
-            right = from_e4m3(right)
+            right = e4m3_to_float16(right)
         if right.dtype != left.dtype:
             right = right.to(left.dtype)
-        if eight:  # tensor cores keep few bits of a sum: after each block it is added in float32
+        if eight:  # tensor cores accumulate with few bits: add every block in float32
             total = tl.dot(left, right, total, max_num_imprecise_acc=BLOCK_K)
         else:
             total = tl.dot(left, right, total, input_precision="ieee", out_dtype=total.dtype)
@@ -48,15 +48,15 @@ def products(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.co
 
 
 @triton.jit
-def from_e4m3(byte):
-    """float16 of the bytes of float8_e4m3fn that are numbers, on cards without this dtype too: the exponent is 8 less there."""
+def e4m3_to_float16(byte):
+    """Convert the bytes of finite float8_e4m3fn values to float16 with integer operations; the exponent bias differs by 8."""
     byte = byte.to(tl.int16)
     return (((byte & 0x80) << 8) | ((byte & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
 
 
 @triton.jit
 def _dequantized(total, x_scale, w_scale, bias):
-    """Sums of 8-bit numbers as what they stand for, rounded nowhere."""
+    """Apply the scales and the bias, without rounding."""
     return total.to(tl.float32) * x_scale * w_scale + bias
 
 
@@ -66,17 +66,20 @@ def _linear_kernel(
     SCALED: tl.constexpr, BIASED: tl.constexpr, PARTIAL: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of outputs; with PARTIAL sums over one `share` of what is summed, `[parts, rows, width]`."""
+    """x `[rows, depth]`, w `[width, depth]`, out `[rows, width]`; grid (tiles of out, splits of depth).
+
+    With PARTIAL, out is `[splits, rows, width]` of unscaled sums, each over `share` of the depth.
+    """
     program, part = tl.program_id(0), tl.program_id(1)
     high_tiles, blocks = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
-    band = program // (GROUP * blocks)  # some tiles against all blocks, then the next, so that both stay in the cache
+    band = program // (GROUP * blocks)  # grouped order of tiles, for the L2 cache
     high = tl.minimum(high_tiles - band * GROUP, GROUP)
     row = (band * GROUP + program % (GROUP * blocks) % high) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = program % (GROUP * blocks) // high * BLOCK_N + tl.arange(0, BLOCK_N)
     inside, there = row < rows, column < width
     from_row, from_column = tl.where(inside, row, 0).to(tl.int64), tl.where(there, column, 0).to(tl.int64)
     first = part * share
-    total = products(
+    total = dot_tiles(
         x_ptr + from_row * depth + first, w_ptr + from_column * depth + first, inside, there,
         tl.minimum(depth - first, share), BLOCK_K, EVEN,
     )  # fmt: skip
@@ -101,7 +104,7 @@ def _sum_kernel(
     parts_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, rows, width, parts, SCALED: tl.constexpr,
     BIASED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The shares of a row's sums, one after the other."""
+    """parts `[parts, rows, width]`, out `[rows, width]`; grid (rows, blocks of width): sum the splits in order and scale."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width
@@ -119,7 +122,7 @@ def _sum_kernel(
 
 @triton.jit
 def _quantize_kernel(x_ptr, out_ptr, scale_ptr, dim, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """A row in 8 bits, its largest magnitude as LARGEST."""
+    """x, out `[rows, dim]`, scale `[rows]`; grid (rows,): quantise one row, its absmax becomes LARGEST."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < dim
@@ -129,7 +132,7 @@ def _quantize_kernel(x_ptr, out_ptr, scale_ptr, dim, LARGEST: tl.constexpr, BLOC
     scale = tl.div_rn(largest, LARGEST)
     if kind == tl.int8:
         level = x * (tl.div_rn(1.0, largest) * LARGEST)
-        level = (level + 12582912.0) - 12582912.0  # there floats are 1 apart: to nearest, ties to even
+        level = (level + 12582912.0) - 12582912.0  # at 1.5 * 2^23 floats are 1 apart: round to nearest, ties to even
     else:
         level = tl.div_rn(x, scale)
     tl.store(out_ptr + row * dim + column, level.to(kind), mask=inside)
@@ -137,13 +140,13 @@ def _quantize_kernel(x_ptr, out_ptr, scale_ptr, dim, LARGEST: tl.constexpr, BLOC
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `int8.quantize_rows`, bit for bit."""
-    return _quantize(x, torch.int8, LEVELS)
+    """Compute `int8.quantize_rows` with the same bits."""
+    return _quantize(x, torch.int8, INT8_MAX)
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As `fp8.round_rows`, on cards that have such numbers."""
-    return _quantize(x, torch.float8_e4m3fn, LARGEST)
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute `fp8.quantize_rows_fp8`, on GPUs with this dtype."""
+    return _quantize(x, torch.float8_e4m3fn, FP8_MAX)
 
 
 def _quantize(x: Tensor, kind: torch.dtype, largest: float) -> tuple[Tensor, Tensor]:
@@ -152,45 +155,45 @@ def _quantize(x: Tensor, kind: torch.dtype, largest: float) -> tuple[Tensor, Ten
     scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     if rows:
         block = triton.next_power_of_2(dim)
-        sizes = tune.launch("quantize_rows", str(block))
+        sizes = launch_config.get_config("quantize_rows", str(block))
         _quantize_kernel[(rows,)](x.contiguous(), out, scale, dim, LARGEST=float(largest), BLOCK=block, **sizes)
     return out, scale
 
 
-def int8_linear(x: Tensor, weights: Int8) -> Tensor:
-    """As `int8.int8_linear_reference`."""
+def int8_linear(x: Tensor, weights: Int8Weight) -> Tensor:
+    """Compute `int8.int8_linear_reference`."""
     rows, scale = quantize_rows(x)
-    return multiply(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
+    return scaled_mm(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
 
 
-def fp8_linear(x: Tensor, weights: Fp8) -> Tensor:
-    """As `fp8.fp8_linear`."""
-    if not _multiplies_fp8(tune.card().arch):
-        return multiply(x, None, weights.weight.view(torch.uint8), weights.scale, weights.bias, x.dtype)
-    rows, scale = round_rows(x)
-    return multiply(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
+def fp8_linear(x: Tensor, weights: Fp8Weight) -> Tensor:
+    """Compute `fp8.fp8_linear`."""
+    if not _multiplies_fp8(launch_config.gpu_info().arch):
+        return scaled_mm(x, None, weights.weight.view(torch.uint8), weights.scale, weights.bias, x.dtype)
+    rows, scale = quantize_rows_fp8(x)
+    return scaled_mm(rows, scale, weights.weight, weights.scale, weights.bias, x.dtype)
 
 
 def _multiplies_fp8(arch: str) -> bool:
     return arch.startswith("sm_") and int(arch[3:]) >= 89
 
 
-def multiply(
+def scaled_mm(
     x: Tensor, x_scale: Tensor | None, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """`x [rows, in]`, times a scale of each row, and `weight [out, in]`, times one of each output -> `[rows, out]` in `dtype`.
+    """Multiply `x [rows, in]` with `weight [out, in]` and apply scales per row and per output -> `[rows, out]` in `dtype`.
 
-    Up to 64 rows are summed in shares where the outputs alone would leave most of the card idle.
+    Up to 64 rows use split-K if the outputs alone would leave most of the GPU idle.
     """
     (rows, depth), width = x.shape, weight.shape[0]
     out = torch.empty((rows, width), dtype=dtype, device=x.device)
     if not rows:
         return out
-    sizes = tune.launch("linear", _class(rows, x))
+    sizes = launch_config.get_config("linear", _class(rows, x))
     blocks = triton.cdiv(width, sizes["BLOCK_N"])
     share, parts = depth, 1
     if rows <= _FEW:
-        share = triton.cdiv(depth, max(1, 2 * tune.card().processors // blocks))
+        share = triton.cdiv(depth, max(1, 2 * launch_config.gpu_info().num_sms // blocks))
         share = triton.cdiv(max(share, _SHORTEST), sizes["BLOCK_K"]) * sizes["BLOCK_K"]
         parts = triton.cdiv(depth, share)
     sums = torch.int32 if x.dtype == torch.int8 else torch.float32
@@ -201,14 +204,14 @@ def multiply(
         EVEN=depth % sizes["BLOCK_K"] == 0, **given, **sizes,
     )  # fmt: skip
     if parts > 1:
-        last = tune.launch("linear_sum")
+        last = launch_config.get_config("linear_sum")
         grid = (rows, triton.cdiv(width, last["BLOCK"]))
         _sum_kernel[grid](to, x_scale, scale, bias, out, rows, width, parts, **given, **last)
     return out
 
 
 def _class(rows: int, x: Tensor) -> str:
-    """The class of shapes in the table."""
+    """Return the shape class in the launch table."""
     if x.dtype == torch.float32:
         return "wide"
     return "few" if rows <= 16 else "some" if rows <= _FEW else f"{8 * x.itemsize}"

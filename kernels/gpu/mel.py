@@ -1,4 +1,4 @@
-"""Logarithms of bands of a spectrum: a Triton kernel behind the device's own Fourier transform. Imported only where chosen."""
+"""Log-mel energies in Triton, after the device's own FFT."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..mel import Bank
-from . import tune
+from ..mel import MelFilterBank
+from . import launch_config
 
 _LOG10_OF_2 = tl.constexpr(0.30102999566398120)
 
@@ -17,7 +17,7 @@ _LOG10_OF_2 = tl.constexpr(0.30102999566398120)
 def _bands_kernel(  # type: ignore[no-untyped-def]
     spectrum_ptr, first_ptr, taps_ptr, out_ptr, rows, bins, bands, width, least, ROWS: tl.constexpr, BANDS: tl.constexpr
 ):  # fmt: skip
-    """A program hears all bands of some rows of `spectrum [rows, bins, 2]`, real and imaginary."""
+    """spectrum `[rows, bins, 2]` (real, imaginary), out `[rows, bands]`; grid (row tiles,): all bands of some rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     band = tl.arange(0, BANDS)
     there = band < bands
@@ -34,13 +34,13 @@ def _bands_kernel(  # type: ignore[no-untyped-def]
     tl.store(out, tl.log2(tl.maximum(energy, least)) * _LOG10_OF_2, mask=inside)
 
 
-def log_bands(windows: Tensor, bank: Bank, least: float) -> Tensor:
-    """As `mel.log_bands`."""
+def log_mel_energies(windows: Tensor, bank: MelFilterBank, least: float) -> Tensor:
+    """Compute `mel.log_mel_energies`."""
     spectrum = torch.view_as_real(torch.fft.rfft(windows * bank.window))
     rows, bins, _ = spectrum.shape
     width, bands = bank.taps.shape
     out = torch.empty((rows, bands), device=windows.device)
-    shape = tune.launch("mel")
+    shape = launch_config.get_config("mel")
     _bands_kernel[(triton.cdiv(rows, shape["ROWS"]),)](
         spectrum, bank.first, bank.taps, out, rows, bins, bands, width, least, BANDS=triton.next_power_of_2(bands), **shape
     )

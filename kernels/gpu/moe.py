@@ -1,8 +1,8 @@
-"""Mixtures on the device: choices, rows by their experts, products of each expert's rows, sums. Nothing is read on the host.
+"""Mixture of experts in Triton: routing, sorting by expert, grouped matmuls, weighted sums. Nothing is read on the host.
 
-A pair is a row and one of its experts; pair `p` is choice `p % top_k` of row `p // top_k`. Pairs are put in tiles, each of one
-expert; how many tiles there may be at most follows from the shapes alone, so that every launch can stand in a CUDA graph.
-Pairs of expert -1 are nobody's. No sum depends on the order in which programs run.
+A pair is a row and one of its experts: pair `p` is choice `p % top_k` of row `p // top_k`. Pairs are sorted into tiles of one
+expert each. The largest possible number of tiles follows from shapes, so every launch can be captured in a CUDA graph. Pairs
+of expert -1 are skipped. No sum depends on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..moe import Experts, Routing, Stacked
-from . import tune
+from ..moe import RoutingConfig, StackedExperts, StackedWeight
+from . import launch_config
 from .activation import activate
-from .linear import products, quantize_rows
+from .linear import dot_tiles, quantize_rows
 
-_ONE_HOT = 1 << 14  # pairs times experts of a program that puts pairs in order
+_ONE_HOT = 1 << 14  # size of the (pairs, experts) one-hot matrix of a sorting program
 
 
 @triton.jit
 def _best_groups(offered, column, each, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TWO: tl.constexpr, SLOTS: tl.constexpr):
-    """Scores of experts outside the best groups become -inf."""
+    """Set the scores of experts outside the best groups to -inf."""
     slot = tl.arange(0, SLOTS)
     counts = tl.full((offered.shape[0], SLOTS), float("-inf"), tl.float32)
     group = column // each
@@ -42,7 +42,7 @@ def _best_groups(offered, column, each, GROUPS: tl.constexpr, TOP_GROUPS: tl.con
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
-    logits_ptr, correction_ptr, weights_ptr, chosen_ptr, rows, experts, scale, each,
+    logits_ptr, correction_bias_ptr, topk_weights_ptr, topk_ids_ptr, rows, experts, scale, each,
     TOP_K: tl.constexpr, SIGMOID: tl.constexpr, NORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     TWO: tl.constexpr, CORRECTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHOICES: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -60,47 +60,50 @@ def _route_kernel(
         scores /= tl.sum(scores, 1)[:, None]
     offered = scores
     if CORRECTED:
-        offered += tl.load(correction_ptr + column, mask=there, other=0.0)[None, :]
+        offered += tl.load(correction_bias_ptr + column, mask=there, other=0.0)[None, :]
     offered = tl.where(there[None, :], offered, float("-inf"))
     if GROUPS > 1:
         offered = _best_groups(offered, column, each, GROUPS, TOP_GROUPS, TWO, SLOTS)
-    weights = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
-    chosen = tl.zeros((ROWS, CHOICES), dtype=tl.int32)
+    topk_weights = tl.zeros((ROWS, CHOICES), dtype=tl.float32)
+    topk_ids = tl.zeros((ROWS, CHOICES), dtype=tl.int32)
     for i in tl.static_range(TOP_K):
-        best = tl.minimum(tl.argmax(offered, 1), experts - 1)  # of NaN there is no largest
+        best = tl.minimum(tl.argmax(offered, 1), experts - 1)  # NaN has no argmax
         taken = column[None, :] == best[:, None]
         weight = tl.sum(tl.where(taken, scores, 0.0), 1)
-        weights = tl.where(choice[None, :] == i, weight[:, None], weights)
-        chosen = tl.where(choice[None, :] == i, best[:, None], chosen)
+        topk_weights = tl.where(choice[None, :] == i, weight[:, None], topk_weights)
+        topk_ids = tl.where(choice[None, :] == i, best[:, None], topk_ids)
         offered = tl.where(taken, float("-inf"), offered)
     if NORMALISE:
-        weights /= tl.maximum(tl.sum(weights, 1), 1e-20)[:, None]
+        topk_weights /= tl.maximum(tl.sum(topk_weights, 1), 1e-20)[:, None]
     places = row.to(tl.int64)[:, None] * TOP_K + choice[None, :]
     wanted = inside[:, None] & (choice < TOP_K)[None, :]
-    tl.store(weights_ptr + places, weights * scale, mask=wanted)
-    tl.store(chosen_ptr + places, chosen, mask=wanted)
+    tl.store(topk_weights_ptr + places, topk_weights * scale, mask=wanted)
+    tl.store(topk_ids_ptr + places, topk_ids, mask=wanted)
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _count_kernel(chosen_ptr, counts_ptr, pairs, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
-    """How many pairs of each chunk are each expert's."""
+def _count_kernel(topk_ids_ptr, counts_ptr, pairs, CHUNK: tl.constexpr, COLUMNS: tl.constexpr):
+    """topk_ids `[pairs]`, counts `[chunks, COLUMNS]`; grid (chunks,): count the pairs of each expert in a chunk."""
     chunk = tl.program_id(0)
     pair, column = chunk * CHUNK + tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
-    expert = tl.load(chosen_ptr + pair, mask=pair < pairs, other=-1)
+    expert = tl.load(topk_ids_ptr + pair, mask=pair < pairs, other=-1)
     hot = (expert[:, None] == column[None, :]).to(tl.int32)
     tl.store(counts_ptr + chunk * COLUMNS + column, tl.sum(hot, 0))
 
 
 @triton.jit(do_not_specialize=["pairs", "chunks"])
-def _place_kernel(
-    chosen_ptr, counts_ptr, slots_ptr, owners_ptr, pairs, chunks, TILE: tl.constexpr, CHUNK: tl.constexpr,
+def _sort_pairs_kernel(
+    topk_ids_ptr, counts_ptr, slots_ptr, owners_ptr, pairs, chunks, TILE: tl.constexpr, CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Each pair of a chunk to its place among its expert's, in order of pairs; the first of a tile names its owner."""
+    """Grid (chunks,): store each pair of a chunk at its place among those of its expert, and the expert of each tile.
+
+    counts `[chunks, COLUMNS]`, slots `[tiles * TILE]`: sorted pairs, owners `[tiles]`: experts.
+    """
     chunk = tl.program_id(0)
     number, column = tl.arange(0, CHUNK), tl.arange(0, COLUMNS)
     pair = chunk * CHUNK + number
-    expert = tl.load(chosen_ptr + pair, mask=pair < pairs, other=-1)
+    expert = tl.load(topk_ids_ptr + pair, mask=pair < pairs, other=-1)
     hot = (expert[:, None] == column[None, :]).to(tl.int32)
     before = tl.zeros((COLUMNS,), dtype=tl.int32)
     totals = tl.zeros((COLUMNS,), dtype=tl.int32)
@@ -123,14 +126,14 @@ def _expert_kernel(
     ACT: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, ROWS_SCALED: tl.constexpr, BIASED: tl.constexpr,
     EVEN: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pairs times a block of their expert's outputs.
+    """Grid (tiles * blocks of width,): multiply a tile of pairs with a block of their expert's outputs.
 
-    `width`: outputs of an expert; gated ones are the first and the second half of its rows, and one of each is computed side
-    by side.
+    x `[rows, depth]`, w `[experts, width, depth]`, out `[pairs, width]`, or `[pairs, width / 2]` if GATED. Then the first half
+    of an expert's outputs are gates; a gate and its partner are computed next to each other and multiplied here.
     """
     program = tl.program_id(0)
     blocks = tl.cdiv(width, BLOCK_N)
-    band = program // (GROUP * blocks)  # some tiles against all blocks, then the next, so that both stay in the cache
+    band = program // (GROUP * blocks)  # grouped order of tiles, for the L2 cache
     high = tl.minimum(tiles - band * GROUP, GROUP)
     tile = band * GROUP + program % (GROUP * blocks) % high
     block = program % (GROUP * blocks) // high
@@ -146,7 +149,7 @@ def _expert_kernel(
         output = column % 2 * (width // 2) + column // 2
     there = column < width
     weight = owner.to(tl.int64) * width + tl.where(there, output, 0)
-    total = products(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN).to(tl.float32)
+    total = dot_tiles(x_ptr + row * depth, w_ptr + weight * depth, inside, there, depth, BLOCK_K, EVEN).to(tl.float32)
     if ROWS_SCALED:
         total *= tl.load(x_scale_ptr + row, mask=inside, other=0.0)[:, None]
     if SCALED:
@@ -167,68 +170,76 @@ def _expert_kernel(
 
 
 @triton.jit
-def _combine_kernel(made_ptr, weights_ptr, chosen_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """A row's experts weighted, in the order of its choices; rows that are nobody's stay as they are."""
+def _combine_kernel(made_ptr, topk_weights_ptr, topk_ids_ptr, out_ptr, dim, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """made `[rows * TOP_K, dim]`, out `[rows, dim]`; grid (rows, blocks of dim): weighted sum of a row's experts, in order.
+
+    Rows whose first expert is -1 are not written.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < dim) & (tl.load(chosen_ptr + row * TOP_K) >= 0)
+    inside = (column < dim) & (tl.load(topk_ids_ptr + row * TOP_K) >= 0)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for i in tl.static_range(TOP_K):
         made = tl.load(made_ptr + (row * TOP_K + i) * dim + column, mask=inside, other=0.0).to(tl.float32)
-        total += made * tl.load(weights_ptr + row * TOP_K + i)
+        total += made * tl.load(topk_weights_ptr + row * TOP_K + i)
     tl.store(out_ptr + row * dim + column, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def route(logits: Tensor, rule: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `moe.route`; the experts are int32, and of equal scores the first is taken."""
+def route(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute `moe.route`. Ids are int32; among equal scores the first expert wins."""
     rows, experts = logits.shape
-    weights = logits.new_empty(rows, rule.top_k)
-    chosen = torch.empty((rows, rule.top_k), dtype=torch.int32, device=logits.device)
+    topk_weights = logits.new_empty(rows, rule.top_k)
+    topk_ids = torch.empty((rows, rule.top_k), dtype=torch.int32, device=logits.device)
     columns = triton.next_power_of_2(experts)
     each = max(1, min(8, 1024 // columns))
     _route_kernel[(triton.cdiv(rows, each),)](
-        logits.contiguous(), correction, weights, chosen, rows, experts, rule.scale, experts // rule.groups,
-        TOP_K=rule.top_k, SIGMOID=rule.scoring == "sigmoid", NORMALISE=rule.normalise, GROUPS=rule.groups,
-        TOP_GROUPS=rule.top_groups, TWO=rule.group_score != "max", CORRECTED=correction is not None, ROWS=each,
-        COLUMNS=columns, CHOICES=triton.next_power_of_2(rule.top_k), SLOTS=triton.next_power_of_2(rule.groups),
-        **tune.launch("route"),
+        logits.contiguous(), correction_bias, topk_weights, topk_ids, rows, experts, rule.routed_scaling_factor,
+        experts // rule.num_expert_group,
+        TOP_K=rule.top_k, SIGMOID=rule.scoring == "sigmoid", NORMALISE=rule.renormalize, GROUPS=rule.num_expert_group,
+        TOP_GROUPS=rule.topk_group, TWO=rule.group_score != "max", CORRECTED=correction_bias is not None, ROWS=each,
+        COLUMNS=columns, CHOICES=triton.next_power_of_2(rule.top_k), SLOTS=triton.next_power_of_2(rule.num_expert_group),
+        **launch_config.get_config("route"),
     )  # fmt: skip
-    return weights, chosen
+    return topk_weights, topk_ids
 
 
-def mix_experts(x: Tensor, weights: Tensor, chosen: Tensor, experts: Experts, out: Tensor | None = None) -> Tensor:
-    """As `moe.mix_experts`."""
-    rows, top_k = chosen.shape
+def fused_experts(
+    x: Tensor, topk_weights: Tensor, topk_ids: Tensor, experts: StackedExperts, out: Tensor | None = None
+) -> Tensor:
+    """Compute `moe.fused_experts`."""
+    rows, top_k = topk_ids.shape
     out = torch.empty_like(x) if out is None else out
     if not rows:
         return out
     number, wide, dim = experts.gate_up.weight.shape
     pairs = rows * top_k
     tile = max(16, min(128, triton.next_power_of_2(-(-pairs // number))))
-    order = _order(chosen, number, tile)
+    order = _sort_pairs(topk_ids, number, tile)
     inner = x.new_empty(pairs, wide // 2)
-    _multiply(x, experts.gate_up, inner, order, tile, top_k, experts.act)
+    _grouped_mm(x, experts.gate_up, inner, order, tile, top_k, experts.act)
     made = x.new_empty(pairs, dim)
-    _multiply(inner, experts.down, made, order, tile, 1, None)
+    _grouped_mm(inner, experts.down, made, order, tile, 1, None)
     block = min(1024, triton.next_power_of_2(dim))
     _combine_kernel[(rows, triton.cdiv(dim, block))](
-        made, weights, chosen, out, dim, TOP_K=top_k, BLOCK=block, **tune.launch("combine")
+        made, topk_weights, topk_ids, out, dim, TOP_K=top_k, BLOCK=block, **launch_config.get_config("combine")
     )
     return out
 
 
-def _order(chosen: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
-    """Pairs of every tile, int32 `[tiles * tile]`, and every tile's expert, int32 `[tiles]`; -1 for none."""
-    pairs = chosen.numel()
-    tiles = pairs if pairs <= experts else experts + (pairs - experts) // tile  # at most
-    slots, owners = torch.full((tiles * (tile + 1),), -1, dtype=torch.int32, device=chosen.device).split((tiles * tile, tiles))
+def _sort_pairs(topk_ids: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Return the sorted pairs of all tiles, int32 `[tiles * tile]`, and the expert of each tile, int32 `[tiles]`; -1: none."""
+    pairs = topk_ids.numel()
+    tiles = pairs if pairs <= experts else experts + (pairs - experts) // tile  # upper bound
+    slots, owners = torch.full((tiles * (tile + 1),), -1, dtype=torch.int32, device=topk_ids.device).split(
+        (tiles * tile, tiles)
+    )
     columns = triton.next_power_of_2(experts)
     chunk = max(16, min(128, _ONE_HOT // columns))
     chunks = triton.cdiv(pairs, chunk)
-    counts = torch.empty((chunks, columns), dtype=torch.int32, device=chosen.device)
-    _count_kernel[(chunks,)](chosen, counts, pairs, CHUNK=chunk, COLUMNS=columns, **tune.launch("order"))
-    _place_kernel[(chunks,)](
-        chosen,
+    counts = torch.empty((chunks, columns), dtype=torch.int32, device=topk_ids.device)
+    _count_kernel[(chunks,)](topk_ids, counts, pairs, CHUNK=chunk, COLUMNS=columns, **launch_config.get_config("order"))
+    _sort_pairs_kernel[(chunks,)](
+        topk_ids,
         counts,
         slots,
         owners,
@@ -238,15 +249,15 @@ def _order(chosen: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
         CHUNK=chunk,
         COLUMNS=columns,
         STEP=16,
-        **tune.launch("order"),
+        **launch_config.get_config("order"),
     )
     return slots, owners
 
 
-def _multiply(
-    x: Tensor, layer: Stacked, out: Tensor, order: tuple[Tensor, Tensor], tile: int, divisor: int, act: str | None
+def _grouped_mm(
+    x: Tensor, layer: StackedWeight, out: Tensor, order: tuple[Tensor, Tensor], tile: int, divisor: int, act: str | None
 ) -> None:
-    """`x [rows, depth]` -> `out [pairs, ...]`, of pair p from row `p // divisor`; with `act` gated."""
+    """Multiply row `p // divisor` of `x [rows, depth]` for each pair p -> `out [pairs, ...]`; with `act`, gated."""
     slots, owners = order
     _, width, depth = layer.weight.shape
     row_scale = None
@@ -254,8 +265,8 @@ def _multiply(
     if weight.dtype == torch.int8:
         x, row_scale = quantize_rows(x)
     elif layer.scale is not None:
-        weight = weight.view(torch.uint8)  # rows stay as they are
-    sizes = tune.launch("experts", "wide" if x.dtype == torch.float32 else str(tile))
+        weight = weight.view(torch.uint8)  # activations are not quantised
+    sizes = launch_config.get_config("experts", "wide" if x.dtype == torch.float32 else str(tile))
     _expert_kernel[(len(owners) * triton.cdiv(width, sizes["BLOCK_N"]),)](
         x, row_scale, weight, layer.scale, layer.bias, out, slots, owners, len(owners), width, depth, divisor, ACT=act,
         GATED=act is not None, SCALED=layer.scale is not None, ROWS_SCALED=row_scale is not None,

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm as Triton kernels, a tile of whole rows a program. Knows no heads beyond their strides."""
+"""RMSNorm and LayerNorm in Triton; a program normalises a tile of whole rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import tune
+from . import launch_config
 
 
 @triton.jit
 def _norm_kernel(
     x_ptr,
-    add_ptr,  # as x; None: nothing is added
+    add_ptr,  # residual in the layout of x; None: no residual
     weight_ptr,
-    bias_ptr,  # None: an RMSNorm
+    bias_ptr,  # None: RMSNorm
     out_ptr,
     rows,
     heads,
-    x_row,  # strides: from row to row, from head to head
+    x_row,  # row and head strides
     x_head,
     out_row,
     out_head,
@@ -30,7 +30,7 @@ def _norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Row r of the tile is head `r % heads` of row `r // heads`."""
+    """x, out `[rows, heads, dim]`; grid (tiles of rows * heads,). Index r is head `r % heads` of row `r // heads`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (column < dim)[None, :]
@@ -52,37 +52,37 @@ def _norm_kernel(
     elif OFFSET:
         normed = normed * (weight + offset)
     else:
-        normed = normed.to(kind).to(tl.float32) * weight  # rounded before the weight, as the reference does
+        normed = normed.to(kind).to(tl.float32) * weight  # rounded before the weight, as in the reference
     out = (row // heads * out_row + row % heads * out_head)[:, None] + column[None, :]
     tl.store(out_ptr + out, normed.to(kind), mask=mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, add: Tensor | None = None, offset: float = 0.0) -> Tensor:
-    """As `norm.rms_norm`; x contiguous, or `[rows, dim]` with rows apart, `add` laid out alike."""
+    """Compute `norm.rms_norm`; x is contiguous, or `[rows, dim]` with strided rows; `add` has the strides of x."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x.view(-1, 1, x.shape[-1]), add, weight, None, out.view(-1, 1, x.shape[-1]), eps, offset)
     return out
 
 
 def norm_heads_(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> None:
-    """As `norm.norm_heads_`; the numbers of a head end to end."""
+    """Compute `norm.norm_heads_`; heads must be contiguous."""
     _launch(x, None, weight, None, x, eps, offset)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, add: Tensor | None = None) -> Tensor:
-    """As `norm.layer_norm`; x and `add` as `rms_norm` takes them."""
+    """Compute `norm.layer_norm`; x and `add` as in `rms_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x.view(-1, 1, x.shape[-1]), add, weight, bias, out.view(-1, 1, x.shape[-1]), eps, 0.0)
     return out
 
 
 def _launch(x: Tensor, add: Tensor | None, weight: Tensor, bias: Tensor | None, out: Tensor, eps: float, offset: float) -> None:
-    """`x, out [rows, heads, dim]`."""
+    """Launch for `x, out [rows, heads, dim]`."""
     n, heads, dim = x.shape
     if not x.numel():
         return
     block = triton.next_power_of_2(dim)
-    config = tune.launch("norm", str(block))
+    config = launch_config.get_config("norm", str(block))
     strides = (x.stride(0), x.stride(1), out.stride(0), out.stride(1))
     grid = (triton.cdiv(n * heads, config["ROWS"]),)
     _norm_kernel[grid](

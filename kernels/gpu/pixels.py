@@ -1,4 +1,4 @@
-"""Pictures resized, scaled and laid out as two Triton kernels: columns, then all the rest. Imported only where chosen."""
+"""Image preprocessing as two Triton kernels: resize along columns; then resize along lines, normalise and lay out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..pixels import Layout, Scaling, weights
-from . import tune
-from .upload import upload, used
+from ..pixels import Normalization, PatchLayout, resize_weights
+from . import launch_config
+from .upload import keep_alive, upload
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def _columns_kernel(  # type: ignore[no-untyped-def]
     frames_ptr, table_ptr, out_ptr, lines, height, width, target, taps, shift,
     frame_step, line_step, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Pixels `[n, h, w, 3]` to planes `[n, 3, h, target]`; a program makes some lines' columns, in all channels."""
+    """frames uint8 `[n, h, w, 3]` -> out uint8 `[n, 3, h, target]`; grid (tiles of lines, tiles of columns), all channels."""
     line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     x = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     wanted = x < target
@@ -55,15 +55,15 @@ def _lines_kernel(  # type: ignore[no-untyped-def]
     mean_0, mean_1, mean_2, std_0, std_1, std_2,
     PATCH: tl.constexpr, MERGE: tl.constexpr, TEMPORAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program makes a part of one channel of one frame of the result: its lines are weighed, scaled, and put in place.
+    """planes uint8 `[n, 3, h, w]` -> out; grid (tiles of the target, 3 channels, frames): resize lines, normalise, lay out.
 
-    Without patches `row` is the width of a line.
+    Without patches, `row` is the width of a line.
     """
     across = tl.cdiv(target_width, COLUMNS)
     y = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
     x = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
     channel, place = tl.program_id(1), tl.program_id(2)
-    frame = tl.minimum(place, frames - 1).to(tl.int64)  # the last one is repeated
+    frame = tl.minimum(place, frames - 1).to(tl.int64)  # the last frame is repeated
     tall, wanted = y < target_height, x < target_width
     inside = tall[:, None] & wanted[None, :]
     source = planes_ptr + frame * frame_step + channel * channel_step + (x * column_step)[None, :]
@@ -91,15 +91,15 @@ def _lines_kernel(  # type: ignore[no-untyped-def]
 
 @functools.lru_cache(maxsize=128)
 def table(size: int, target: int, filter: str, device: torch.device) -> tuple[Tensor, int, int]:
-    """`pixels.weights` on the device, the number of taps, and the bits after the point."""
-    made, shift = weights(size, target, filter)
+    """Return `pixels.resize_weights` on the device, the number of taps, and the number of fraction bits."""
+    made, shift = resize_weights(size, target, filter)
     return upload(made.contiguous(), device), len(made) - 1, shift
 
 
-def laid_out(
-    frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype
+def preprocess_frames(
+    frames: Tensor, target: tuple[int, int], filter: str, normalization: Normalization, layout: PatchLayout, dtype: torch.dtype
 ) -> Tensor:
-    """As `pixels.laid_out`; `dtype` may be uint8 where scaling changes nothing."""
+    """Compute `pixels.preprocess_frames`. `dtype` may be uint8 if the normalisation is the identity."""
     n, height, width, _ = frames.shape
     planes = frames.permute(0, 3, 1, 2) if width == target[1] else _columns(frames, target[1], filter)
     groups, patch = -(-n // layout.temporal), layout.patch
@@ -111,23 +111,34 @@ def laid_out(
         out = torch.empty((n, 3, *target), dtype=dtype, device=frames.device)
         steps = (3 * target[0] * target[1], 0, target[0] * target[1], target[1])
     there, taps, shift = table(height, target[0], filter, frames.device)
-    shape = tune.launch("pixels", "rows")
+    shape = launch_config.get_config("pixels", "rows")
     parts = triton.cdiv(target[0], shape["ROWS"]) * triton.cdiv(target[1], shape["COLUMNS"])
     _lines_kernel[(parts, 3, groups * layout.temporal)](
-        planes, used(there), out, n, height, *target, taps, shift, *planes.stride(), *steps, *scaling.mean, *scaling.std,
-        PATCH=patch, MERGE=layout.merge, TEMPORAL=layout.temporal, **shape,
+        planes, keep_alive(there), out, n, height, *target, taps, shift, *planes.stride(), *steps,
+        *normalization.mean, *normalization.std, PATCH=patch, MERGE=layout.merge, TEMPORAL=layout.temporal, **shape,
     )  # fmt: skip
     return out
 
 
 def _columns(frames: Tensor, target: int, filter: str) -> Tensor:
-    """uint8 `[n, h, w, 3]` -> uint8 `[n, 3, h, target]`."""
+    """Resize columns: uint8 `[n, h, w, 3]` -> uint8 `[n, 3, h, target]`."""
     frames = frames if frames.stride(3) == 1 and frames.stride(2) == 3 else frames.contiguous()
     n, height, width, _ = frames.shape
     out = torch.empty((n, 3, height, target), dtype=torch.uint8, device=frames.device)
     there, taps, shift = table(width, target, filter, frames.device)
-    shape = tune.launch("pixels", "columns")
+    shape = launch_config.get_config("pixels", "columns")
     _columns_kernel[(triton.cdiv(n * height, shape["ROWS"]), triton.cdiv(target, shape["COLUMNS"]))](
-        frames, used(there), out, n * height, height, width, target, taps, shift, frames.stride(0), frames.stride(1), **shape
+        frames,
+        keep_alive(there),
+        out,
+        n * height,
+        height,
+        width,
+        target,
+        taps,
+        shift,
+        frames.stride(0),
+        frames.stride(1),
+        **shape,
     )
     return out

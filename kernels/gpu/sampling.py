@@ -1,8 +1,8 @@
-"""Tokens from logits without sorting the vocabulary: candidates are gathered, then the last one kept is searched among them.
+"""Sampling in Triton without sorting the vocabulary: gather candidates, then search the threshold among them.
 
-A row's candidates are all tokens that its rules may keep: those above a bound that follows from the largest logit, the largest
-of every column of blocks, and the rules. As a rule that leaves some hundreds, in the order of their ids. Which of them are
-kept is found by bisection over the bits of their logits, so it is exact. No sum depends on the order in which programs run.
+The candidates of a row are all tokens that may be kept: those above a bound that follows from the largest logit, the largest
+logit of every column of blocks, and the sampling parameters; usually some hundreds, in the order of their ids. The exact
+threshold is found by bisection over the bits of their logits. No sum depends on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -14,41 +14,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import NOT_FINITE, NOTHING_LEFT
-from . import tune
+from ..sampling import NO_TOKEN_ALLOWED, NOT_FINITE
+from . import launch_config
 
-_NOTHING, _ODD = tl.constexpr(NOTHING_LEFT), tl.constexpr(NOT_FINITE)
-_FAR = tl.constexpr(100.0)  # a token this far below the likeliest has no probability in float32
+_NOTHING, _ODD = tl.constexpr(NO_TOKEN_ALLOWED), tl.constexpr(NOT_FINITE)
+_FAR = tl.constexpr(100.0)  # a token this far below the likeliest has probability 0 in float32
 
 
 @triton.jit
-def _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED: tl.constexpr):
-    """A block of a row: divided by the temperature, -inf where there is no token or none is allowed."""
+def _scaled(logits_ptr, bitmask_ptr, column, vocab, temperature, MASKED: tl.constexpr):
+    """Load a block of a row, divided by the temperature; -inf beyond the vocabulary and for tokens that are not allowed."""
     inside = column < vocab
     x = tl.load(logits_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if MASKED:
-        word = tl.load(allowed_ptr + column // 32, mask=inside, other=0)
+        word = tl.load(bitmask_ptr + column // 32, mask=inside, other=0)
         inside &= ((word >> (column % 32)) & 1) != 0
     return tl.where(inside, tl.div_rn(x, temperature), float("-inf"))
 
 
 @triton.jit(do_not_specialize=["words"])
 def _gather_kernel(
-    logits_ptr, rules_ptr, allowed_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, vocab, words, log_vocab,
+    logits_ptr, params_ptr, bitmask_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, vocab, words, log_vocab,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Candidates of a row with their ids; its largest logit, the sum of what is above min_p, and how many there are."""
+    """Grid (rows,): gather the candidates of a row with their ids, its largest logit, the sum above min_p, and their number.
+
+    logits, values, tokens `[rows, vocab]`, params float64 `[rows, 5]`, bitmask `[rows, words]`, heads and sizes `[rows, 2]`.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * vocab
     if MASKED:
-        allowed_ptr += row * words
+        bitmask_ptr += row * words
     values_ptr += row * vocab
     tokens_ptr += row * vocab
     lane = tl.arange(0, BLOCK)
-    temperature = tl.load(rules_ptr + row * 5).to(tl.float32)
-    top_k = tl.load(rules_ptr + row * 5 + 1).to(tl.int32)
-    top_p = tl.load(rules_ptr + row * 5 + 2).to(tl.float32)
-    log_min_p = tl.load(rules_ptr + row * 5 + 3).to(tl.float32)
+    temperature = tl.load(params_ptr + row * 5).to(tl.float32)
+    top_k = tl.load(params_ptr + row * 5 + 1).to(tl.int32)
+    top_p = tl.load(params_ptr + row * 5 + 2).to(tl.float32)
+    log_min_p = tl.load(params_ptr + row * 5 + 3).to(tl.float32)
     greedy = temperature == 0.0
     temperature = tl.where(greedy, 1.0, temperature)
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -56,7 +59,7 @@ def _gather_kernel(
     odd = tl.zeros((BLOCK,), dtype=tl.int32)
     for start in range(0, vocab, BLOCK):
         column = start + lane
-        x = _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED)
+        x = _scaled(logits_ptr, bitmask_ptr, column, vocab, temperature, MASKED)
         first = tl.where(x > largest, column, first)
         largest = tl.maximum(largest, x)
         odd |= ((x != x) | (x == float("inf"))).to(tl.int32)
@@ -65,26 +68,26 @@ def _gather_kernel(
     wrong = tl.where(tl.max(odd, 0) > 0, _ODD, tl.where(top == float("-inf"), _NOTHING, 0))
     floor = top + log_min_p
     bound = tl.maximum(floor, top - _FAR)
-    if (top_k > 0) & (top_k < vocab):  # as many columns have a token above this
+    if (top_k > 0) & (top_k < vocab):  # at least top_k columns have a token above this bound
         width = top * 0.0 + 0.25
         while (tl.sum((largest >= top - width).to(tl.int32), 0) < top_k) & (width < _FAR):
             width *= 1.25
         bound = tl.maximum(bound, top - width)
-    elif top_p < 1.0:  # all tokens below this together have less than what is cut
+    elif top_p < 1.0:  # all tokens below this bound together have less probability than top_p cuts off
         bound = tl.maximum(bound, top + tl.log(1.0 - top_p) - log_vocab)
     count = best * 0
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     if (wrong == 0) & (not greedy):
         for start in range(0, vocab, BLOCK):
             column = start + lane
-            x = _scaled(logits_ptr, allowed_ptr, column, vocab, temperature, MASKED)
+            x = _scaled(logits_ptr, bitmask_ptr, column, vocab, temperature, MASKED)
             kept = x >= bound
             total += tl.where(x >= floor, tl.exp(x - top), 0.0)
             place = count + tl.cumsum(kept.to(tl.int32), 0) - 1
             tl.store(values_ptr + place, x, mask=kept)
             tl.store(tokens_ptr + place, column, mask=kept)
             count += tl.sum(kept.to(tl.int32), 0)
-    if count == 0:  # the likeliest alone, or nothing of a row that is refused
+    if count == 0:  # argmax of a greedy row, or a placeholder of a row with an error
         tl.store(values_ptr, 0.0)
         tl.store(tokens_ptr, best)
     tl.store(heads_ptr + row * 2, tl.where(count == 0, 0.0, top))
@@ -95,7 +98,7 @@ def _gather_kernel(
 
 @triton.jit
 def _key(x):
-    """An int64 in the order of the float32 numbers."""
+    """Map float32 to int64 with the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -108,7 +111,7 @@ def _from_key(key):
 
 @triton.jit
 def _above(values_ptr, size, key, top, BLOCK: tl.constexpr):
-    """How many candidates are not below a key, and their sum; both of type float64."""
+    """Count the candidates with a key of at least `key`, and sum their exponentials in float64."""
     lane = tl.arange(0, BLOCK)
     count = (key * 0).to(tl.int32)
     mass = count.to(tl.float64)
@@ -121,14 +124,14 @@ def _above(values_ptr, size, key, top, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_ptr, vocab, BLOCK: tl.constexpr):
+def _sample_kernel(params_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_ptr, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     values_ptr += row * vocab
     tokens_ptr += row * vocab
-    top_k = tl.load(rules_ptr + row * 5 + 1).to(tl.int32)
-    top_p = tl.load(rules_ptr + row * 5 + 2)
-    log_min_p = tl.load(rules_ptr + row * 5 + 3).to(tl.float32)
-    number = tl.load(rules_ptr + row * 5 + 4)
+    top_k = tl.load(params_ptr + row * 5 + 1).to(tl.int32)
+    top_p = tl.load(params_ptr + row * 5 + 2)
+    log_min_p = tl.load(params_ptr + row * 5 + 3).to(tl.float32)
+    number = tl.load(params_ptr + row * 5 + 4)
     top = tl.load(heads_ptr + row * 2)
     total = tl.load(heads_ptr + row * 2 + 1).to(tl.float64)
     size = tl.load(sizes_ptr + row * 2)
@@ -136,7 +139,7 @@ def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_pt
     low = _key(tl.maximum(top + log_min_p, top - _FAR))
     count, mass = _above(values_ptr, size, low, top, BLOCK)
     top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
-    if (top_k > 0) & (count > top_k):  # the largest key that so many reach
+    if (top_k > 0) & (count > top_k):  # find the largest key that top_k candidates reach
         high, high_count, high_mass = over, count * 0, mass * 0.0
         while (high - low > 1) & (count > top_k):
             middle = low + (high - low) // 2
@@ -149,7 +152,7 @@ def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_pt
         total = tl.where(count > top_k, high_mass + ties, mass)
     elif top_k > 0:
         total = mass
-    if top_p < 1.0:  # the largest key that all above it together reach the share
+    if top_p < 1.0:  # find the largest key above which the probabilities reach top_p
         target = top_p * total
         high, high_count = over, count * 0
         while (high - low > 1) & (count - high_count > 1):
@@ -171,7 +174,7 @@ def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_pt
         kept = (start + lane < size) & (_key(x) >= low)
         share = tl.where(kept, tl.exp(x - top), 0.0).to(tl.float64)
         sums = before + tl.cumsum(share, 0)
-        last = tl.max(tl.where(share > 0.0, lane, -1), 0)  # where rounding leaves none beyond the number
+        last = tl.max(tl.where(share > 0.0, lane, -1), 0)  # if rounding leaves no sum above the target
         place = tl.min(tl.where((sums > target) & (share > 0.0), lane, BLOCK), 0)
         found = (place < BLOCK).to(tl.int32)
         place = tl.minimum(place, last)
@@ -182,8 +185,8 @@ def _draw_kernel(rules_ptr, values_ptr, tokens_ptr, heads_ptr, sizes_ptr, out_pt
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
-def draw(logits: Tensor, rules: Tensor, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `sampling.draw_reference`."""
+def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute `sampling.sample_reference`."""
     rows, vocab = logits.shape
     logits = logits.contiguous()
     values, tokens = (torch.empty((rows, vocab), dtype=kind, device=logits.device) for kind in (torch.float32, torch.int32))
@@ -191,12 +194,12 @@ def draw(logits: Tensor, rules: Tensor, allowed: Tensor | None = None) -> tuple[
     sizes = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        words = 0 if allowed is None else allowed.shape[1]
+        words = 0 if bitmask is None else bitmask.shape[1]
         _gather_kernel[(rows,)](
-            logits, rules, allowed, values, tokens, heads, sizes, vocab, words, math.log(vocab),
-            MASKED=allowed is not None, **tune.launch("gather_candidates"),
+            logits, params, bitmask, values, tokens, heads, sizes, vocab, words, math.log(vocab),
+            MASKED=bitmask is not None, **launch_config.get_config("gather_candidates"),
         )  # fmt: skip
-        _draw_kernel[(rows,)](rules, values, tokens, heads, sizes, out, vocab, **tune.launch("draw"))
+        _sample_kernel[(rows,)](params, values, tokens, heads, sizes, out, vocab, **launch_config.get_config("sample"))
     return out, sizes[:, 1].long()
 
 
@@ -224,17 +227,19 @@ def _log_probs_kernel(logits_ptr, tokens_ptr, own_ptr, ranks_ptr, totals_ptr, vo
 
 
 def log_probs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `sampling.log_probs_reference`."""
+    """Compute `sampling.log_probs_reference`."""
     rows, vocab = logits.shape
     own, totals = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     ranks = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        _log_probs_kernel[(rows,)](logits.contiguous(), tokens, own, ranks, totals, vocab, **tune.launch("log_probs"))
+        _log_probs_kernel[(rows,)](
+            logits.contiguous(), tokens, own, ranks, totals, vocab, **launch_config.get_config("log_probs")
+        )
     return own, ranks, totals
 
 
 @triton.jit(do_not_specialize=["size"])
-def _penalise_kernel(logits_ptr, rows_ptr, tokens_ptr, counts_ptr, penalties_ptr, size, vocab, BLOCK: tl.constexpr):
+def _penalties_kernel(logits_ptr, rows_ptr, tokens_ptr, counts_ptr, penalties_ptr, size, vocab, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     row = tl.load(rows_ptr + place, mask=inside, other=0)
@@ -248,9 +253,9 @@ def _penalise_kernel(logits_ptr, rows_ptr, tokens_ptr, counts_ptr, penalties_ptr
     tl.store(logits_ptr + at, x - frequency * count - presence * (count > 0).to(tl.float32), mask=inside)
 
 
-def penalise_(logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor, penalties: Tensor) -> None:
-    """As `sampling.penalise_reference_`."""
-    size, sizes = len(tokens), tune.launch("penalise")
+def apply_penalties_(logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor, penalties: Tensor) -> None:
+    """Compute `sampling.apply_penalties_reference_`."""
+    size, sizes = len(tokens), launch_config.get_config("penalties")
     if size:
         grid = (triton.cdiv(size, sizes["BLOCK"]),)
-        _penalise_kernel[grid](logits, rows, tokens, counts, penalties, size, logits.shape[1], **sizes)
+        _penalties_kernel[grid](logits, rows, tokens, counts, penalties, size, logits.shape[1], **sizes)

@@ -1,4 +1,4 @@
-"""Small tables that kernels read: from the host to the device once, then used by whoever asks. Knows no kernel."""
+"""Small lookup tables of kernels: uploaded once, then shared by streams and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _captured: ContextVar[dict[int, Tensor]] = ContextVar("sensorium_captured", defa
 
 
 def upload(table: Tensor, device: torch.device) -> Tensor:
-    """The table on the device, there for every stream when this returns; waits for the copy alone, not for what is queued."""
+    """Copy the table to the device and wait for that copy only, not for queued work. All streams may use the result."""
     if device.type != "cuda":
         return table
     stream = _stream(device)
@@ -25,8 +25,8 @@ def upload(table: Tensor, device: torch.device) -> Tensor:
     return there
 
 
-def used(table: Tensor) -> Tensor:
-    """The table, which a cache may drop while this stream still reads it; what a CUDA graph reads is for the graph to keep."""
+def keep_alive(table: Tensor) -> Tensor:
+    """Keep a cached table alive while this stream, or a CUDA graph that is being captured, reads it. Returns the table."""
     if table.is_cuda:
         if torch.cuda.is_current_stream_capturing():
             _captured.get()[id(table)] = table
@@ -36,8 +36,8 @@ def used(table: Tensor) -> Tensor:
 
 
 @contextmanager
-def keeping() -> Iterator[dict[int, Tensor]]:
-    """Tables that a CUDA graph reads that is recorded inside, in this thread; without it they are kept for good."""
+def capture_tables() -> Iterator[dict[int, Tensor]]:
+    """Collect the tables that a CUDA graph captured in this thread reads. Outside, such tables are kept forever."""
     tables: dict[int, Tensor] = {}
     token = _captured.set(tables)
     try:

@@ -1,8 +1,8 @@
-"""Attention over packed segments as a Triton kernel: a program has some queries of one head. Imported only where chosen.
+"""Attention over packed segments in Triton; a program has some queries of one head.
 
-A head is cut into a power of two and a smaller one behind it (80 into 64 and 16), so that odd sizes waste few products;
-what is left over is zero in registers. The widest, which would not fit into them, are cut into halves. Scores are kept as
-powers of two, and only a segment's last keys are masked.
+The head size is split into a power of two and a smaller one (80 into 64 and 16), so that odd sizes waste little work; the rest
+is zero in registers. The largest sizes would not fit into registers and are split in halves. Scores are in base 2, and only the
+last keys of a segment are masked.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import tune
-from .upload import upload, used
+from . import launch_config
+from .upload import keep_alive, upload
 
-_LEAST = 16  # sides of what matrix units multiply
-_CLASSES = {"64": 127, "128": 128, "192": 255, "256": 256}  # the widest head of each
+_LEAST = 16  # smallest side of a tensor core tile
+_CLASSES = {"64": 127, "128": 128, "192": 255, "256": 256}  # largest head size of each class
 
 
 @triton.jit
 def _rows(ptr, row_size, columns, DIM: tl.constexpr, FULL: tl.constexpr, count, ROWS: tl.constexpr, LAST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`[ROWS, columns]` from row `ptr` on, zero beyond the head and, in the last tile, beyond `count` rows."""
+    """Load `[ROWS, columns]` from `ptr`; zero beyond the head size and, in the last tile, beyond `count` rows."""
     row = tl.arange(0, ROWS)[:, None]
     at = ptr + row * row_size + columns[None, :]
     if LAST:
@@ -41,7 +41,7 @@ def _keys(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr, TWO: tl.constexpr, FULL: tl.constexpr, FULL_MORE: tl.constexpr,
     KEYS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """What is known after one more tile of keys; `count` of them are there if it is the last one."""
+    """Add a tile of keys and values to the online softmax; the last tile has only `count` keys."""
     k = _rows(k_ptr, k_row, d, DIM, FULL, count, KEYS, LAST)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if TWO:
@@ -69,7 +69,10 @@ def _varlen_kernel(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr, MAIN: tl.constexpr, MORE: tl.constexpr, TWO: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """`tiles [n, 3]`: the first query, start and end of its segment. `scale` is positive and counts in powers of two."""
+    """q, k, v, out `[tokens, heads, DIM]`, tiles `[n, 3]`: first query, start and end of its segment; grid (n, heads).
+
+    `scale` is positive and includes log2(e).
+    """
     tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     first, start, stop = tl.load(tiles_ptr + 3 * tile), tl.load(tiles_ptr + 3 * tile + 1), tl.load(tiles_ptr + 3 * tile + 2)
     d, e = tl.arange(0, MAIN), MAIN + tl.arange(0, MORE)
@@ -110,9 +113,9 @@ def _varlen_kernel(  # type: ignore[no-untyped-def]
 
 @functools.lru_cache(maxsize=64)
 def tiles(lengths: tuple[int, ...], queries: int, device: torch.device) -> Tensor:
-    """int32 `[n, 3]` of every `queries` rows of a segment: the first, start and end of the segment; long segments first.
+    """Return int32 `[n, 3]`, one row per `queries` rows of a segment: first row, start and end of the segment; longest first.
 
-    Kept, since every layer of a tower asks for the same.
+    Cached, because every layer of a tower uses the same table.
     """
     spans, start = [], 0
     for length in lengths:
@@ -124,15 +127,15 @@ def tiles(lengths: tuple[int, ...], queries: int, device: torch.device) -> Tenso
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float) -> Tensor:
-    """As `varlen.varlen_attention`, for heads of up to 256 numbers; rows and heads of q, k, v may lie apart."""
+    """Compute `varlen.varlen_attention` for head sizes up to 256. Rows and heads of q, k, v may be strided."""
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
     rows, heads, dim = q.shape
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
-    main, more = parts(dim)
+    main, more = split_head_dim(dim)
     if main == 256:
         main = more = 128
-    shape = tune.launch("varlen_attention", _class(main, more, q.dtype, max(lengths, default=0)))
-    table = used(tiles(tuple(lengths), shape["QUERIES"], q.device))
+    shape = launch_config.get_config("varlen_attention", _class(main, more, q.dtype, max(lengths, default=0)))
+    table = keep_alive(tiles(tuple(lengths), shape["QUERIES"], q.device))
     if len(table):
         _varlen_kernel[(len(table), heads)](
             q, k, v, out, table, q.stride(0), k.stride(0), v.stride(0), out.stride(0), scale * math.log2(math.e),
@@ -142,8 +145,8 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     return out
 
 
-def parts(dim: int) -> tuple[int, int]:
-    """A head as two powers of two, of which the second may be 0: 64 (64, 0), 72 and 80 (64, 16), 88 (64, 32), 112 (128, 0)."""
+def split_head_dim(dim: int) -> tuple[int, int]:
+    """Split a head size into two powers of two (or one and 0): 64 (64, 0), 72 and 80 (64, 16), 88 (64, 32), 112 (128, 0)."""
     main = max(_LEAST, 1 << dim.bit_length() - 1)
     if dim <= main:
         return main, 0
@@ -152,7 +155,7 @@ def parts(dim: int) -> tuple[int, int]:
 
 
 def _class(main: int, more: int, dtype: torch.dtype, longest: int) -> str:
-    """The row of launch configurations: of wide numbers, of short segments, or of heads up to a size."""
+    """Return the shape class in the launch table: float32, short segments, or head sizes up to a limit."""
     if dtype == torch.float32:
         return "float32"
     if longest <= 64 and main < 128:

@@ -1,1 +1,1 @@
-"""Bytes to pixels, frames and samples: the one gate through which media comes in."""
+"""Media loading and decoding: bytes to pixels, frames and samples."""

@@ -1,4 +1,4 @@
-"""One sound in any form a caller may give, as mono samples at the rate a model wants. Knows no family and no network."""
+"""Decode audio in any accepted form to mono samples at the model's sample rate."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .audio_files import read_blocks, read_header
 from .policy import MediaPolicy
 
 Array = np.ndarray[Any, Any]
-RATE_TOLERANCE = 1e-6  # hertz; closer rates are the same
+RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
 _SCALES = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # of PCM; uint8 has its zero at 128
 _RATES = (1.0, 1e7)
-_LOUDEST = 1e10  # far beyond any scale of samples; its square still is a float32
+_LOUDEST = 1e10  # far above any scale of samples; its square is still a float32
 _BLOCK = 1 << 18  # samples mixed and resampled at a time
 
 
 @dataclass(frozen=True)
-class _Sound:
-    """Where samples come from: `frames` at most (so many, where `exact`) at `rate` hertz, in blocks `[channels, n]`."""
+class _AudioSource:
+    """Samples at `rate` hertz in blocks `[channels, n]`; `frames` is their number, or an upper bound if not `exact`."""
 
     rate: float
     frames: int
@@ -37,25 +37,25 @@ class _Sound:
 
 
 def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
-    """How many samples `decode_audio` will give, from the header, or the index of packets where that tells no length.
+    """Return how many samples `decode_audio` will give, from the header, or from the packets if it has no length.
 
     Raises:
-        InputError: as `decode_audio`, as far as headers show it.
+        InputError: as `decode_audio`, as far as headers tell.
     """
     sound = _open(value, rate, policy)
     return MediaHeader("audio", samples=_count(sound.frames, sound.rate, rate), exact=sound.exact)
 
 
 def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int | None = None) -> Tensor:
-    """Mono float32 `[samples]` at `rate` hertz.
+    """Return mono float32 `[samples]` at `rate` hertz.
 
-    `value`: an encoded file, `(samples, their rate)`, or samples at `rate` already: floating ones as they are, lists of
-    numbers, or PCM (int16, int32, uint8), which is scaled to -1..1. Of two axes the longer is time, the second where they
-    are equal; channels become their mean. `n` samples at `s` hertz become `ceil(n * rate / s)` by soxr's high quality;
-    equal rates leave them untouched. `longest`: samples that are made at most; None: as many as there are.
+    `value` is an encoded file, `(samples, their rate)`, or samples at `rate`: floats are used as they are, PCM (int16, int32,
+    uint8) is scaled to -1..1. Of two axes the longer is time (the second if equal); channels are averaged. `n` samples at `s`
+    hertz become `ceil(n * rate / s)` by soxr's high quality resampler; equal rates are not resampled. `longest`: largest
+    number of samples; None: no limit.
 
     Raises:
-        InputError: another form, a file that cannot be decoded, no samples, values that are not finite, a sound longer
+        InputError: another form, a file that cannot be decoded, no samples, values that are not finite, or audio longer
             than the policy or `longest` allows.
     """
     pieces, made = [], 0
@@ -71,12 +71,12 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
 
 
 def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:
-    """What `decode_audio` gives, exactly, in pieces of `seconds` (the last may be shorter), decoded as they are taken.
+    """Yield exactly what `decode_audio` returns in windows of `seconds` (the last may be shorter), decoding as they are taken.
 
-    Memory stays that of a window and a block of the file, however long it is.
+    Memory is that of a window and a block of the file, however long it is.
 
     Raises:
-        InputError: as `decode_audio`, on the piece that shows it; a window of no samples.
+        InputError: as `decode_audio`, at the window that shows it; or a window without samples.
     """
     if not 0.5 < seconds * rate < math.inf:
         raise InputError(f"a window of {seconds} s holds no samples, or no end of them; give positive seconds")
@@ -95,7 +95,7 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
 
 
 def hash_audio(value: object) -> str:
-    """64 hex digits of the encoded bytes, or of samples with their type, shape and rate."""
+    """Return 64 hex digits of the encoded bytes, or of samples with dtype, shape and rate."""
     if isinstance(value, bytes | bytearray | memoryview):
         return digest("sound", "encoded", value)
     samples, rate = _pair(value)
@@ -103,16 +103,16 @@ def hash_audio(value: object) -> str:
 
 
 def to_mono(samples: Array) -> Array:
-    """`[channels, n]` -> float32 `[n]`, their mean; PCM integers are scaled to -1..1.
+    """Average `[channels, n]` to float32 `[n]`; PCM integers are scaled to -1..1.
 
     Raises:
-        InputError: another type, or values that are not finite.
+        InputError: another dtype, or values that are not finite.
     """
     scale = _SCALES.get(samples.dtype.name)
     if scale is None and samples.dtype.kind != "f":
         known = ", ".join(_SCALES)
         raise InputError(f"samples are floating point in -1..1 or PCM ({known}), not {samples.dtype}; convert them")
-    with np.errstate(over="ignore", invalid="ignore"):  # what that makes is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused below
         channels = samples.astype(np.float32, copy=False)
         mono: Array = channels[0] if len(channels) == 1 else sum(channels[1:], start=channels[0]) / np.float32(len(channels))
         if scale is not None:
@@ -123,18 +123,18 @@ def to_mono(samples: Array) -> Array:
     return mono
 
 
-def _open(value: object, rate: float, policy: MediaPolicy) -> _Sound:
-    """The header is read and held against the policy, samples are not looked at."""
+def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
+    """Read the header and check it against the policy, without reading samples."""
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         if not data:
             raise InputError("it is empty")
         header = read_header(data)
-        sound = _Sound(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
+        sound = _AudioSource(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
     else:
         given, own = _pair(value)
         samples = _channels_first(_array(given))
-        sound = _Sound(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
+        sound = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
     if not _RATES[0] <= sound.rate <= _RATES[1]:
         raise InputError(f"its sample rate is {sound.rate:g}; a positive number of hertz, 1 to 10,000,000, is needed")
     if not sound.frames:
@@ -146,7 +146,7 @@ def _open(value: object, rate: float, policy: MediaPolicy) -> _Sound:
 
 
 def _pair(value: object) -> tuple[object, float | None]:
-    """Samples, and their rate where it is given."""
+    """Return samples, and their rate if it is given."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number):
         try:
             return value[0], float(value[1])
@@ -183,14 +183,14 @@ def _channels_first(samples: Array) -> Array:
 
 
 def _pieces(samples: Array) -> Iterator[Array]:
-    """Also of as many channels as samples, which is what an array of the wrong shape looks like."""
+    """Yield blocks of samples, also of an array with as many channels as samples (a wrong shape)."""
     size = max(1, _BLOCK // max(1, len(samples)))
     for start in range(0, samples.shape[1], size):
         yield samples[:, start : start + size]
 
 
-def _resampled(sound: _Sound, rate: float) -> Iterator[Array]:
-    """Mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
+def _resampled(sound: _AudioSource, rate: float) -> Iterator[Array]:
+    """Yield mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
     stream, taken, made = _resampler(sound.rate, rate), 0, 0
     for block in sound.blocks():
         piece = to_mono(block)
@@ -206,7 +206,7 @@ def _resampled(sound: _Sound, rate: float) -> Iterator[Array]:
 
 
 def _resampler(source: float, target: float) -> Any:
-    """None for equal rates."""
+    """Return a resampler, or None for equal rates."""
     if abs(source - target) < RATE_TOLERANCE:
         return None
     import soxr

@@ -1,6 +1,6 @@
-"""Encoded sound: what its header or its packets tell, and its samples piece by piece. Knows no limits and no rate but its own.
+"""Encoded audio files: length from header or packets, and samples block by block.
 
-soundfile reads wav, flac, ogg, opus, aiff and mp3 whose first frame tells their length; PyAV reads the rest (m4a, mp4, webm,
+soundfile reads wav, flac, ogg, opus, aiff, and mp3 whose first frame has their length; PyAV reads the rest (m4a, mp4, webm,
 mp3 and flac of unknown length).
 """
 
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,mp3,flac,ogg,wav,aiff,caf,asf,amr,avi,flv,mpegts"  # no playlists
 _BLOCK = 1 << 18  # samples of all channels read at a time
-_UNKNOWN = 1 << 60  # libsndfile gives a length beyond this where the file tells none
+_UNKNOWN = 1 << 60  # libsndfile returns a larger length if the file has none
 _OPUS_FRAMES = (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4  # eighths of a millisecond, by kind
-_TAG_WITHIN = 1 << 16  # bytes searched for the frame that tells an mp3's length
+_TAG_WITHIN = 1 << 16  # bytes searched for the frame with the length of an mp3
 
 
 @dataclass(frozen=True)
-class SoundHeader:
-    """`rate` in hertz, `frames` samples of one channel; where not `exact`, decoding gives no more than that."""
+class AudioHeader:
+    """`rate` in hertz, `frames` samples of one channel; an upper bound if not `exact`."""
 
     rate: int
     frames: int
     exact: bool
 
 
-def read_header(data: bytes) -> SoundHeader:
-    """From the header or, where that tells no length, from the index of packets.
+def read_header(data: bytes) -> AudioHeader:
+    """Read rate and length from the header or, if it has no length, from the packets.
 
-    A file that is cut off may still claim its whole length: decoding then gives fewer samples, or an error.
+    A truncated file may still have its whole length in the header; decoding then gives fewer samples, or an error.
 
     Raises:
-        InputError: a format that cannot be read, or a file without sound.
+        InputError: the format cannot be read, or the file has no audio.
     """
     sound = _soundfile(data)
     if sound is not None:
         with sound:
-            return SoundHeader(sound.samplerate, sound.frames, True)
+            return AudioHeader(sound.samplerate, sound.frames, True)
     with _container(data) as (container, stream):
         rate, skipped, total, exact = stream.codec_context.sample_rate, 0, 0, True
         for packet in _packets(container, stream):
             frames, sure = _packet_frames(packet, stream)
             total, skipped, exact = total + frames, skipped + _skipped(packet), exact and sure
-    return SoundHeader(rate, max(0, total - skipped), exact)
+    return AudioHeader(rate, max(0, total - skipped), exact)
 
 
-def has_track(data: bytes, policy: MediaPolicy) -> bool:
-    """Whether a clip's file has a sound in it that can be read; `policy` is not looked at."""
+def has_audio(data: bytes, policy: MediaPolicy) -> bool:
+    """Return whether a video file has a readable audio track. `policy` is unused (codec functions take one)."""
     try:
         with _container(data):
             return True
@@ -73,10 +73,10 @@ def has_track(data: bytes, policy: MediaPolicy) -> bool:
 
 
 def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
-    """Samples `[channels, n]`, float32 or the integers that the file stores, piece after piece.
+    """Yield samples `[channels, n]`, float32 or the integers of the file, block by block.
 
     Raises:
-        InputError: a file that is broken, or whose rate becomes another than `rate`.
+        InputError: the file is broken, or its rate changes from `rate`.
     """
     sound = _soundfile(data)
     if sound is None:
@@ -98,19 +98,19 @@ def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
 
 
 class _Bytes(io.BytesIO):
-    """Damaged headers make libsndfile seek before the start; an error in its callback would be printed, not raised."""
+    """Damaged headers make libsndfile seek before the start. An error in its callback would be printed, not raised."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         return super().seek(max(0, offset) if whence == 0 else offset, whence)
 
 
 def _soundfile(data: bytes) -> Any:
-    """None where soundfile cannot open it or does not know how long it is."""
+    """Open with soundfile; None if it cannot, or if it does not know the length."""
     import soundfile
 
     try:
         sound = soundfile.SoundFile(_Bytes(data))
-    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last for headerless data
+    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: headerless data
         return None
     head = data[:_TAG_WITHIN]
     told = sound.format != "MP3" or b"Xing" in head or b"Info" in head
@@ -133,7 +133,7 @@ def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
 
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
-    """Those that hold data."""
+    """Yield packets that hold data."""
     import av
 
     try:
@@ -159,7 +159,7 @@ def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
 
 
 def _packet_frames(packet: Packet[AudioStream], stream: AudioStream) -> tuple[int, bool]:
-    """Samples that one packet decodes to and whether that is sure; else at most so many."""
+    """Return the samples of a packet and whether the number is exact, else an upper bound."""
     codec = stream.codec_context
     if codec.name in ("opus", "libopus"):
         return _opus_frames(bytes(packet), codec.sample_rate), True
@@ -173,14 +173,14 @@ def _packet_frames(packet: Packet[AudioStream], stream: AudioStream) -> tuple[in
 
 
 def _opus_frames(packet: bytes, rate: int) -> int:
-    """From the table-of-contents byte (RFC 6716, section 3.1): 2.5 to 60 ms a frame, one, two or a given number of them."""
+    """Return the samples of an Opus packet by its TOC byte (RFC 6716, section 3.1): 1, 2 or n frames of 2.5 to 60 ms."""
     kind, code = packet[0] >> 3, packet[0] & 3
     count = (1, 2, 2, packet[1] & 63 if len(packet) > 1 else 0)[code]
     return count * _OPUS_FRAMES[kind] * rate // 8000
 
 
 def _skipped(packet: Packet[AudioStream]) -> int:
-    """Samples of a packet that are dropped after decoding: the encoder's delay at the start, its fill at the end."""
+    """Return the decoded samples of a packet that are dropped: encoder delay at the start, padding at the end."""
     if not packet.has_sidedata("skip_samples"):
         return 0
     raw = bytes(packet.get_sidedata("skip_samples"))

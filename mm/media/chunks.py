@@ -1,4 +1,4 @@
-"""One ordered stream of pictures and timed pieces of videos: reading its entries, cutting videos. Knows no codec, no family."""
+"""Vision chunks: an ordered stream of images and timed chunks of videos. Parses its entries and cuts videos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import InputError, hint, typed
 from ..types import FramePlan, ImageItem, Media, MediaHeader, MediaItem, VideoItem, VisionChunk
 from .policy import DecodeSpec
 
-PIECE_FPS = 24.0  # of a piece whose frames come without metadata
+DEFAULT_CHUNK_FPS = 24.0  # frame rate of a chunk without metadata
 _PIXELS = ("min_pixels", "max_pixels", "detail")
 _KEYS = {
     "image": ("image", "uuid", *_PIXELS),
@@ -23,23 +23,23 @@ _KEYS = {
     "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
 }
 _TIME = re.compile(r"\s*(\d{1,2}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
-_CLOCK = 2000  # numbers per second of the frames of a piece that starts at a time: half thousandths
+_CLOCK = 2000  # frame numbers per second of a chunk with a start time: half milliseconds
 
 
 def read_entry(entry: object) -> tuple[str, Media]:
-    """`(kind, media)` of one entry of the stream.
+    """Return `(kind, media)` of an entry of the stream.
 
-    The kinds: "image" is a picture; "video" a whole one, sampled and cut into pieces here; "video_chunk" one piece that the
-    caller cut, whose data is `(frames, metadata)` with `fps` and `do_sample_frames=False`: nothing samples it again.
+    "image" is an image. "video" is a whole video, which is sampled and cut into chunks here. "video_chunk" is a chunk that the
+    caller cut; its data is `(frames, metadata)` with `fps` and `do_sample_frames=False`, so that it is not sampled again.
 
-    An entry is a picture in any form, a `Media` around one, or a mapping with its `type`: `{"type": "image", "image": ...}`,
+    An entry is an image in any form, a `Media` with one, or a mapping with a `type`: `{"type": "image", "image": ...}`,
     `{"type": "video", "video": ...}`, `{"type": "video_chunk", "video_chunk": frames or (frames, metadata)}`, each with
-    `uuid` and the options of `Media` that make sense for it. A piece may say its place in the video by a `prompt` that
-    starts with the time, "00:01:02.500"; the metadata's `frames_indices` come first. `video_idx` groups pieces elsewhere
-    and means nothing here.
+    `uuid` and the applicable options of `Media`. A chunk may give its time in the video by a `prompt` that starts with it,
+    "00:01:02.500"; `frames_indices` of the metadata take precedence. `video_idx`, which groups chunks in other libraries,
+    is ignored.
 
     Raises:
-        InputError: an unknown type or key, with the nearest known; a piece that is no frames, or whose text is no time.
+        InputError: a type or key is unknown (the message names the nearest), a chunk has no frames, or its prompt has no time.
     """
     if isinstance(entry, Media):
         if isinstance(entry.data, Media):
@@ -61,10 +61,10 @@ def read_entry(entry: object) -> tuple[str, Media]:
 
 
 def split(item: MediaItem, kind: str, spec: DecodeSpec) -> list[VisionChunk]:
-    """The chunks of one decoded entry of `kind`: one for a picture or piece, as many as it takes for a video.
+    """Return the chunks of a decoded entry of `kind`: one for an image or chunk, any number for a video.
 
     Raises:
-        InputError: a piece of more frames than a chunk holds.
+        InputError: a chunk has too many frames.
     """
     if isinstance(item, ImageItem):
         return [image_chunk(item)]
@@ -74,7 +74,7 @@ def split(item: MediaItem, kind: str, spec: DecodeSpec) -> list[VisionChunk]:
 
 
 def split_header(header: MediaHeader, kind: str, spec: DecodeSpec) -> list[MediaHeader]:
-    """The headers of the chunks that `split` makes of the item with this header.
+    """Return the headers of the chunks that `split` makes of the item with this header.
 
     Raises:
         InputError: as `split`.
@@ -88,17 +88,17 @@ def split_header(header: MediaHeader, kind: str, spec: DecodeSpec) -> list[Media
 
 
 def image_chunk(item: ImageItem) -> VisionChunk:
-    """A picture as one chunk without a time."""
+    """Return an image as a chunk without a time."""
     return VisionChunk(item.pixels[None])
 
 
 def split_video(item: VideoItem, frames_per_chunk: int) -> list[VisionChunk]:
-    """Pieces of `frames_per_chunk` frames, views of the clip's, the last one as short as it comes."""
+    """Cut a video into chunks of `frames_per_chunk` frames (views); the last may be shorter."""
     return [VisionChunk(item.frames[taken], plan) for taken, plan in _split_plan(item.plan, frames_per_chunk)]
 
 
 def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice, FramePlan]]:
-    """Together the plans hold each frame, stand-in and gap of the whole plan once, with the times of the whole video."""
+    """Split the plan. Every frame, replacement and gap is in exactly one chunk, with the times of the whole video."""
     firsts = plan.indices[::frames_per_chunk]
     replaced: list[list[tuple[int, int]]] = [[] for _ in firsts]
     missing: list[list[int]] = [[] for _ in firsts]
@@ -129,7 +129,7 @@ def _kind(entry: Mapping[object, object]) -> str:
 
 
 def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
-    """Frames with the number of each in the video, and the rate in which those numbers count."""
+    """Return the frames of a chunk, and metadata with their numbers in the video and the rate of these numbers."""
     frames, metadata = _with_metadata(data)
     if not isinstance(frames, list | tuple | np.ndarray | Tensor):
         raise InputError(f"a piece is frames, not {typed(frames)}; give a file as type video")
@@ -137,7 +137,7 @@ def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
     if not count:
         raise InputError("a piece holds no frames")
     first = None if prompt is None else _start(prompt)
-    fps = metadata.get("fps") or PIECE_FPS
+    fps = metadata.get("fps") or DEFAULT_CHUNK_FPS
     if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e6:
         raise InputError(f"the fps of a piece is {str(fps)[:100]}; give a positive number")
     chosen: dict[str, object] = {**metadata, "fps": float(fps), "do_sample_frames": False}
@@ -159,9 +159,9 @@ def _with_metadata(data: object) -> tuple[object, Mapping[str, object]]:
 
 
 def _start(prompt: object) -> int:
-    """The number, on the clock, of the time that a text names.
+    """Return the frame number of the time in a prompt.
 
-    The text is cut to thousandths: the middle of the one it names is the best guess, and gives the same text again.
+    The text is truncated to milliseconds. The middle of that millisecond is the best guess and gives the same text again.
     """
     match = _TIME.fullmatch(prompt) if isinstance(prompt, str) else None
     if match is None:

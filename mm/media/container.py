@@ -1,4 +1,4 @@
-"""Opens an encoded container through PyAV, without other files and within a time. Knows no stream, no codec and no limits."""
+"""Open an encoded container with PyAV, without access to other files and within a time limit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 HEADER_SECONDS = 5.0
-"""Of computing, on however busy a machine: FFmpeg reads most headers in milliseconds, but walks empty boxes without a limit."""
+"""CPU time limit of a header. FFmpeg reads most in milliseconds, but reads endless empty boxes without a limit."""
 
 
 def open_container(data: bytes, formats: str, unknown: str) -> InputContainer:
-    """The container, whose header has been read.
+    """Open the container and read its header.
 
     Args:
-        formats: FFmpeg's names of those that may be opened, without playlists, which would open files and URLs.
-        unknown: what the error says of data that FFmpeg cannot open.
+        formats: FFmpeg names of the accepted formats, without playlists, which would open files and URLs.
+        unknown: error message for data that FFmpeg cannot open.
 
     Raises:
-        InputError: data of no known format, or a header that takes longer than HEADER_SECONDS.
+        InputError: the format is unknown, or the header takes longer than HEADER_SECONDS.
     """
     import av
 
@@ -43,7 +43,7 @@ def open_container(data: bytes, formats: str, unknown: str) -> InputContainer:
 
 
 class _Timed(io.BytesIO):
-    """A file that ends when it is late: PyAV prints exceptions of a file that is read on after the first."""
+    """A file that ends at the deadline. It does not raise, because PyAV prints further exceptions of a failed file."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)

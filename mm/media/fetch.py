@@ -1,4 +1,4 @@
-"""One http(s) download, to public addresses only unless told otherwise, within limits. Knows no media and no files."""
+"""Download one http(s) URL within limits, from public addresses only unless the policy allows others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_URL = 8192
 _IN_PATH = "/%:@!$&'()*+,;=~-._"
 _LONGEST_HEAD = 1 << 20
 _LONGEST_HOST = 253
-_PUBLIC_V6 = ipaddress.ip_network("2000::/3")  # all that is handed out to the public internet
+_PUBLIC_V6 = ipaddress.ip_network("2000::/3")  # all addresses that are assigned to the public internet
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -42,13 +42,13 @@ class _Target:
 
 
 def fetch(url: str, policy: MediaPolicy) -> bytes:
-    """The body of one GET.
+    """Return the body of a GET request.
 
-    The host is resolved once and every address it has is checked; the connection goes to a checked address itself, so
-    that a name cannot change its mind in between. Redirects start over. No proxy is taken from the environment.
+    The host is resolved once and all its addresses are checked. The connection goes to a checked address, so that DNS cannot
+    change the host in between. Every redirect is checked anew. Proxies of the environment are not used.
 
     Raises:
-        InputError: a URL, host, address, size or answer that is refused, or a server that fails or takes too long.
+        InputError: a URL, host, address, size or answer is refused, or the server fails or takes too long.
     """
     deadline = time.monotonic() + policy.max_seconds
     target = _read_url(url, policy)
@@ -79,7 +79,7 @@ def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
         parts = urlsplit(full)
         scheme, port, host = parts.scheme.lower(), parts.port, _plain_name(parts.hostname or "")
         path = quote(parts.path or "/", safe=_IN_PATH) + ("?" + quote(parts.query, safe=_IN_PATH + "?") if parts.query else "")
-    except ValueError:  # UnicodeError too
+    except ValueError:  # includes UnicodeError
         raise InputError(f"{url[:200]!r} is not a URL") from None
     if _UNSAFE.search(url):
         raise InputError(f"{url[:200]!r} holds a space, a backslash or a control character; write them as %20 and so on")
@@ -98,7 +98,7 @@ def _plain_name(host: str) -> str:
 
 
 class _Wire(io.RawIOBase):
-    """What a server sends, counted and timed byte by byte: neither a drip nor a lie about lengths gets past the limits."""
+    """The byte stream of a server, counted and timed: slow senders and wrong lengths cannot exceed the limits."""
 
     def __init__(self, stream: socket.socket, policy: MediaPolicy, deadline: float) -> None:
         self.stream, self.policy, self.deadline = stream, policy, deadline
@@ -117,7 +117,7 @@ class _Wire(io.RawIOBase):
 
 
 class _Line:
-    """What http.client takes for a socket. It closes it once it has the headers, while the body is still to be read."""
+    """The socket of http.client. It is closed after the headers, while the body is still to be read."""
 
     def __init__(self, wire: _Wire) -> None:
         self.wire = wire
@@ -130,11 +130,11 @@ class _Line:
         self.wire.stream.sendall(data)
 
     def close(self) -> None:
-        """Whoever opened the stream closes it."""
+        """Do nothing: the stream is closed where it was opened."""
 
 
 def _patience(policy: MediaPolicy, deadline: float) -> float:
-    """Seconds the next step on the network may take."""
+    """Return the seconds that the next network operation may take."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError
@@ -142,7 +142,7 @@ def _patience(policy: MediaPolicy, deadline: float) -> float:
 
 
 def _get(target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
-    """The body, or where a redirect leads."""
+    """Return the body, or the target of a redirect."""
     with _connect(target, policy, deadline) as raw:
         if target.scheme == "http":
             return _exchange(raw, target, policy, deadline)
@@ -170,13 +170,13 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.so
 
 
 def _resolve(target: _Target, seconds: float) -> list[Any]:
-    """What `getaddrinfo` finds. It knows no time limit: it runs in a thread of its own, which is left behind by a slow one."""
+    """Call `getaddrinfo` in a thread, because it has no time limit. A slow one is abandoned."""
     found: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
             found.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
-        except BaseException as error:  # it reaches the one who waits
+        except BaseException as error:  # raised in the waiting thread
             found.set_exception(error)
 
     threading.Thread(target=look_up, name="sensorium-resolve", daemon=True).start()
@@ -187,7 +187,7 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
 
 
 def _is_public(address: Address) -> bool:
-    """Whether an address, and the IPv4 address inside it where there is one, is of the public internet."""
+    """Return whether an address, and an IPv4 address embedded in it, is on the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return _is_public(address.ipv4_mapped)
@@ -220,7 +220,7 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
 
 
 def _body(response: http.client.HTTPResponse, target: _Target, policy: MediaPolicy) -> bytes:
-    expected = response.length  # None when the server does not say
+    expected = response.length  # None if the server does not tell
     too_large = InputError(f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)")
     if expected is not None and expected > policy.max_bytes:
         raise too_large

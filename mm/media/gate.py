@@ -1,4 +1,4 @@
-"""The one door for media: from a source to bytes, header and decoded item, errors by name. Knows no family."""
+"""The entry point of media: load, identify, probe and decode a source. Errors name the item."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..errors import InputError, MediaError
+from ..errors import InputError, MediaError, media_error
 from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, isolate, video
-from .audio_files import has_track
-from .isolate import caller
+from .audio_files import has_audio
+from .isolate import codec_runner
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
 from .source import read
-from .video_frames import sound_beside
+from .video_frames import attached_audio
 
 
 def is_remote(source: MediaSource) -> bool:
-    """Whether its bytes come over the network."""
+    """Return whether the bytes come over the network."""
     data = source.data.url if isinstance(source.data, MediaUrl) else source.data
     return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
 
 
-def kept_for(policy: MediaPolicy, owner: object) -> Callable[[], object]:
-    """What its codecs run in is kept for `owner` until what this returns is called, or the owner is gone."""
-    return isolate.kept_for(policy, owner)
+def keep_workers(policy: MediaPolicy, owner: object) -> Callable[[], object]:
+    """Keep codec workers for `owner` until the returned function is called or the owner is gone."""
+    return isolate.keep_workers(policy, owner)
 
 
 def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:
-    """The source with what a path or URL names in its place; may wait for the network.
+    """Read the path or URL of a source and return the source with the bytes. May wait for the network.
 
     Raises:
-        MediaError: a path, URL or size that the policy refuses, or that cannot be read.
+        MediaError: a path, URL or size is refused by the policy, or cannot be read.
     """
     if source.data is None or isinstance(source.data, EmbeddingItem):
         return source
-    with named(source):
+    with error_context(source):
         return replace(source, data=read(source.data, source.kind, policy))
 
 
 def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
-    """64 hex digits of what was given: encoded bytes as they are, pixels and samples with shape and type."""
-    with named(source):
+    """Return 64 hex digits of the content: encoded bytes as they are, pixels and samples with shape and dtype."""
+    with error_context(source):
         if isinstance(source.data, EmbeddingItem):
             return digest("rows", source.modality, source.data.tensors)
         if source.kind == "image":
@@ -51,20 +51,19 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         elif source.kind == "audio":
             content = audio.hash_audio(source.data)
         else:
-            content, sound = video.hash_video(source.data, policy), sound_beside(source.data)
+            content, sound = video.hash_video(source.data, policy), attached_audio(source.data)
             content = content if sound is None else digest(content, audio.hash_audio(sound))
         return digest("media", source.modality, source.kind, content)
 
 
 def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaHeader]:
-    """The headers of the items that the source is made of, without decoding it: one, but for a video fed in chunks, or with
-    its sound.
+    """Return the headers of a source's items without decoding it. There is one, except for videos in chunks or with audio.
 
     Raises:
-        MediaError: a header that cannot be read, or that is over a limit.
+        MediaError: a header cannot be read, or exceeds a limit.
     """
-    run = caller(policy, source.data)
-    with named(source):
+    run = codec_runner(policy, source.data)
+    with error_context(source):
         if source.kind == "image":
             header = run(image.probe_image, source.data, policy)
         elif source.kind == "audio":
@@ -78,14 +77,14 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[Me
 
 
 def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaItem]:
-    """The decoded items, as many as `probe` says headers.
+    """Decode the items of a source, one for each header of `probe`.
 
     Raises:
-        MediaError: a source that is broken, or that is over a limit.
+        MediaError: the source is broken, or exceeds a limit.
     """
-    run = caller(policy, source.data)
+    run = codec_runner(policy, source.data)
     item: MediaItem
-    with named(source):
+    with error_context(source):
         if source.kind == "image":
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
@@ -99,24 +98,24 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
 
 
 def _heard(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioItem:
-    return AudioItem(caller(policy, data)(audio.decode_audio, data, spec.rate, policy, spec.longest_sound), spec.rate)
+    return AudioItem(codec_runner(policy, data)(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
 
 
 def _sound(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
-    """What holds the sound of a clip; None where there is none, or none is wanted."""
-    if not spec.sound or source.kind != "video":
+    """Return what holds the audio of a video; None if there is none or it is not used."""
+    if not spec.use_audio_in_video or source.kind != "video":
         return None
     if isinstance(source.data, bytes | bytearray | memoryview):
-        return source.data if caller(policy, source.data)(has_track, bytes(source.data), policy) else None
-    return sound_beside(source.data)
+        return source.data if codec_runner(policy, source.data)(has_audio, bytes(source.data), policy) else None
+    return attached_audio(source.data)
 
 
 @contextmanager
-def named(source: MediaSource) -> Iterator[None]:
-    """An InputError inside becomes a MediaError that names the item."""
+def error_context(source: MediaSource) -> Iterator[None]:
+    """Turn an InputError inside the context into a MediaError that names the item."""
     try:
         yield
     except MediaError:
         raise
     except InputError as error:
-        raise MediaError(source.modality, source.index, str(error)) from None
+        raise media_error(error, source.modality, source.index) from None

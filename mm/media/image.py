@@ -1,4 +1,4 @@
-"""One picture in any form a caller may give, as RGB pixels. Knows no family, no counts and no network."""
+"""Decode an image in any accepted form to RGB pixels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..types import MediaHeader
 from .policy import MediaPolicy
 
 _EXIF_ORIENTATION = 0x0112
-_TURNS = {  # EXIF's orientation -> what undoes it
+_TURNS = {  # EXIF orientation -> the transposition that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -37,7 +37,7 @@ _MOST_CHUNKS = 1 << 18  # of a PNG that are looked at: two gigabytes in the usua
 _MOST_READS = 1 << 16  # of a header: Pillow reads the usual ones in a few dozen, and endless ones for minutes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's picture may be lazy and in several prompts; Pillow loads it without a lock
-# What Pillow's readers are known to raise on broken files, besides their own UnidentifiedImageError (an OSError).
+# Exceptions of Pillow's readers on broken files, besides UnidentifiedImageError (an OSError).
 _BROKEN = (
     OSError,
     SyntaxError,
@@ -53,14 +53,14 @@ _BROKEN = (
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
-    Warning,  # where the caller made warnings errors
+    Warning,  # if the caller turns warnings into errors
 )
 
 
 def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
-    """Size after EXIF orientation, from the header alone; always that of `decode_image`.
+    """Return the size after EXIF orientation, from the header alone. It is always that of `decode_image`.
 
-    One exception: a lazy PIL image of a PNG that says its orientation after its pixels.
+    One exception: a lazy PIL image of a PNG whose orientation is stored after its pixels.
 
     Raises:
         InputError: as `decode_image`, as far as the header tells.
@@ -74,26 +74,26 @@ def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
 
 
 def decode_image(value: object, policy: MediaPolicy) -> Tensor:
-    """uint8 `[height, width, 3]` of encoded bytes, a PIL image, or a uint8 array or tensor (HWC, CHW or HW).
+    """Return uint8 `[height, width, 3]` of encoded bytes, a PIL image, or a uint8 array or tensor (HWC, CHW or HW).
 
-    EXIF orientation is applied, transparency laid on the policy's background, every mode becomes RGB (16-bit grey keeps
-    its upper byte), colour profiles are ignored, animations give their first frame.
+    EXIF orientation is applied, transparency is blended with the policy's background, every mode becomes RGB (16-bit grey
+    keeps its upper byte), color profiles are ignored, and animations give their first frame.
 
     Raises:
-        InputError: anything else, a broken or cut-off file, or more than `policy.max_pixels` pixels.
+        InputError: another form, a broken or truncated file, or more than `policy.max_pixels` pixels.
     """
     return _decode(value, policy)[1]
 
 
 def hash_image(value: object, policy: MediaPolicy) -> str:
-    """Identity of what was given: of encoded bytes as they are, otherwise of mode and pixels; the background counts."""
+    """Return the identity of the content: of encoded bytes as they are, else of mode and pixels. The background counts."""
     if isinstance(value, bytes):
         return digest("encoded", value, policy.background)
     return digest("pixels", *_decode(value, policy))
 
 
 def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
-    """`(mode of the source, pixels)`."""
+    """Return `(mode of the source, pixels)`."""
     if isinstance(value, np.ndarray | Tensor):
         pixels = _channels_last(value, policy)
         if pixels.shape[2] == 4:
@@ -112,9 +112,9 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
 
 @contextmanager
 def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[tuple[Image.Image, int]]:
-    """A PIL image within the budget, and its EXIF orientation; what goes wrong inside is said of the picture.
+    """Yield a PIL image within the limits, and its EXIF orientation. Errors inside become InputErrors about the image.
 
-    `load`: whether a caller's lazy picture is read to its end. A TIFF always is: Pillow then turns it upright.
+    `load`: decode a caller's lazy image. A TIFF is always decoded, because Pillow orients it then.
     """
     if not isinstance(value, bytes | Image.Image):
         raise InputError(
@@ -133,7 +133,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
         else:
             with _open(value) as image:
                 _check_budget(*image.size, policy)
-                # Pillow turns a TIFF upright itself, and its size with it
+                # Pillow orients a TIFF itself and swaps its size
                 yield image, 1 if image.format == "TIFF" else _orientation(partial(_header_exif, image, value))
     except InputError:
         raise
@@ -144,7 +144,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
 
 
 def _open(data: bytes) -> Image.Image:
-    """As `Image.open`, of the formats that are pixels and start no program, without its global limit that only warns."""
+    """Open with Pillow, without its global size limit and only formats of pixels, whose readers start no program."""
     Image.init()
     for name in _FORMATS:
         reader, accepts = Image.OPEN.get(name, (None, None))
@@ -162,7 +162,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 class _Counted(io.BytesIO):
-    """A file that refuses to be read in a great many pieces."""
+    """A file that refuses to be read in very many small pieces."""
 
     left: float = _MOST_READS
 
@@ -174,14 +174,14 @@ class _Counted(io.BytesIO):
 
 
 def _narrow_clear(image: Image.Image) -> None:
-    """The transparent colour of 16-bit RGB in the upper bytes that Pillow leaves of pixels: near colours go with it."""
+    """Reduce the transparent color of 16-bit RGB to the upper bytes that Pillow keeps; near colors become transparent too."""
     clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
     if isinstance(clear, tuple) and tiles and tiles[0][3] == "RGB;16B":
         image.info["transparency"] = tuple(value >> 8 for value in clear)
 
 
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
-    """EXIF without decoding pixels, which Pillow would do for a PNG that says nothing before them."""
+    """Return EXIF without decoding pixels, as Pillow would do for a PNG that has none before them."""
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
@@ -196,7 +196,7 @@ def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
 
 
 def _orientation(exif: Callable[[], Image.Exif]) -> int:
-    """1 to 8; 1 where nothing sensible is said, as by EXIF that is broken in a picture that is not."""
+    """Return 1 to 8; 1 if there is no valid orientation, also if EXIF is broken."""
     try:
         value = exif().get(_EXIF_ORIENTATION, 1)
     except _BROKEN:
@@ -205,7 +205,7 @@ def _orientation(exif: Callable[[], Image.Exif]) -> int:
 
 
 def to_hwc(array: np.ndarray[Any, Any] | Tensor, modality: str) -> Tensor:
-    """A uint8 array with 1, 3 or 4 channels last or, failing that, third from last, as `[..., h, w, c]`, not copied."""
+    """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
     if isinstance(array, np.ndarray):
         if array.dtype != np.uint8:
             raise InputError(f"pixels are uint8 (0-255), not {array.dtype}")
@@ -248,14 +248,14 @@ def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
 
 
 def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
-    """Transparency laid on the background."""
+    """Blend transparency with the background."""
     image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     ground = Image.new("RGBA", image.size, (*policy.background, 255))
     return torch.from_numpy(np.array(Image.alpha_composite(ground, image).convert("RGB")))
 
 
 def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
-    """16-bit grey keeps its upper byte; 32-bit values that fit in 8 bits are taken as they are."""
+    """Convert 16-bit grey by its upper byte; 32-bit values that fit 8 bits are kept."""
     if grey.dtype.kind == "f" or (grey.max(initial=0) <= 255 and grey.dtype.itemsize > 2):
         byte = np.nan_to_num(grey).clip(0, 255).astype(np.uint8)
     else:

@@ -1,7 +1,7 @@
-"""Runs one codec function in a worker process that may die without us. Knows no codec and no form of media.
+"""Run codec functions in worker processes, which may crash without harm to the engine.
 
-A worker serves one item at a time, so as many start as threads call at once; idle ones are reused, last used first.
-Messages are msgpack with the tensors behind them as raw bytes: nothing that comes back is ever executed.
+A worker serves one item at a time, so there are as many as there are concurrent calls; idle workers are reused, last used
+first. Messages are msgpack followed by tensors as raw bytes: nothing that comes back is ever executed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from torch import Tensor
 from ..errors import InputError
 from .policy import MediaPolicy
 
-START_SECONDS = 120.0  # for the imports of a new worker, on a machine that has other things to do
-FOREVER = 365 * 86400.0  # seconds: system clocks take no infinity
+START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
+FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
 _LENGTH = struct.Struct("<Q")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
 
 
-class Reply(msgspec.Struct):
-    """How an item went: "value", "input" (`text` is the InputError's), "memory" or "bug" (`text` is the traceback).
+class WorkerReply(msgspec.Struct):
+    """Outcome of an item: "value", "input" (`text` is that of an InputError), "memory" or "bug" (`text` is a traceback).
 
-    `stale`: this worker has grown by what it lost hold of and should serve no other item.
+    `stale`: the worker has leaked memory and should not be reused.
     """
 
     kind: str
@@ -46,8 +46,8 @@ class Reply(msgspec.Struct):
     stale: bool = False
 
 
-class Request(msgspec.Struct):
-    """`module.name(data, *args)`; `data` follows the message."""
+class WorkerRequest(msgspec.Struct):
+    """Call of `module.name(data, *args)`; `data` follows the message."""
 
     module: str
     name: str
@@ -56,37 +56,37 @@ class Request(msgspec.Struct):
     memory: int
 
 
-class Run(Protocol):
-    """Calls a function with its arguments, somewhere."""
+class CodecRunner(Protocol):
+    """Calls a function with arguments, in this process or in a worker."""
 
     def __call__(self, function: Callable[..., T], data: Any, /, *args: object) -> T: ...
 
 
-def caller(policy: MediaPolicy, data: object) -> Run:
-    """What runs a codec's functions on `data`: encoded bytes go to a worker where the policy says so."""
-    return isolated if policy.decode_isolation == "process" and isinstance(data, bytes) else _here
+def codec_runner(policy: MediaPolicy, data: object) -> CodecRunner:
+    """Return what runs a codec's functions on `data`: a worker for encoded bytes if the policy asks for it."""
+    return run_isolated if policy.decode_isolation == "process" and isinstance(data, bytes) else _run_inline
 
 
-def _here(function: Callable[..., T], data: Any, /, *args: object) -> T:
+def _run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
     return function(data, *args)
 
 
-def isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
-    """`function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
+def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
+    """Run `function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
 
-    The function is one of a module, with type hints: arguments and result are numbers, texts, tensors and dataclasses
+    The function must be a module's function with type hints; arguments and result are numbers, texts, tensors, and dataclasses
     of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its libraries
-    (0.9 GB); `worker_seconds` is counted from handing over `data`, a worker's start (about a second) not included.
+    (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included.
 
     Raises:
-        InputError: the function's own, with the same text, or that it crashed, took too long or needed too much.
-        RuntimeError: no worker can be started, or the function raised something else (a bug, with its traceback).
+        InputError: raised by the function, with the same text, or the function crashed, took too long or needed too much.
+        RuntimeError: no worker can be started, or the function raised another error (a bug, with its traceback).
     """
     policy = next((arg for arg in args if isinstance(arg, MediaPolicy)), None)
     if policy is None:
         raise TypeError(f"{function.__name__} is called without a MediaPolicy")
     seconds, memory = min(float(policy.worker_seconds), FOREVER), int(min(policy.worker_memory_bytes, 1 << 62))
-    request = Request(function.__module__, function.__name__, list(args), seconds, memory)
+    request = WorkerRequest(function.__module__, function.__name__, list(args), seconds, memory)
     reply, tensors = _ask(request, data)
     if reply.kind == "value":
         hint = typing.get_type_hints(function)["return"]
@@ -101,8 +101,8 @@ def isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
     raise RuntimeError(f"{function.__name__} failed in the codec worker:\n{reply.text}")
 
 
-def close() -> None:
-    """Stop the idle workers, and those at work once they are done; a later call starts new ones."""
+def close_workers() -> None:
+    """Stop idle workers, and busy ones once they are done. A later call starts new ones."""
     global _closes
     with _lock:
         _closes += 1
@@ -112,10 +112,10 @@ def close() -> None:
         worker.stop()
 
 
-def kept_for(policy: MediaPolicy, owner: object) -> Callable[[], object]:
-    """Keep idle workers while `owner` lives, or until what this returns is called: with the last owner they are stopped.
+def keep_workers(policy: MediaPolicy, owner: object) -> Callable[[], object]:
+    """Keep idle workers until the returned function is called or `owner` is gone. They stop with the last owner.
 
-    Nothing is kept for an owner whose policy asks for no workers.
+    Does nothing if the policy does not isolate decoding.
     """
     global _owners
     if policy.decode_isolation != "process":
@@ -129,17 +129,17 @@ def kept_for(policy: MediaPolicy, owner: object) -> Callable[[], object]:
 
 def _release(process: int) -> None:
     global _owners
-    if process != os.getpid():  # a forked child counts owners of its own
+    if process != os.getpid():  # a forked child counts its own owners
         return
     with _lock:
         _owners -= 1
         last = not _owners
     if last:
-        close()
+        close_workers()
 
 
-class Worker:
-    """A started process and the socket to it; used by one thread at a time."""
+class CodecWorker:
+    """A worker process and the socket to it. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
@@ -164,27 +164,27 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
-        """The reply and its tensors; TimeoutError when there is none in time, EOFError or OSError when it died."""
+    def ask(self, request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
+        """Return the reply and its tensors. TimeoutError if it is late, EOFError or OSError if the worker died."""
         deadline = time.monotonic() + request.seconds
         self._channel.settimeout(request.seconds)
         send(self._channel, request, [memoryview(data)])
         message, tensors = receive(self._channel, deadline, request.memory)
-        return msgspec.msgpack.decode(message, type=Reply), tensors
+        return msgspec.msgpack.decode(message, type=WorkerReply), tensors
 
     def stop(self) -> int:
-        """Kill it; the exit status it had, or now has."""
+        """Kill the worker and return its exit status."""
         self._process.kill()
         self._channel.close()
         return self._process.wait()
 
 
-_idle: list[Worker] = []
-_lock = threading.RLock()  # an owner may be collected, and released, anywhere
+_idle: list[CodecWorker] = []
+_lock = threading.RLock()  # owners may be garbage collected, and so released, anywhere
 _owners = _closes = 0
 
 
-def _ask(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
+def _ask(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
     began = _closes
     worker = _take()
     try:
@@ -194,11 +194,11 @@ def _ask(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
         raise InputError(_slow(request.seconds)) from None
     except (OSError, EOFError, msgspec.MsgspecError):
         status = worker.stop()
-        if status == -signal.SIGALRM:  # its own clock was first
+        if status == -signal.SIGALRM:  # the worker's own timer was first
             raise InputError(_slow(request.seconds)) from None
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         raise InputError(f"decoding it crashed the codec ({name}); the file is broken or hostile") from None
-    except BaseException:  # an interrupt between request and reply: the next caller would get our reply
+    except BaseException:  # interrupted between request and reply: the next caller would get this reply
         worker.stop()
         raise
     with _lock:
@@ -210,13 +210,13 @@ def _ask(request: Request, data: bytes) -> tuple[Reply, list[Tensor]]:
     return reply, tensors
 
 
-def _take() -> Worker:
-    """An idle worker that lives, else a new one."""
+def _take() -> CodecWorker:
+    """Return an idle worker that is alive, or a new one."""
     while True:
         with _lock:
             worker = _idle.pop() if _idle else None
         if worker is None:
-            return Worker()
+            return CodecWorker()
         if worker.alive:
             return worker
         worker.stop()
@@ -227,13 +227,13 @@ def _slow(seconds: float) -> str:
 
 
 def _shaped(tensors: list[Tensor], form: Any) -> Tensor:
-    """The tensor whose bytes are number `at`."""
+    """Return tensor number `at` with its dtype and shape."""
     typed: Tensor = tensors[form["at"]].view(getattr(torch, form["dtype"]))
     return typed.view(form["shape"])
 
 
 def send(channel: socket.socket, message: object, buffers: Sequence[memoryview] = ()) -> None:
-    """One message and the buffers that belong to it; the channel's timeout is that of each part."""
+    """Send a message and its buffers. The channel's timeout applies to each part."""
     head = msgspec.msgpack.encode((message, [buffer.nbytes for buffer in buffers]))
     channel.sendall(_LENGTH.pack(len(head)) + head)
     for buffer in buffers:
@@ -241,7 +241,7 @@ def send(channel: socket.socket, message: object, buffers: Sequence[memoryview] 
 
 
 def receive(channel: socket.socket, deadline: float | None, most: int | None = None) -> tuple[msgspec.Raw, list[Tensor]]:
-    """The next message and its buffers as uint8 `[bytes]`, before `deadline` on the monotonic clock.
+    """Receive a message and its buffers as uint8 `[bytes]`, before `deadline` on the monotonic clock.
 
     Raises:
         EOFError: the other side is gone, or announces more than `most` bytes.
@@ -270,11 +270,11 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> Tensor:
 
 
 def _forget() -> None:
-    """A forked child shares no worker with its parent."""
+    """Forget the parent's workers in a forked child."""
     global _lock, _owners
     _lock, _owners = threading.RLock(), 0
     _idle.clear()
 
 
-atexit.register(close)
+atexit.register(close_workers)
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""From what a caller gave to bytes: paths, data: URLs, file: URLs, the network. Knows limits and roots, no codec."""
+"""Read a caller's input as bytes: paths, data: URLs, file: URLs, http(s)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
 
 def read(value: object, modality: str, policy: MediaPolicy) -> object:
-    """Encoded bytes of a bytes-like, a path or a URL; anything else, such as pixels, is returned as it is.
+    """Return the encoded bytes of a bytes-like, a path or a URL. Other values, such as pixels, are returned as they are.
 
-    A str or PathLike comes from the caller's own Python and may name any regular file. A MediaUrl stands in a message:
-    it may be a data: URL, an http(s) one, or a file under `policy.allowed_local_media_path`, links followed.
+    A str or PathLike comes from the caller's own code and may name any regular file. A MediaUrl comes from a message: it may
+    be a data: URL, an http(s) URL, or a file under `policy.allowed_local_media_path` after following links.
 
     Raises:
-        InputError: a file or URL that is refused, too large or cannot be read.
+        InputError: a file or URL is refused, too large or cannot be read.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         _check_size(memoryview(value).nbytes, policy)
@@ -60,7 +60,7 @@ def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
     comma = url.find(",", 0, 1024)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
         raise InputError("a data: URL looks like data:<type>;base64,<data>")
-    _check_size((len(url) - comma - 1) * 3 // 4 - 2, policy)  # before a copy of it is made
+    _check_size((len(url) - comma - 1) * 3 // 4 - 2, policy)  # before it is copied
     try:
         return base64.b64decode(memoryview(url.encode("ascii"))[comma + 1 :], validate=True)
     except (binascii.Error, ValueError):
@@ -68,7 +68,7 @@ def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
 
 
 def path_of(text: str) -> str:
-    """The path of a file: URL, or the text itself."""
+    """Return the path of a file: URL, or the text itself."""
     if text[:5].lower() != "file:":
         return text
     try:
@@ -99,9 +99,9 @@ def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
 
 
 def _read_file(path: str | bytes, policy: MediaPolicy, written: str | None = None, flags: int = 0) -> bytes:
-    """A regular file's content; a pipe or device would never end, and is opened without waiting.
+    """Read a regular file. Pipes and devices could block forever, so the file is opened without waiting.
 
-    `written`: what errors call the file, if not by its path: a message's sender does not learn where the root is.
+    `written` replaces the path in errors: the sender of a message must not learn where the root is.
     """
     name = repr(str(path if written is None else written)[:200])
     try:

@@ -1,4 +1,4 @@
-"""One clip in any form a caller may give, as sampled RGB frames with their times. Knows no family and no network."""
+"""Decode a video in any accepted form to sampled RGB frames with their times."""
 
 from __future__ import annotations
 
@@ -12,83 +12,83 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from ..geometry import SamplingPolicy, looked_at, sample_indices
+from ..geometry import FrameSampling, sample_indices, usable_span
 from ..hashing import digest
 from ..types import FramePlan, MediaHeader, VideoItem
 from . import video_opencv, video_pyav
 from .policy import MediaPolicy
-from .video_frames import given_frames
+from .video_frames import read_decoded_frames
 from .video_pyav import ClipIndex, check_size, index_clip
 
 _log = logging.getLogger("sensorium")
 _Reader = Callable[[bytes, ClipIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
 
 READERS: dict[str, _Reader] = {"pyav": video_pyav.read_frames, "opencv": video_opencv.read_frames}
-"""`policy.video_backend` -> what decodes the frames asked for. The index of a clip always comes from PyAV's packets."""
+"""`policy.video_backend` -> decoder of the requested frames. The index of a video always comes from PyAV's packets."""
 
 
-def probe_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> MediaHeader:
-    """The header of a clip: size of its frames and which of them are used, without decoding.
+def probe_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> MediaHeader:
+    """Return the header of a video without decoding it: frame size, and which frames are used.
 
     Args:
-        value: an encoded clip (bytes-like); uint8 frames `[n, h, w, 3]` or `[n, 3, h, w]`; a list of pictures of one
-            size; or `(frames, metadata)` with the fields of transformers' VideoMetadata and `do_sample_frames`.
-        sampling: the frames wanted. Bare frames are all used, unless num_frames is given, and count as 24 per second;
-            frames whose metadata gives `frames_indices` or `do_sample_frames=False` are sampled already.
+        value: an encoded video (bytes-like); uint8 frames `[n, h, w, 3]` or `[n, 3, h, w]`; a list of images of one size; or
+            `(frames, metadata)` with the fields of transformers' VideoMetadata and `do_sample_frames`.
+        sampling: the frames to use. Frames without metadata are all used unless num_frames is given, and count as 24 per
+            second. Frames whose metadata has `frames_indices` or `do_sample_frames=False` have been sampled already.
         policy: limits on pixels and bytes.
 
     Returns:
-        Times count from the first frame. `exact` is False where the container has no usable time stamps, or does not
-        begin with a keyframe.
+        Times count from the first frame. `exact` is False if the container has no usable timestamps, or does not start with
+        a keyframe.
 
     Raises:
-        InputError: anything else, no frames, more frames wanted than there are, or a limit that is passed.
+        InputError: another form, no frames, more frames requested than there are, or a limit is exceeded.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         index = index_clip(bytes(value), policy.max_pixels)
         return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
-    clip = given_frames(value, policy)
+    clip = read_decoded_frames(value, policy)
     return _checked(clip.height, clip.width, clip.plan(sampling)[1], True, policy)
 
 
-def decode_video(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
-    """The frames used, and the plan that says which they are; arguments as for `probe_video`.
+def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
+    """Decode the used frames. Arguments are those of `probe_video`.
 
-    A frame that cannot be read, or whose size is not the header's, is left out with a warning in the log, and named in
-    `plan.missing`. With `policy.frame_recovery` the next readable frame before the following one wanted stands in for
-    it, as `plan.replaced` says.
+    A frame that cannot be read, or has another size than the header, is left out with a warning in the log and listed in
+    `plan.missing`. With `policy.frame_recovery` the next readable frame before the following sampled one replaces it and is
+    listed in `plan.replaced`.
 
     Raises:
-        InputError: as `probe_video`, and a clip of which no wanted frame can be read.
+        InputError: as `probe_video`, or no requested frame can be read.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return _decode_file(bytes(value), sampling, policy)
-    clip = given_frames(value, policy)
+    clip = read_decoded_frames(value, policy)
     used, plan = clip.plan(sampling)
     _checked(clip.height, clip.width, plan, True, policy)
     return VideoItem(clip.pixels(used, policy), plan)
 
 
 def hash_video(value: object, policy: MediaPolicy) -> str:
-    """64 hex digits of the source: encoded bytes, or frames with the rate and numbers that their metadata gives.
+    """Return 64 hex digits of the source: encoded bytes, or frames with the rate and numbers of their metadata.
 
-    Equal frames have one hash in whatever form they come.
+    Equal frames have the same hash in any form.
 
     Raises:
-        InputError: a value that is no clip.
+        InputError: the value is not a video.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return digest("video", bytes(value))
-    clip = given_frames(value, policy)
+    clip = read_decoded_frames(value, policy)
     return digest("frames", clip.pixels(range(len(clip.numbers)), policy), clip.fps, clip.total, clip.numbers, clip.sampled)
 
 
-def _plan(index: ClipIndex, sampling: SamplingPolicy) -> FramePlan:
+def _plan(index: ClipIndex, sampling: FrameSampling) -> FramePlan:
     if not index.total:
         raise InputError("it holds no frames; the file is broken or cut off")
     times = None if index.numbers is None else index.times
     chosen = sample_indices(index.total, index.fps, sampling, times)
-    seconds = looked_at(index.total, index.fps, sampling, times)[1]
+    seconds = usable_span(index.total, index.fps, sampling, times)[1]
     rate = len(chosen) / seconds if seconds else index.fps
     return FramePlan(tuple(chosen), tuple(index.times[i] for i in chosen), index.total, rate)
 
@@ -104,7 +104,7 @@ def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: Medi
     return MediaHeader("video", height, width, plan, exact=exact)
 
 
-def _decode_file(data: bytes, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
+def _decode_file(data: bytes, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
     index = index_clip(data, policy.max_pixels)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
@@ -117,13 +117,13 @@ def _decode_file(data: bytes, sampling: SamplingPolicy, policy: MediaPolicy) -> 
 
 
 class _Rows:
-    """The frames of a plan as they are found. It contains the numbers of the frames that are still of use."""
+    """The frames of a plan as they are found. `number in rows` tells whether that frame is still needed."""
 
     def __init__(self, index: ClipIndex, wanted: Sequence[int]) -> None:
         self.index, self.wanted = index, wanted
         self.used: list[int | None] = [None] * len(wanted)
         self.pixels = torch.empty((len(wanted), index.height, index.width, 3), dtype=torch.uint8)
-        self.stand_ins = False  # a frame may be used for the one wanted before it
+        self.stand_ins = False  # a frame may replace the sampled frame before it
         self.other_size: tuple[int, ...] | None = None
 
     def __contains__(self, number: object) -> bool:

@@ -1,4 +1,4 @@
-"""Clips that come as ready frames: arrays, lists of pictures, and the metadata beside them. Knows no codec."""
+"""Videos given as decoded frames: arrays, lists of images, and their metadata."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import InputError, hint, typed
-from ..geometry import SamplingPolicy, looked_at, sample_indices
+from ..geometry import FrameSampling, sample_indices, usable_span
 from ..types import FramePlan
 from .image import decode_image, probe_image, to_hwc
 from .policy import MediaPolicy
@@ -26,14 +26,14 @@ _MOST = 1e9
 
 
 @dataclass(frozen=True)
-class GivenFrames:
-    """Frames that a caller decoded.
+class DecodedFrames:
+    """Frames that the caller has decoded.
 
     Args:
-        frames: uint8 `[n, height, width, 3]`, or pictures of one size.
-        fps: of the source; None where nobody says.
-        total: frames of the source. numbers: those in it that were given, in order of time.
-        sampled: the caller has chosen already.
+        frames: uint8 `[n, height, width, 3]`, or images of one size.
+        fps: rate of the source; None if unknown.
+        total: frames of the source. numbers: numbers of the given frames in the source, in order of time.
+        sampled: the caller has sampled them already.
     """
 
     frames: Tensor | Sequence[object]
@@ -44,8 +44,8 @@ class GivenFrames:
     numbers: tuple[int, ...]
     sampled: bool
 
-    def plan(self, sampling: SamplingPolicy) -> tuple[list[int], FramePlan]:
-        """Positions of the frames used among those given, and the plan that speaks of the source's numbers."""
+    def plan(self, sampling: FrameSampling) -> tuple[list[int], FramePlan]:
+        """Return positions of the used frames among the given ones, and the plan in numbers of the source."""
         count, rate = len(self.numbers), self.fps or DEFAULT_FPS
         used, seconds = list(range(count)), self.total / rate
         if not self.sampled and (self.fps or sampling.num_frames is not None):
@@ -53,37 +53,37 @@ class GivenFrames:
                 sampling = replace(sampling, max_duration=None)
             given = rate * (count / self.total)
             used = sample_indices(count, given, sampling)
-            seconds = looked_at(count, given, sampling)[1] or seconds
+            seconds = usable_span(count, given, sampling)[1] or seconds
         indices = tuple(self.numbers[i] for i in used)
         return used, FramePlan(indices, tuple(i / rate for i in indices), self.total, len(used) / seconds)
 
     def pixels(self, positions: Sequence[int], policy: MediaPolicy) -> Tensor:
-        """uint8 `[n, height, width, 3]` of some of the frames, by their position among those given."""
+        """Return the frames at some positions, uint8 `[n, height, width, 3]`."""
         frames = self.frames
         if isinstance(frames, Tensor):
             return frames if len(positions) == len(frames) else frames[list(positions)]
         return torch.stack([decode_image(frames[i], policy) for i in positions])
 
 
-def given_frames(value: Any, policy: MediaPolicy) -> GivenFrames:
-    """A 4-D uint8 array or tensor, a list of pictures of one size, or `(either, metadata)`.
+def read_decoded_frames(value: Any, policy: MediaPolicy) -> DecodedFrames:
+    """Read a 4-D uint8 array or tensor, a list of images of one size, or `(either, metadata)`.
 
     Raises:
-        InputError: anything else, or metadata that is unknown or contradicts the frames.
+        InputError: another form, or metadata that is unknown or contradicts the frames.
     """
     metadata: Mapping[str, object] = {}
     if isinstance(value, tuple) and len(value) == 2 and not isinstance(value[1], np.ndarray | Tensor | Image.Image):
         value, metadata = value[0], _fields(value[1])
     if isinstance(value, np.ndarray | Tensor):
         frames = _array(value)
-        return _given(frames, (frames.shape[1], frames.shape[2]), metadata)
+        return _decoded_frames(frames, (frames.shape[1], frames.shape[2]), metadata)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and value:
-        return _given(value, _common_size(value, policy), metadata)
+        return _decoded_frames(value, _common_size(value, policy), metadata)
     raise InputError(f"a value of type {type(value).__name__} is not a known form; give a file, an array or a list of frames")
 
 
-def sound_beside(value: object) -> object | None:
-    """What the metadata of frames holds as their `audio`: samples, or `(samples, their rate)`; None: nothing."""
+def attached_audio(value: object) -> object | None:
+    """Return the `audio` of the metadata of frames: samples or `(samples, their rate)`; None if there is none."""
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)):
         return None
     return value[1].get(_SOUND)
@@ -108,7 +108,7 @@ def _common_size(frames: Sequence[object], policy: MediaPolicy) -> tuple[int, in
 
 
 def _fields(metadata: object) -> Mapping[str, object]:
-    """The known fields of a mapping, or of an object that has them as attributes; None: nothing is known."""
+    """Return the known fields of a mapping, or of an object with them as attributes. None has no fields."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
@@ -121,7 +121,7 @@ def _fields(metadata: object) -> Mapping[str, object]:
     return {name: metadata[name] for name in metadata}
 
 
-def _given(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: Mapping[str, object]) -> GivenFrames:
+def _decoded_frames(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: Mapping[str, object]) -> DecodedFrames:
     count, known, again = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
     numbers = tuple(range(count)) if known is None else _numbers(known, count)
     total = _number(metadata, "total_num_frames")
@@ -135,7 +135,7 @@ def _given(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: M
     if not fps and seconds:
         fps = total / seconds
     sampled = known is not None if again is None else not again
-    return GivenFrames(frames, *size, fps or None, int(total), numbers, sampled)
+    return DecodedFrames(frames, *size, fps or None, int(total), numbers, sampled)
 
 
 def _numbers(known: object, count: int) -> tuple[int, ...]:

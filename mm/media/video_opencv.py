@@ -1,4 +1,4 @@
-"""The frames asked for of an encoded clip, through OpenCV. Knows no sampling, no limits and no container."""
+"""Decode requested frames of an encoded video with OpenCV."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .video_pyav import ClipIndex
 
 
 def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """`(number, uint8 [height, width, 3] RGB, upright)` of the wanted frames that can be decoded, as they come out.
+    """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
 
-    Decodes from the start, as OpenCV cannot seek by presentation stamp, and converts only what is wanted.
+    Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames.
     """
     import cv2
 
-    stream = _Stream(data)  # OpenCV keeps no reference to it, so it has to live as long as the capture
+    stream = _Stream(data)  # must live as long as the capture, which keeps no reference to it
     capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
     try:
         if not capture.isOpened():
@@ -30,7 +30,7 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
         for _ in index.packets:
             if not capture.grab():
                 number += index.numbers is None
-                continue  # this packet is broken; the next may not be
+                continue  # a broken packet; the next one may be good
             clock = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # 0 for the last frames of some containers
             number = number + 1 if index.numbers is None or (number >= 0 and clock <= 0) else _nearest(index, clock)
             if number > last:
@@ -44,7 +44,7 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
 
 
 class _Stream(io.BytesIO):
-    """A broken file makes OpenCV seek to before the start; an exception from its stream would crash the process."""
+    """A broken file makes OpenCV seek before the start. An exception in its stream would crash the process."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         try:
@@ -54,7 +54,7 @@ class _Stream(io.BytesIO):
 
 
 def _nearest(index: ClipIndex, seconds: float) -> int:
-    """The frame that OpenCV's clock, which starts with the stream, means."""
+    """Return the frame at a time of OpenCV's clock, which starts with the stream."""
     seconds -= index.late
     after = min(bisect_left(index.times, seconds), index.total - 1)
     return after - (after > 0 and seconds - index.times[after - 1] < index.times[after] - seconds)

@@ -1,4 +1,4 @@
-"""Encoded clips through PyAV: the index of their packets, and the frames asked for. Knows no sampling and no limits."""
+"""Encoded videos with PyAV: index of the packets, and decoding of requested frames."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-DEFAULT_FPS = 24.0  # frames per second assumed where a clip does not say
+DEFAULT_FPS = 24.0  # frame rate if a video has none
 
-# Playlists, concatenations and image sequences are left out: they make FFmpeg open other files.
+# Playlists, concatenations and image sequences are excluded: they make FFmpeg open other files.
 _FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,flv,asf,ogg,gif,apng,h264,hevc,obu,ivf,mjpeg,"
     "dv,mxf,nut,rm,yuv4mpegpipe"
 )
 
-_MOST_PACKETS = 1 << 20  # nearly ten hours at 30 a second
+_MOST_PACKETS = 1 << 20  # nearly ten hours at 30 per second
 
 # Decoders of formats whose pictures say for certain that no other refers to them: unwanted ones are not decoded.
 _MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
@@ -37,21 +37,21 @@ _MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 
 @dataclass(frozen=True)
 class ClipIndex:
-    """What the packets of a clip tell, without decoding.
+    """What the packets of a video tell without decoding.
 
-    A frame's number counts the frames that can be decoded, in presentation order: packets before the first
-    keyframe and those an edit list cuts away have none.
+    A frame's number counts decodable frames in presentation order. Packets before the first keyframe, and those that an edit
+    list removes, have no number.
 
     Args:
-        height, width: of the frames, turned upright.
-        turns: quarter turns counterclockwise that put a decoded frame upright.
+        height, width: of the frames, upright.
+        turns: quarter turns counterclockwise that make a decoded frame upright.
         times: seconds of every frame from the first one, by number.
-        fps: frames per second on average.
-        packets: `(number or -1, is keyframe)` of every packet, in the order of decoding.
-        numbers: presentation stamp -> number; None where packets have no usable stamps, as in raw streams: then
-            frames are numbered as they come out of the decoder.
+        fps: average frames per second.
+        packets: `(number or -1, is keyframe)` of every packet, in decoding order.
+        numbers: presentation timestamp -> number; None if packets have no usable timestamps, as in raw streams. Frames are
+            then numbered in decoder output order.
         late: seconds from the start of the stream to the first frame.
-        exact: False where the count is an upper bound.
+        exact: False if the count is an upper bound.
     """
 
     height: int
@@ -77,11 +77,11 @@ class _Packet(NamedTuple):
 
 
 def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
-    """The index of an encoded clip. Sample aspect ratio is ignored.
+    """Index an encoded video. The sample aspect ratio is ignored.
 
     Raises:
-        InputError: no known container, no pictures in it, pictures without a size or of more than `max_pixels`, or
-            more packets than an index may have.
+        InputError: the container is unknown, has no video, its frames have no size or more than `max_pixels`, or it has too
+            many packets.
     """
     with _opened(data) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
@@ -91,10 +91,10 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
         packets = [
             _Packet(p.pts, p.dts, p.is_keyframe, p.is_discard or (vp8 and _is_hidden(p))) for p in _packets(container, stream)
         ]
-        # AVI keeps no presentation times: FFmpeg makes them up from the order of decoding
+        # AVI has no presentation timestamps: FFmpeg makes them up from the decoding order
         avi = container.format.name == "avi"
         stamps = {} if avi and stream.codec_context.has_b_frames else _stamps(packets)
-        # the average of a raw stream is made up, too; its own header may tell
+        # the average rate of a raw stream is made up, too; its header may have the real one
         rate = stream.average_rate if avi or any(p.pts is not None for p in packets) else stream.guessed_rate
         unit, start = float(stream.time_base or 0), None if avi else stream.start_time
     if turns % 2:
@@ -116,12 +116,12 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
 
 
 def _is_hidden(packet: Packet[VideoStream]) -> bool:
-    """Whether a VP8 picture is only there to be referred to (RFC 6386, 9.1)."""
+    """Return whether a VP8 frame is only a reference and not shown (RFC 6386, 9.1)."""
     return not memoryview(packet)[0] & 0x10
 
 
 def check_size(height: int, width: int, max_pixels: int) -> None:
-    """InputError for frames without pixels, or with more than may be."""
+    """Raise InputError for frames without pixels or with more than `max_pixels`."""
     if height < 1 or width < 1:
         raise InputError("its header gives the pictures no size")
     if height * width > max_pixels:
@@ -129,14 +129,14 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
 
 
 def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """`(number, uint8 [height, width, 3] RGB, upright)` of the wanted frames that can be decoded, as they come out.
+    """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
 
-    Only packets that these frames need are decoded: what lies between is jumped over, to a keyframe. Where that does
-    not give them all, the clip is decoded from its start once more for the rest. Packets that cannot be decoded are
-    left out. A frame may have another size than the header says. `wanted` may shrink meanwhile.
+    Only packets that these frames need are decoded; other packets are skipped up to a keyframe. If that does not give all
+    frames, the video is decoded again from its start for the rest. Broken packets are left out. A frame's size may differ
+    from the header's. `wanted` may shrink during the iteration.
     """
     through = [range(len(index.packets))]
-    parts = through if index.numbers is None else stretches(index.packets, wanted)
+    parts = through if index.numbers is None else decode_ranges(index.packets, wanted)
     yield from _read(data, index, wanted, parts)
     if any(part.start for part in parts) and any(number in wanted for number, _ in index.packets):
         yield from _read(data, index, wanted, through)
@@ -154,11 +154,11 @@ def _read(
             yield number, np.rot90(pixels, index.turns)
 
 
-def stretches(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
-    """Positions of the packets that have to be decoded for the wanted frames, as ranges that start at keyframes.
+def decode_ranges(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
+    """Return positions of the packets that must be decoded for the requested frames, as ranges that start at keyframes.
 
-    Frames shown before the keyframe that they are stored behind may refer to the pictures before it. What comes before
-    the first keyframe may set the decoder up.
+    Frames stored behind a keyframe but shown before it may refer to frames before it. Packets before the first keyframe may
+    set up the decoder.
     """
     result: list[range] = []
     before = key = 0
@@ -181,8 +181,8 @@ def _decoded(data: bytes, index: ClipIndex, wanted: Container[int], parts: Seque
     with _opened(data) as (container, stream):
         decoder = stream.codec_context
         decoder.thread_count = 1
-        # a header that lies about the size must not make the decoder allocate much more than was admitted;
-        # small pictures need room as well: H.263 and its kin (MPEG-4) refuse fewer than 89,600 pixels
+        # a wrong size in the header must not make the decoder allocate much more than was admitted;
+        # small frames need a minimum: H.263 and MPEG-4 refuse fewer than 89,600 pixels
         decoder.options = {"max_pixels": str(max(1 << 17, 4 * (index.height + 64) * (index.width + 64)))}
         lean = index.numbers is not None and decoder.name in _MARKED
         count = 0
@@ -194,7 +194,7 @@ def _decoded(data: bytes, index: ClipIndex, wanted: Container[int], parts: Seque
             if position < todo[0].start:
                 continue
             if lean:
-                number = index.packets[position][0]  # -1: it may be the second field of a wanted frame
+                number = index.packets[position][0]  # -1: may be the second field of a requested frame
                 decoder.skip_frame = "DEFAULT" if number < 0 or number in wanted else "NONREF"
             frames = _decode(decoder, packet)
             if position == todo[0].stop - 1:
@@ -211,14 +211,14 @@ def _decode(decoder: VideoCodecContext, packet: Packet[VideoStream] | None) -> l
 
     try:
         return decoder.decode(packet)
-    except FFmpegError:  # this packet is broken; the next may not be
+    except FFmpegError:  # a broken packet; the next one may be good
         return []
 
 
 def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
-    """Position -> presentation stamp of the packets that give a frame; empty where the stamps are of no use.
+    """Return position -> presentation timestamp of the packets that give a frame; empty if the timestamps are unusable.
 
-    They are where most packets have none or share one, or where time goes back, as in files glued together.
+    They are unusable if most packets have none or share one, or if time goes back, as in concatenated files.
     """
     if any(a.dts > b.dts for a, b in pairwise(packets) if a.dts is not None and b.dts is not None):
         return {}
@@ -229,7 +229,7 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
         for i, packet in enumerate(packets)
         if i >= first and not packet.dropped and packet.pts is not None and (start is None or packet.pts >= start)
     }
-    # two fields of one picture may be two packets, one with a stamp; more packets without are a broken container
+    # two fields of a frame may be two packets, one without a timestamp; more packets without one mean a broken container
     sound = 2 * len(stamps) >= sum(not packet.dropped for packet in packets[first:])
     return stamps if sound and 10 * len(set(stamps.values())) >= 9 * len(stamps) else {}
 
@@ -248,7 +248,7 @@ def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Packets with content up to the end, or to where the file is cut off; InputError for too many."""
+    """Yield packets with content up to the end or to where the file is truncated. InputError if there are too many."""
     from av.error import FFmpegError
 
     try:

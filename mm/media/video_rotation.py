@@ -1,7 +1,7 @@
-"""How far a container says its pictures are to be turned, read from its boxes. Knows no codec and decodes nothing.
+"""Rotation of a video track, read from the boxes of its container.
 
-PyAV tells the rotation of decoded frames only. MP4 keeps it in the track header's matrix (ISO/IEC 14496-12, 8.3.2),
-Matroska in Projection/ProjectionPoseRoll (RFC 9559, 5.1.4.1.28.45); other containers have none.
+PyAV tells the rotation of decoded frames only. MP4 stores it in the track header's matrix (ISO/IEC 14496-12, 8.3.2), Matroska
+in Projection/ProjectionPoseRoll (RFC 9559, 5.1.4.1.28.45); other containers have none.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _Walk = Callable[[bytes, int, int, bytes], Iterator[tuple[int, int]]]
 
 
 def quarter_turns(data: bytes, container: str, track: int, place: int) -> int:
-    """Quarter turns counterclockwise (0-3) that put the pictures of a track upright; angles between are cut to none.
+    """Return the quarter turns counterclockwise (0-3) that make a track's frames upright; 0 for angles in between.
 
     Args:
         data: the file. container: FFmpeg's name of its format.
-        track: the number that the container gives the track. place: of the track among those of moving pictures.
+        track: the container's number of the track. place: its index among the video tracks.
     """
     if "mp4" in container:
         degrees = _mp4(data, track)
@@ -61,7 +61,7 @@ def _inside(walk: _Walk, data: bytes, path: Sequence[bytes], span: tuple[int, in
 
 
 def _boxes(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
-    """`(start, stop)` of the contents of the MP4 boxes of one kind."""
+    """Yield `(start, stop)` of the contents of the MP4 boxes of one kind."""
     for _ in range(_MOST):
         if start + 8 > stop:
             return
@@ -77,7 +77,7 @@ def _boxes(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[in
 
 
 def _elements(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
-    """`(start, stop)` of the contents of the EBML elements of one kind, up to the first cluster of pictures."""
+    """Yield `(start, stop)` of the contents of the EBML elements of one kind, up to the first cluster."""
     for _ in range(_MOST):
         if start >= stop:
             return

@@ -1,1 +1,1 @@
-"""Sound encoders."""
+"""Audio encoders."""

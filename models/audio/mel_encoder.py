@@ -1,14 +1,15 @@
-"""The packed Whisper encoder: log-mel frames of items of many requests in one call. Knows no family's connector.
+"""The packed Whisper encoder: log-mel frames of items of many requests in one call.
 
-Source: arXiv 2212.04356 (two convolutions, the second of stride 2, positions from a table, pre-norm layers). Its published
-form always computes the longest sound and masks what is silent; here only the rows of a sound are computed, which is the
-same: the convolutions see the first frames of the silence after it, attention sees none.
+The published form always computes 30 s and includes the silence; here only the rows of the sound are computed, with equal
+results: the convolutions see the first silent frames after it, and attention sees none.
+
+Source: arXiv 2212.04356 (two convolutions, the second of stride 2, a table of positions, pre-norm layers).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +19,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.activation import activation
+from ...kernels.dispatch import backend, fused
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
-from ..config import count, known_act
-from ..layers.basic import Embedding, Norm
+from ..config import check_activation, positive_int
+from ..interface import StepLimits
+from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
+from ..memory_formulas import (
+    FLOAT32,
+    SMALL,
+    attention_copies,
+    linear_bytes,
+    linear_result,
+    norm_bytes,
+    torch_attention_tiles,
+    torch_rotary,
+)
 
 _EPS = 1e-5
 LARGE: Mapping[str, int] = {
@@ -34,7 +47,7 @@ LARGE: Mapping[str, int] = {
     "max_source_positions": 1500,
     "num_mel_bins": 128,
 }
-"""Of the largest Whisper, from which families started (arXiv 2407.10759, 2503.20215) whose config.json leaves it out."""
+"""Sizes of the largest Whisper, for families initialised from it (arXiv 2407.10759, 2503.20215) that leave them out."""
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -43,14 +56,14 @@ ALIASES = {
     "hidden_act": "activation_function",
     "max_position_embeddings": "max_source_positions",
 }
-"""Names that configs have for the same number -> those that are read here, and win where both are there."""
+"""Other names of a key -> the name that is read here, which wins if both are present."""
 
-Angles = tuple[Tensor, Tensor] | None
+CosSin = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
-class Names:
-    """Of parts in the checkpoint: of a layer, and the norm behind all."""
+class MelEncoderNames:
+    """Names in the checkpoint: of the parts of a layer, and of the final norm."""
 
     norms: tuple[str, str] = ("self_attn_layer_norm", "final_layer_norm")
     out: str = "out_proj"
@@ -59,10 +72,15 @@ class Names:
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
-    """`mels`: bands of a frame; `positions`: rows of the longest sound, half its frames; `key_bias`: keys have one.
+class MelEncoderSpec:
+    """A Whisper encoder.
 
-    `turned`: leading numbers of a head that rotary positions of base `theta` turn; 0: positions come from a table instead.
+    Args:
+        mels: mel bands per frame.
+        positions: rows of the longest sound, half of its frames.
+        key_bias: the key projection has a bias.
+        rotary_dim: leading numbers of a head that are rotated by rotary positions of base `theta`; 0: positions come from a
+            table.
     """
 
     mels: int
@@ -73,133 +91,142 @@ class EncoderConfig:
     positions: int
     act: str = "gelu"
     key_bias: bool = False
-    turned: int = 0
+    rotary_dim: int = 0
     theta: float = 10_000.0
-    names: Names = Names()
+    names: MelEncoderNames = MelEncoderNames()
 
 
-def encoder_config(audio: Mapping[str, Any]) -> EncoderConfig:
-    """From the raw `audio_config`, or a Whisper's whole config.json, with Whisper's own key names.
+def mel_encoder_spec(audio: Mapping[str, Any]) -> MelEncoderSpec:
+    """Read the raw `audio_config`, or the whole config.json of a Whisper model.
 
     Raises:
-        ConfigError: a missing key, an activation that is not known, heads that do not divide the width.
+        ConfigError: a missing key, an unknown activation, or heads that do not divide the width.
     """
     audio = {ALIASES[key]: value for key, value in audio.items() if key in ALIASES} | dict(audio)
-    mels, positions = count(audio, "num_mel_bins"), count(audio, "max_source_positions")
-    return EncoderConfig(mels=mels, positions=positions, width=count(audio, "d_model"), **layer_sizes(audio, "encoder"))
+    mels, positions = positive_int(audio, "num_mel_bins"), positive_int(audio, "max_source_positions")
+    return MelEncoderSpec(mels=mels, positions=positions, width=positive_int(audio, "d_model"), **layer_sizes(audio, "encoder"))
 
 
 def layer_sizes(config: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """Of the "encoder" or the "decoder": inner, heads, layers, act; ConfigError as `encoder_config` says."""
-    width, heads = count(config, "d_model"), count(config, f"{side}_attention_heads")
+    """Sizes of the "encoder" or "decoder" side: inner, heads, layers, act; ConfigError like `mel_encoder_spec`."""
+    width, heads = positive_int(config, "d_model"), positive_int(config, f"{side}_attention_heads")
     if width % heads:
         raise ConfigError(f"d_model {width} is no multiple of {side}_attention_heads {heads}")
-    act = known_act("activation_function", config.get("activation_function", "gelu"))
-    return {"inner": count(config, f"{side}_ffn_dim"), "heads": heads, "layers": count(config, f"{side}_layers"), "act": act}
+    act = check_activation("activation_function", config.get("activation_function", "gelu"))
+    inner, layers = positive_int(config, f"{side}_ffn_dim"), positive_int(config, f"{side}_layers")
+    return {"inner": inner, "heads": heads, "layers": layers, "act": act}
 
 
-class Attention(nn.Module):
-    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+class MelEncoderAttention(TensorModule):
+    def __init__(self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.heads, self.dim, self.turned = c.heads, c.width // c.heads, c.turned
+        self.heads, self.dim, self.rotary_dim = c.heads, c.width // c.heads, c.rotary_dim
         self.qv = Linear(c.width, {"q_proj": c.width, "v_proj": c.width}, True, dtype, device)
         self.k = Linear(c.width, {"k_proj": c.width}, c.key_bias, dtype, device)
         self.out = Linear(c.width, {c.names.out: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None, behind: Sequence[int | None] = ()) -> Tensor:
+    def forward(self, x: Tensor, lengths: Sequence[int], cos_sin: CosSin = None, trailing: Sequence[int | None] = ()) -> Tensor:
         q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
         k = self.k(x).view(x.shape[0], self.heads, self.dim)
-        if angles is not None:
+        if cos_sin is not None:
             for part in (q, k):
-                rotate_(part[..., : self.turned], *angles)
-        see = varlen_attention if not behind else partial(_see, behind=behind)
-        return self.out(see(q, k, v, lengths, scale=self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+                rotate_(part[..., : self.rotary_dim], *cos_sin)
+        attend = varlen_attention if not trailing else partial(_attend_with_trailing, trailing=trailing)
+        return self.out(attend(q, k, v, lengths, scale=self.dim**-0.5).flatten(1))
 
 
-class Layer(nn.Module):
-    def __init__(self, c: EncoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+class MelEncoderLayer(TensorModule):
+    def __init__(self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.act = c.act
         first, last = c.names.norms
         self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=first)
         self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=last)
-        self.self_attn = Attention(c, dtype, device)
+        self.self_attn = MelEncoderAttention(c, dtype, device)
         up, down = c.names.mlp
         self.first = Linear(c.width, {up: c.inner}, True, dtype, device)
         self.second = Linear(c.inner, {down: c.width}, True, dtype, device)
 
-    def forward(self, x: Tensor, lengths: Sequence[int], angles: Angles = None, behind: Sequence[int | None] = ()) -> Tensor:
-        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, angles, behind)
-        return x + self.second(activation(self.act, self.first(self.final_layer_norm(x))))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, lengths: Sequence[int], cos_sin: CosSin = None, trailing: Sequence[int | None] = ()) -> Tensor:
+        x = x + self.self_attn(self.self_attn_layer_norm(x), lengths, cos_sin, trailing)
+        return x + self.second(activation(self.act, self.first(self.final_layer_norm(x))))
 
 
-class Encoder(nn.Module):
-    """Log-mel frames of items, end to end -> `[rows, width]`, `rows(frames) // pool` of each item, normed.
+class MelEncoder(nn.Module):
+    """Log-mel frames of items, concatenated -> `[rows(frames) // pool, width]` per item, normed.
 
-    `pool`: neighbouring rows averaged to one before the last norm; a row that is left over is dropped. `silence`: follows
-    each sound; without it the convolutions see zeros behind it.
+    Args:
+        pool: adjacent rows averaged to one before the last norm; rows that fill no group are dropped.
+        silence: silent frames follow each sound in the input; otherwise the convolutions see zeros after it.
     """
 
+    __call__: Callable[..., list[Tensor]]
+
     def __init__(
-        self, c: EncoderConfig, dtype: torch.dtype, device: torch.device, pool: int = 1, *, silence: bool = True
+        self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device, pool: int = 1, *, silence: bool = True
     ) -> None:
         super().__init__()
         self.config, self.pool, self.silence, self.dtype, self.device = c, pool, silence, dtype, device
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
         self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
-        self.embed_positions = None if c.turned else Embedding(c.positions, c.width, dtype, device)
-        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
+        self.embed_positions = None if c.rotary_dim else Embedding(c.positions, c.width, dtype, device)
+        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device) for _ in range(c.layers))
         self.layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=c.names.end)
 
     def rows(self, frames: int) -> int:
-        """Rows of so many frames of sound, before pooling."""
+        """Rows of a sound, before pooling."""
         return (frames + 1) // 2
 
-    def forward(self, features: Tensor, frames: Sequence[int], behind: Sequence[int | None] = ()) -> list[Tensor]:
-        """`features` `[frames, mels]`: of each item the frames of its sound, as many as `frames` says, then any
-        silence up to `2 * rows + 1` frames, or to the longest sound the encoder takes where that is less.
+    def forward(self, features: Tensor, frames: Sequence[int], trailing: Sequence[int | None] = ()) -> list[Tensor]:
+        """Encode the items.
 
-        `behind`: rows of each item that are made of what follows its sound, which has to be given then, too. They see the
-        sound and are not seen. None: nothing follows; empty: of no item.
+        Args:
+            features: `[frames, mels]`: per item the frames of its sound, then silence up to `2 * rows + 1` frames (or up to
+                the longest sound of the encoder, if that is less).
+            frames: frames of each sound, without silence.
+            trailing: per item, the number of rows after its sound that are computed too; their frames must be in `features`.
+                They attend to the sound and are not attended to. None: no such rows. Empty: none for any item.
         """
-        sounding = [self.rows(n) for n in frames]
-        lengths = [n + (more or 0) for n, more in zip(sounding, behind, strict=True)] if behind else sounding
-        follows = [self.silence or more is not None for more in behind or [None] * len(frames)]
-        heard = [2 * rows if more else n for rows, n, more in zip(lengths, frames, follows, strict=True)]
-        given = [min(n + more, 2 * self.config.positions) for n, more in zip(heard, follows, strict=True)]
+        sound_rows = [self.rows(n) for n in frames]
+        lengths = [n + (more or 0) for n, more in zip(sound_rows, trailing, strict=True)] if trailing else sound_rows
+        follows = [self.silence or more is not None for more in trailing or [None] * len(frames)]
+        outputs = [2 * rows if more else n for rows, n, more in zip(lengths, frames, follows, strict=True)]
+        inputs = [min(n + more, 2 * self.config.positions) for n, more in zip(outputs, follows, strict=True)]
         x = features.to(self.dtype)
-        x = activation("gelu", self.conv1(windows(x, given, heard, 1)))
-        x = activation("gelu", self.conv2(windows(x, heard, lengths, 2)))
+        x = activation("gelu", self.conv1(windows(x, inputs, outputs, 1)))
+        x = activation("gelu", self.conv2(windows(x, outputs, lengths, 2)))
         if self.embed_positions is not None:
             x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
-        angles = self._angles(lengths)
+        cos_sin = self._cos_sin(lengths)
         for layer in self.layers:
-            x = layer(x, sounding, angles, behind)
+            x = layer(x, sound_rows, cos_sin, trailing)
         pooled = [averaged(rows, self.pool) for rows in x.split(lengths)]
-        normed: Tensor = self.layer_norm(torch.cat(pooled))
+        normed = self.layer_norm(torch.cat(pooled))
         return list(normed.split([len(rows) for rows in pooled]))
 
-    def _angles(self, lengths: Sequence[int]) -> Angles:
-        """Cosines and sines of each row's place in its sound; None where positions come from a table."""
-        if not self.config.turned:
+    def _cos_sin(self, lengths: Sequence[int]) -> CosSin:
+        """Cosines and sines of each row's position in its sound; None if positions come from a table."""
+        if not self.config.rotary_dim:
             return None
-        half, device = self.config.turned // 2, self.device
+        half, device = self.config.rotary_dim // 2, self.device
         frequencies = self.config.theta ** (-torch.arange(half, device=device) / half)
-        places = torch.cat([torch.arange(n, device=device) for n in lengths])
-        return rotary_cos_sin(places[None], frequencies, torch.zeros(half, dtype=torch.int64, device=device))
+        positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+        return rotary_cos_sin(positions[None], frequencies, torch.zeros(half, dtype=torch.int64, device=device))
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
-    """The table of positions of checkpoints that store none: sines, then cosines, of periods from 2 pi to 20,000 pi."""
+    """The position table, for checkpoints that do not store it: sines, then cosines, of periods from 2 pi to 20,000 pi."""
     half = width // 2
-    turns = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
-    return torch.cat((turns.sin(), turns.cos()), dim=1)
+    angles = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
-def _see(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, behind: Sequence[int | None]) -> Tensor:
-    """`varlen_attention` of items with as many rows `behind` each, which see its other rows and are not seen."""
+def _attend_with_trailing(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
+) -> Tensor:
+    """`varlen_attention`, with `trailing` rows after each item that attend to its other rows and are not attended to."""
     out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
-    for length, more in zip(lengths, (n or 0 for n in behind), strict=True):
+    for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
         own, rest = slice(start, start + length), slice(start + length, start + length + more)
         out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
         if more:
@@ -209,18 +236,61 @@ def _see(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, 
     return out
 
 
-def windows(x: Tensor, given: Sequence[int], wanted: Sequence[int], stride: int) -> Tensor:
-    """What a convolution of three taps sees, zeros around each item: `[sum(given), c]` -> `[sum(wanted), 3 * c]`."""
-    out = x.new_zeros(sum(wanted), x.shape[1], 3)  # the order of the stored weights
-    for piece, part in zip(x.split(list(given)), out.split(list(wanted)), strict=True):
-        for tap, (source, first) in enumerate(((piece[stride - 1 :], 1), (piece, 0), (piece[1:], 0))):
-            seen = source[::stride][: len(part) - first]
-            part[first : first + len(seen), :, tap] = seen
+def windows(x: Tensor, inputs: Sequence[int], outputs: Sequence[int], stride: int) -> Tensor:
+    """The inputs of a convolution of three taps, zero-padded per item: `[sum(inputs), c]` -> `[sum(outputs), 3 * c]`."""
+    out = x.new_zeros(sum(outputs), x.shape[1], 3)  # in the order of the stored weights
+    for source, target in zip(x.split(list(inputs)), out.split(list(outputs)), strict=True):
+        for tap, (shifted, first) in enumerate(((source[stride - 1 :], 1), (source, 0), (source[1:], 0))):
+            strided = shifted[::stride][: len(target) - first]
+            target[first : first + len(strided), :, tap] = strided
     return out.flatten(1)
 
 
 def averaged(rows: Tensor, pool: int) -> Tensor:
+    """Average groups of `pool` adjacent rows; rows that fill no group are dropped."""
     if pool == 1:
         return rows
     whole = len(rows) // pool * pool
     return rows[:whole].view(-1, pool, rows.shape[1]).mean(1)
+
+
+def mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes alive in MelEncoder and a projection to `out_width`, for at most so many frames, features included.
+
+    Slightly fewer frames can need more memory than `frames`: their rows are padded, for which inputs are copied.
+    """
+    return max(_mel_encoder_bytes(c, n, out_width, dtype, limits) for n in range(max(1, frames - 3), frames + 1))
+
+
+def _mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    s, w, rows = dtype.itemsize, c.width, (frames + 1) // 2
+    mels, row = c.mels * s, c.width * s
+    convolution = 3 * mels + linear_bytes(3 * c.mels, w, frames, dtype, limits)
+    first = max(convolution, linear_result(w, frames, dtype, limits) + row)  # or before and after gelu
+    second = max(3 * row + linear_bytes(3 * w, w, rows, dtype, limits), linear_result(w, rows, dtype, limits) + row)
+    cos_sin = c.rotary_dim * FLOAT32
+    layers = max(3 * row, cos_sin + mel_layer_bytes(c, rows, dtype, limits))  # x, positions, their sum
+    end = cos_sin + 2 * row + norm_bytes(w, False, dtype, limits) + 2 * out_width * s
+    held = SMALL + frames * mels + attention_tiles(c, rows, dtype, limits)
+    return held + max(frames * first, frames * row + rows * second, rows * max(layers, end))
+
+
+def mel_layer_bytes(c: MelEncoderSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes per row in MelEncoderLayer: the residual stream, attention or MLP, and their sum."""
+    s, w = dtype.itemsize, c.width
+    row, norm = w * s, norm_bytes(w, False, dtype, limits)
+    qkv, copies = 3 * row, attention_copies(w, dtype, limits.device)
+    out = linear_bytes(w, w, rows, dtype, limits)
+    attention = row + max(norm + qkv, row + qkv + row + copies, row + qkv + row + out, 2 * row)
+    if c.rotary_dim and backend("rotary", limits.device, dtype) != "native":
+        attention = max(attention, row + qkv + torch_rotary(c.heads * c.rotary_dim, s))
+    inner = c.inner * s
+    first, last = linear_bytes(w, c.inner, rows, dtype, limits), linear_bytes(c.inner, w, rows, dtype, limits)
+    # beside x, the layer's input is held by the caller
+    mlp = 2 * row + max(norm + first, linear_result(c.inner, rows, dtype, limits) + inner, inner + last)
+    return max(attention, mlp)
+
+
+def attention_tiles(c: MelEncoderSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    native = fused("varlen_attention", limits.device, dtype)
+    return 0 if native else torch_attention_tiles(rows, c.width // c.heads, dtype)

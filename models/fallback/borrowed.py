@@ -1,7 +1,7 @@
-"""Classes of transformers: found by name, made without weights, told to call our paged attention. Knows no family.
+"""Classes of transformers: found by name, built without weights, and set to call our paged attention.
 
-Their decoders call attention by name through transformers' attention interface, and hand the arguments of a call on to it, so a
-step arrives there without a global.
+Their decoders call attention by name through transformers' attention interface and pass keyword arguments on to it, so that a
+step's metadata reaches the attention without global state.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..kernels.attention import paged_attention
-from ..kernels.metadata import AttentionMetadata
-from ..mm.errors import ConfigError
+from ...kernels.attention import paged_attention
+from ...kernels.metadata import AttentionMetadata
+from ...mm.errors import ConfigError
 from .peak import Peak
 
 ATTENTION = "sensorium_paged"  # name in transformers' attention interface
-STEP = "sensorium_step"  # argument that goes down to the attention
-BROKEN = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError, ImportError, OSError)
-"""What a class may raise that is asked for what it does not do, or for what it would fetch."""
-_WAYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+STEP = "sensorium_step"  # keyword argument that is passed down to attention
+CLASS_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError, ImportError, OSError)
+"""Errors that a class may raise when it cannot do what this path needs, or would have to download something."""
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _PROBE_ROWS, _MEASURED_ROWS, _HALF = 4, 64, torch.bfloat16
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What one attention layer asks for, learnt from a call."""
+class AttentionCall:
+    """What one attention layer needs, recorded from a call."""
 
     index: int
     kv_heads: int
@@ -40,12 +40,12 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """Of one forward pass, by layer; without caches, layers are only looked at."""
+class PagedStep:
+    """Metadata and caches of one forward pass, by layer. Without caches, calls are only recorded in `calls`."""
 
     attn: tuple[AttentionMetadata, ...] = ()
     caches: tuple[Tensor, ...] = ()
-    seen: list[Layer] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
 
 
 def attend(
@@ -55,7 +55,7 @@ def attend(
     value: Tensor,
     attention_mask: object = None,
     scaling: float | None = None,
-    sensorium_step: Step | None = None,
+    sensorium_step: PagedStep | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **more: Any,
@@ -63,18 +63,18 @@ def attend(
     """`query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
 
     Raises:
-        ConfigError: a step that does not arrive, or an argument that our attention does not honour.
+        ConfigError: the step was not passed on, or an argument that our attention does not support.
     """
     if sensorium_step is None:
-        raise ConfigError("its layers do not hand the arguments of a step on to their attention")
-    odd = next((name for name in ("s_aux", "position_bias") if more.get(name) is not None), None)
-    if odd is not None or attention_mask is not None or not more.get("is_causal", True):
-        raise ConfigError(f"its attention wants {odd or 'a mask of its own'}, which paged attention does not have")
+        raise ConfigError("its layers do not pass keyword arguments on to their attention")
+    unsupported = next((name for name in ("s_aux", "position_bias") if more.get(name) is not None), None)
+    if unsupported is not None or attention_mask is not None or not more.get("is_causal", True):
+        raise ConfigError(f"its attention uses {unsupported or 'a mask of its own'}, which paged attention does not support")
     index, dim, wide = int(module.layer_idx), query.shape[-1], value.shape[-1]  # type: ignore[arg-type]
     if wide < dim:
         value = F.pad(value, (0, dim - wide))
     if not sensorium_step.caches:
-        sensorium_step.seen.append(Layer(index, key.shape[1], dim, sliding_window))
+        sensorium_step.calls.append(AttentionCall(index, key.shape[1], dim, sliding_window))
         return query.new_zeros(1, query.shape[2], query.shape[1], wide), None
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     scale = dim**-0.5 if scaling is None else scaling
@@ -83,15 +83,15 @@ def attend(
 
 
 def class_of(config: Mapping[str, Any]) -> Any:
-    """The class that config.json names; ConfigError where transformers, or this path, does not have it."""
+    """The class that config.json names; ConfigError if transformers does not have it."""
     name = str((config.get("architectures") or ["none"])[0])
     try:
         import transformers
     except ImportError:
-        raise ConfigError("transformers, which may have it, is not installed: pip install 'sensorium[fallback]'") from None
+        raise ConfigError("transformers, which may support it, is not installed: pip install 'sensorium[fallback]'") from None
     try:
         found = getattr(transformers, name, None)
-    except (ImportError, RuntimeError) as error:  # of what it needs in turn, which is missing or fits another release
+    except (ImportError, RuntimeError) as error:  # one of its own dependencies is missing or of another release
         why = line(error.__cause__ or error)
         raise ConfigError(
             f"transformers {transformers.__version__} cannot import its {name} ({why}); install it anew"
@@ -102,74 +102,74 @@ def class_of(config: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Nothing that a config names, as kernels and backbones may be, is fetched: whoever wants it gets an OSError."""
+def offline() -> Iterator[None]:
+    """Forbid downloads of what a config may name (kernels, backbones): they raise OSError."""
     from huggingface_hub import constants
 
-    was, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = was
+        constants.HF_HUB_OFFLINE = before
 
 
 def _parsed(kind: Any, config: Mapping[str, Any]) -> Any:
-    """A config.json as the class has it, but for how attention is computed: that is ours to say."""
+    """Parse config.json into the class's config, without its choice of attention implementation."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        return kind.config_class.from_dict(_without(config, _WAYS))
+        return kind.config_class.from_dict(_without(config, _ATTENTION_KEYS))
     except StrictDataclassError as error:
         raise ValueError(line(error)) from None
 
 
 def _without(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """At any depth."""
+    """Remove keys at any depth."""
     kept = {key: value for key, value in config.items() if key not in names}
     return {key: _without(value, names) if isinstance(value, Mapping) else value for key, value in kept.items()}
 
 
 @dataclass(frozen=True)
 class Built:
-    """A class on the meta device, the config of its decoder, and what was learnt of that.
+    """A model on the meta device, the config of its decoder, and what was recorded from it.
 
     Args:
         axes: of positions.
-        row_bytes: that a row of a step takes.
+        row_bytes: peak bytes per row of a step.
     """
 
     outer: Any
     text: Any
-    layers: tuple[Layer, ...]
+    layers: tuple[AttentionCall, ...]
     axes: int
     row_bytes: int
 
 
 def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
-    """The class without weights; ConfigError says why it cannot be fed."""
+    """Build the class without weights; ConfigError says why it is not supported."""
     kind = class_of(config)
     name = kind.__name__
     try:
-        with apart(), torch.device("meta"):
+        with offline(), torch.device("meta"):
             parsed = _parsed(kind, config)
             outer = kind._from_config(parsed, dtype=dtype, attn_implementation=attention_of(parsed))
-    except BROKEN as error:
-        raise ConfigError(f"{name} of transformers cannot be made from config.json: {line(error)}") from None
+    except CLASS_ERRORS as error:
+        raise ConfigError(f"{name} of transformers cannot be built from config.json: {line(error)}") from None
     if parsed.is_encoder_decoder:
-        raise ConfigError(f"{name} is an encoder with a decoder that reads across; only decoders run by way of transformers")
+        raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models run through transformers")
     decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
     if decoder is None or decoder is outer.base_model or outer.base_model is outer:
-        raise ConfigError(f"{name} keeps no decoder apart from what makes its embeddings")
+        raise ConfigError(f"{name} does not separate its decoder from its embeddings")
     try:
         axes = _axes(decoder)
-        layers, row = _learnt(outer.eval(), decoder, text, axes)
-    except BROKEN as error:
+        layers, row = _record(outer.eval(), decoder, text, axes)
+    except CLASS_ERRORS as error:
         raise ConfigError(f"{name} cannot run with paged attention: {line(error)}") from None
     return Built(outer, text, layers, axes, row)
 
 
 def attention_of(parsed: Any) -> dict[str, str]:
-    """Ours for the decoder, the class's own choice for towers."""
+    """Our attention for the decoder, the class's default for encoders."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
@@ -178,51 +178,51 @@ def attention_of(parsed: Any) -> dict[str, str]:
 
 
 def _axes(decoder: Any) -> int:
-    """Of rotary positions; ConfigError for more than time, height and width."""
+    """Number of position axes; ConfigError for others than 1 and 3 (time, height, width)."""
     sections = next((module.mrope_section for module in decoder.modules() if getattr(module, "mrope_section", None)), (0,))
     axes = len(next(iter(sections.values())) if isinstance(sections, dict) else sections)
     if axes not in (1, 3):
-        raise ConfigError(f"its positions have {axes} axes; known are one, and time, height and width")
+        raise ConfigError(f"its positions have {axes} axes; supported are one, and three (time, height, width)")
     return axes
 
 
-def _learnt(outer: Any, decoder: Any, text: Any, axes: int) -> tuple[tuple[Layer, ...], int]:
-    """Its layers, and the bytes of a row of a step."""
+def _record(outer: Any, decoder: Any, text: Any, axes: int) -> tuple[tuple[AttentionCall, ...], int]:
+    """The attention layers, and the bytes per row of a step."""
     dtype = outer.dtype
     try:
         return _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
     except RuntimeError:
         if dtype == _HALF:
             raise
-    outer.to(_HALF)  # without numbers, products of grouped experts take no other type
+    outer.to(_HALF)  # on the meta device, grouped expert products support this dtype only
     layers, row = _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
     outer.to(dtype)
     return layers, row * dtype.itemsize // _HALF.itemsize
 
 
-def _layers(decoder: Any, text: Any, axes: int) -> tuple[Layer, ...]:
-    """What each layer asks of attention, from a run without numbers; ConfigError for a layer that keeps another state."""
-    odd = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if odd:
-        where = text.layer_types.index(odd[0])
-        raise ConfigError(f"layer {where} is {odd[0]}, which keeps a state that is no key and value")
-    step = Step()
+def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
+    """What each layer needs, from a pass on the meta device; ConfigError for a layer whose state is not keys and values."""
+    unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    if unsupported:
+        index = text.layer_types.index(unsupported[0])
+        raise ConfigError(f"layer {index} is {unsupported[0]}, whose state is not keys and values")
+    step = PagedStep()
     with torch.inference_mode():
-        decoder(**_nothing(decoder.dtype, text, axes, _PROBE_ROWS), **{STEP: step})
-    found = {layer.index: layer for layer in step.seen}
+        decoder(**_meta_inputs(decoder.dtype, text, axes, _PROBE_ROWS), **{STEP: step})
+    found = {call.index: call for call in step.calls}
     for index in range(text.num_hidden_layers):
-        calls = sum(layer.index == index for layer in step.seen)
+        calls = sum(call.index == index for call in step.calls)
         if calls != 1:
             raise ConfigError(f"layer {index}{_kind_of(decoder, index)} attends {calls} times in a pass, not once")
     return tuple(found[index] for index in range(text.num_hidden_layers))
 
 
-def _nothing(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:
-    """Arguments of a decoder for so many rows without numbers."""
-    places = torch.arange(rows, device="meta")[None]
+def _meta_inputs(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:
+    """Arguments of a decoder call with so many rows on the meta device."""
+    positions = torch.arange(rows, device="meta")[None]
     return {
         "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=dtype, device="meta"),
-        "position_ids": places if axes == 1 else places.expand(axes, 1, rows),
+        "position_ids": positions if axes == 1 else positions.expand(axes, 1, rows),
         "use_cache": False,
     }
 
@@ -233,16 +233,16 @@ def _kind_of(decoder: Any, index: int) -> str:
 
 
 def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
-    """What a row of a step takes in the decoder, from a run without numbers."""
-    given = _nothing(decoder.dtype, text, axes, _MEASURED_ROWS)
+    """Peak bytes per row of a step in the decoder, from a pass on the meta device."""
+    inputs = _meta_inputs(decoder.dtype, text, axes, _MEASURED_ROWS)
     with torch.inference_mode(), Peak() as peak:
-        decoder(**given, **{STEP: Step()})
-    beside = 2 * given["inputs_embeds"].nbytes + 8 * (axes + 4) * _MEASURED_ROWS  # looked up, encoder rows, ids, places
+        decoder(**inputs, **{STEP: PagedStep()})
+    beside = 2 * inputs["inputs_embeds"].nbytes + 8 * (axes + 4) * _MEASURED_ROWS  # embeddings, encoder rows, ids, positions
     return int(-(-(peak.most + beside) // _MEASURED_ROWS))
 
 
 def twin(root: Any, part: Any, forward: Callable[..., Any]) -> Any:
-    """`root` with `forward` in place of that of `part`, a module in it; weights are shared, neither of them is changed."""
+    """A copy of `root` that shares weights and calls `forward` instead of the forward of its submodule `part`."""
     copied = copy.copy(root)
     if root is part:
         copied.forward = forward
@@ -253,20 +253,20 @@ def twin(root: Any, part: Any, forward: Callable[..., Any]) -> Any:
 
 
 def make_encoders(outer: Any) -> None:
-    """Give all but the layers of the decoder memory, so that an item can be run; what it holds does not matter."""
+    """Allocate all modules except the decoder's layers on the CPU (with zeros), so that an item can be encoded."""
     decoder = outer.get_decoder()
-    inside = set(decoder.modules()) - set(decoder.get_input_embeddings().modules())
-    made: dict[Tensor, nn.Parameter] = {}  # what is tied stays so
-    for module in (module for module in outer.modules() if module not in inside):
+    decoder_modules = set(decoder.modules()) - set(decoder.get_input_embeddings().modules())
+    replaced: dict[Tensor, nn.Parameter] = {}  # tied parameters stay tied
+    for module in (module for module in outer.modules() if module not in decoder_modules):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 fresh = nn.Parameter(torch.zeros_like(parameter, device="cpu"), requires_grad=False)
-                module._parameters[name] = made.setdefault(parameter, fresh)
+                module._parameters[name] = replaced.setdefault(parameter, fresh)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
 
 
 def line(error: BaseException) -> str:
-    """What it says, in one line."""
+    """The message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

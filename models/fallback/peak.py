@@ -1,4 +1,4 @@
-"""How many bytes of tensors live at once while something runs, counted as it runs. Knows no model."""
+"""Measures the peak bytes of live tensors while code runs, by intercepting every operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Peak(TorchDispatchMode):
-    """Bytes of the tensors that live at once at the most while it is active, beside those that were there before."""
+    """Peak bytes of the tensors alive at once while it is active, without those that existed before."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Gemma 3: an image encoder, squares of its rows averaged, a decoder with windows (arXiv 2503.19786)."""
+"""Gemma 3 (arXiv 2503.19786): SigLIP with squares of its rows averaged, a decoder with sliding windows in most layers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .config import decoder_spec, need
-from .layers.connectors import ProjectorSpec
-from .text.stacks import stack_of
-from .tower_model import TOWER_PREFIXES, TowerModel
-from .vision.encoders import encoder_spec
+from ..config import decoder_spec, require
+from ..layers.connectors import ProjectorSpec
+from ..text.stacks import stack_of
+from ..tower_model import TOWER_PREFIXES, TowerModel
+from ..vision.encoders import encoder_spec
 
 _MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
 
 
 class Gemma3(TowerModel):
-    """Gemma 3 with pictures."""
+    """Pictures."""
 
     prefixes = (
         (f"model.multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
         (f"multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
         *TOWER_PREFIXES,
     )
-    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
+    ignored = (
+        "tower.head.",
+        "tower.embeddings.position_ids",
+    )  # a pooling head; a buffer in old checkpoints
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config, "gemma3_text"))
-        tower = encoder_spec(need(config, "vision_config"), "siglip_vision_model", post_norm=True)
+        tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True)
         assert tower.table is not None
         merge = tower.table.side // math.isqrt(config.get("mm_tokens_per_image", 256))
         projector = ProjectorSpec(
@@ -48,5 +51,5 @@ class Gemma3(TowerModel):
         )
         super().__init__(text, replace(tower, merge=merge), projector, dtype, device)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        super().load_weights((name, tensor.T if name.endswith(_MATRIX) else tensor) for name, tensor in weights)
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return ((name, tensor.T if name.endswith(_MATRIX) else tensor) for name, tensor in weights)

@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR: a gated tower, squares of rows joined, a sandwich of norms or a mixture.
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: a gated tower, a merger with a gated MLP, sandwich norms or experts.
 
 Source: arXiv 2507.01006.
 """
@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels.activation import activation, gated
-from .config import Stack, count, decoder_spec, need, text_of
-from .decoder_model import TEXT_PREFIXES
-from .interface import Work
-from .layers.connectors import Projector, ProjectorSpec
-from .layers.tree import Maker
-from .native_model import NativeModel, axial_theta, patch_numbers
-from .text.stacks import STACKS
-from .vision.spec import GATED_BLOCKS, RotarySpec, TableSpec, TowerSpec
+from ...kernels.activation import act_and_mul, activation
+from ..config import Stack, decoder_spec, get_text_config, positive_int, require
+from ..decoder_model import TEXT_PREFIXES
+from ..layers.builder import Builder
+from ..layers.connectors import Projector, ProjectorSpec
+from ..native_model import NativeModel, axial_theta, patch_numbers
+from ..text.spec import DecoderSpec
+from ..text.stacks import STACKS
+from ..vision.spec import GATED_BLOCKS, RotarySpec, TableSpec, TowerSpec
 
 _TEXT: dict[str, Any] = {
     "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
@@ -43,97 +43,113 @@ _OCR_VISION = _VISION | {
     "hidden_size": 1024, "attention_bias": True, "num_heads": 16, "out_hidden_size": 1536, "intermediate_size": 4096,
 }  # fmt: skip
 _STACK = replace(STACKS["glm4"], defaults=_TEXT, bias=True)
+_MOE_STACK = replace(STACKS["glm4_moe"], defaults={**STACKS["glm4_moe"].defaults, **_MOE_TEXT})
+_OCR_STACK = replace(_STACK, defaults=_OCR_TEXT, bias=False)
+_PREFIXES = (
+    ("model.visual.downsample.", "merger.downsample."),
+    ("visual.downsample.", "merger.downsample."),
+    ("model.visual.merger.", "merger."),
+    ("visual.merger.", "merger."),
+    ("model.visual.", "visual."),
+    *TEXT_PREFIXES,
+)
 
 
 @dataclass(frozen=True)
 class MergerSpec(ProjectorSpec):
-    """One layer over squares of rows; then a layer, a norm, and a gated MLP of width `behind`."""
+    """A linear layer over squares of rows, then a layer, a norm and a gated MLP of width `mlp_inner`."""
 
-    behind: int = 0
+    mlp_inner: int = 0
 
 
 class Merger(Projector):
     """`[patches, width]` -> `[rows, out]`."""
 
+    spec: MergerSpec
+
     def __init__(self, spec: MergerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(spec, dtype, device)
-        make, out, inner = Maker(self, dtype, device), spec.out, spec.behind
-        self.behind = (  # no attributes of a module: each layer has one name
-            make.linear(["proj"], out, [out], False),
-            make.norm("post_projection_norm", out, 1e-5, True),
-            make.linear(["gate_proj", "up_proj"], out, [inner, inner], False),
-            make.linear(["down_proj"], inner, [out], False),
+        self.itemsize = dtype.itemsize
+        build, out, inner = Builder(self, dtype, device), spec.out, spec.mlp_inner
+        self.mlp = (  # in a tuple: their only names are the checkpoint's
+            build.linear(["proj"], out, [out], False),
+            build.norm("post_projection_norm", out, 1e-5, True),
+            build.linear(["gate_proj", "up_proj"], out, [inner, inner], False),
+            build.linear(["down_proj"], inner, [out], False),
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        layer, norm, first, last = self.behind
+        layer, norm, first, last = self.mlp
         x = activation("gelu", norm(layer(super().forward(x))))
-        return last(gated(self.spec.act, first(x)))  # type: ignore[no-any-return]
+        return last(act_and_mul(self.spec.act, first(x)))
+
+    def extra_bytes(self, rows: int) -> int:
+        s = self.spec
+        return rows * (s.group * s.width + s.out + 3 * s.mlp_inner) * self.itemsize
 
 
 class Glm4V(NativeModel):
-    """GLM-4.1V and the small GLM-4.6V: RMSNorm tower with a resampled table and rotary places."""
+    """GLM-4.1V and the small GLM-4.6V: the tower has RMSNorm, a resampled position table and rotary positions."""
 
-    prefixes = (
-        ("model.visual.downsample.", "merger.downsample."),
-        ("visual.downsample.", "merger.downsample."),
-        ("model.visual.merger.", "merger."),
-        ("visual.merger.", "merger."),
-        ("model.visual.", "visual."),
-        *TEXT_PREFIXES,
-    )
-    projector = Merger
-    vision: ClassVar[Mapping[str, Any]] = _VISION
-    stack: ClassVar[Stack] = _STACK
-    further: ClassVar[int] = 0  # layers behind the last that predict further tokens, where config.json does not say
+    prefixes = _PREFIXES
+    merger_class = Merger
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        tower, merger = self.parts({**self.vision, **need(config, "vision_config")})
-        super().__init__(decoder_spec(config, self.stack), tower, [merger], dtype, device)
-        text = {"num_nextn_predict_layers": self.further, **text_of(config)}
-        first, more = len(self.spec.layers), count(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
-        self.kept = tuple(f"language_model.layers.{first + i}." for i in range(more))
-
-    def parts(self, vision: Mapping[str, Any]) -> tuple[TowerSpec, MergerSpec]:
-        """Tower and connector of a whole vision config."""
-        tower = _tower(vision, count(vision, "out_hidden_size"))
-        table = TableSpec(count(vision, "image_size") // count(vision, "patch_size"), "bicubic")
-        names = replace(tower.names, table="embeddings.position_embedding.weight")
-        tower = replace(tower, table=table, patch_norm=True, names=names)
-        return tower, _merger(vision, count(vision, "intermediate_size"))
-
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        spec, size = self.merger.spec, self.dtype.itemsize
-        assert isinstance(spec, MergerSpec)
-        merging = rows * (spec.group * spec.width + spec.out + 3 * spec.behind) * size
-        return max(super().encoder_bytes(modality, rows, work), merging)
+        super().__init__(*_specs(config, _STACK), dtype, device)
+        self.ignored = _mtp_prefixes(config, self.spec, 0)
 
 
-class Glm4VMoe(Glm4V):
-    """GLM-4.5V and the large GLM-4.6V."""
+class Glm4VMoe(NativeModel):
+    """GLM-4.5V and the large GLM-4.6V: a decoder with experts."""
 
-    stack = replace(STACKS["glm4_moe"], defaults={**STACKS["glm4_moe"].defaults, **_MOE_TEXT})
-    further = 1
+    prefixes = _PREFIXES
+    merger_class = Merger
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(*_specs(config, _MOE_STACK), dtype, device)
+        self.ignored = _mtp_prefixes(config, self.spec, 1)
 
 
-class GlmOcr(Glm4V):
-    """GLM-OCR: no table; heads of queries and keys are normed."""
+class GlmOcr(NativeModel):
+    """GLM-OCR: the tower has no position table; its queries and keys are normed per head."""
 
-    vision = _OCR_VISION
-    stack = replace(_STACK, defaults=_OCR_TEXT, bias=False)
-    further = 1
+    prefixes = _PREFIXES
+    merger_class = Merger
 
-    def parts(self, vision: Mapping[str, Any]) -> tuple[TowerSpec, MergerSpec]:
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = {**_OCR_VISION, **require(config, "vision_config")}
         bias = bool(vision["attention_bias"])
-        tower = replace(_tower(vision, count(vision, "intermediate_size")), qk_norm="head", out_bias=bias, mlp_bias=bias)
-        return tower, _merger(vision, count(vision, "out_hidden_size") * vision["in_channels"])
+        tower = _tower(vision, positive_int(vision, "intermediate_size"))
+        tower = replace(tower, qk_norm="head", out_bias=bias, mlp_bias=bias)
+        merger = _merger(vision, positive_int(vision, "out_hidden_size") * vision["in_channels"])
+        super().__init__(decoder_spec(config, _OCR_STACK), tower, (merger,), dtype, device)
+        self.ignored = _mtp_prefixes(config, self.spec, 1)
+
+
+def _specs(config: Mapping[str, Any], stack: Stack) -> tuple[DecoderSpec, TowerSpec, tuple[MergerSpec]]:
+    vision = {**_VISION, **require(config, "vision_config")}
+    tower = _tower(vision, positive_int(vision, "out_hidden_size"))
+    table = TableSpec(positive_int(vision, "image_size") // positive_int(vision, "patch_size"), "bicubic")
+    names = replace(tower.names, table="embeddings.position_embedding.weight")
+    tower = replace(tower, table=table, patch_norm=True, names=names)
+    return decoder_spec(config, stack), tower, (_merger(vision, positive_int(vision, "intermediate_size")),)
+
+
+def _mtp_prefixes(config: Mapping[str, Any], spec: DecoderSpec, default: int) -> tuple[str, ...]:
+    """Prefixes of the layers for multi-token prediction, which follow the decoder's and are not used.
+
+    `default`: their number, if config.json does not state it.
+    """
+    text = {"num_nextn_predict_layers": default, **get_text_config(config)}
+    count = positive_int(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
+    return tuple(f"language_model.layers.{len(spec.layers) + i}." for i in range(count))
 
 
 def _tower(vision: Mapping[str, Any], inner: int) -> TowerSpec:
     return TowerSpec(
-        depth=count(vision, "depth"),
-        width=count(vision, "hidden_size"),
-        heads=count(vision, "num_heads"),
+        depth=positive_int(vision, "depth"),
+        width=positive_int(vision, "hidden_size"),
+        heads=positive_int(vision, "num_heads"),
         inner=inner,
         patch_dim=patch_numbers(vision),
         act=vision["hidden_act"],
@@ -149,13 +165,13 @@ def _tower(vision: Mapping[str, Any], inner: int) -> TowerSpec:
     )
 
 
-def _merger(vision: Mapping[str, Any], behind: int) -> MergerSpec:
+def _merger(vision: Mapping[str, Any], mlp_inner: int) -> MergerSpec:
     return MergerSpec(
-        count(vision, "hidden_size"),
-        count(vision, "out_hidden_size"),
+        positive_int(vision, "hidden_size"),
+        positive_int(vision, "out_hidden_size"),
         ("downsample",),
         vision["spatial_merge_size"] ** 2,
         act=vision["hidden_act"],
         channels_first=True,
-        behind=behind,
+        mlp_inner=mlp_inner,
     )

@@ -1,4 +1,4 @@
-"""GLM-ASR: rows of an encoder with rotary positions, joined by four and projected, take the place of placeholders."""
+"""GLM-ASR: transcription with a Whisper-like encoder with rotary positions, four rows joined to one, a Llama-like decoder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError
-from .audio.mel_encoder import Names, encoder_config
-from .config import decoder_spec
-from .decoder_model import TEXT_PREFIXES
-from .text.stacks import STACKS
-from .window_model import AUDIO_PREFIXES, WindowModel, joining, sections
+from ...mm.errors import ConfigError
+from ..audio.mel_encoder import MelEncoderNames, mel_encoder_spec
+from ..config import decoder_spec
+from ..decoder_model import TEXT_PREFIXES
+from ..text.stacks import STACKS
+from ..window_model import AUDIO_PREFIXES, WindowModel, config_sections, joined_projector
 
-AUDIO: dict[str, Any] = {  # what the published config.json leaves out
+AUDIO: dict[str, Any] = {  # defaults that the published config.json leaves out
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_hidden_layers": 32,
@@ -33,24 +33,23 @@ TEXT = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
 }
-_NAMES = Names(("input_layernorm", "post_attention_layernorm"), "o_proj", ("mlp.fc1", "mlp.fc2"), "norm")
+_NAMES = MelEncoderNames(("input_layernorm", "post_attention_layernorm"), "o_proj", ("mlp.fc1", "mlp.fc2"), "norm")
 
 
 class GlmAsr(WindowModel):
-    """See `DecoderModel`."""
+    """Sounds."""
 
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        text, audio = sections(config, TEXT, AUDIO)
+        text, audio = config_sections(config, TEXT, AUDIO)
         decoder = decoder_spec({"tie_word_embeddings": True, **config, "text_config": text}, STACKS["llama"])
-        tower = replace(encoder_config(audio), names=_NAMES)
+        tower = replace(mel_encoder_spec(audio), names=_NAMES)
         rope: Mapping[str, Any] = audio.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default" or (audio.get("num_key_value_heads") or tower.heads) != tower.heads:
-            raise ConfigError("audio_config scales its rotary positions, or has fewer heads of keys; neither is supported")
-        part = rope.get("partial_rotary_factor", audio.get("partial_rotary_factor", 0.5))
-        turned = int(tower.width // tower.heads * part)
-        tower = replace(tower, turned=turned, theta=float(rope.get("rope_theta", tower.theta)))
-        out = decoder.hidden_size
-        projector = joining(config, tower, out, 2 * out)
+            raise ConfigError("audio_config has rope scaling or grouped key/value heads; neither is supported")
+        factor = rope.get("partial_rotary_factor", audio.get("partial_rotary_factor", 0.5))
+        rotary_dim = int(tower.width // tower.heads * factor)
+        tower = replace(tower, rotary_dim=rotary_dim, theta=float(rope.get("rope_theta", tower.theta)))
+        projector = joined_projector(config, tower, decoder.hidden_size, 2 * decoder.hidden_size)
         super().__init__(decoder, tower, projector, dtype, device)

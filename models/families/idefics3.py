@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: a tower with bucketed places, squares of patches joined, one layer, any decoder (arXiv 2408.12637)."""
+"""Idefics3 and SmolVLM (arXiv 2408.12637): tiles of one size, pixel shuffle, one linear projection, any decoder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from .config import count, decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
-from .layers.connectors import ProjectorSpec
-from .text.stacks import stack_of
-from .tower_model import TowerModel
-from .vision.encoders import encoder_spec
-from .vision.spec import TableSpec
+from ..config import decoder_spec, positive_int, require
+from ..decoder_model import TEXT_PREFIXES
+from ..layers.connectors import ProjectorSpec
+from ..text.stacks import stack_of
+from ..tower_model import TowerModel
+from ..vision.encoders import encoder_spec
+from ..vision.spec import TableSpec
 
 _ENCODER = "siglip_vision_model"
 _VISION = {
@@ -24,7 +24,7 @@ _VISION = {
 
 
 class Idefics3(TowerModel):
-    """Pictures, and frames of clips, in pieces of one size."""
+    """Images and frames of videos, in tiles of one size, with bucketed position embeddings."""
 
     prefixes = (
         ("model.vision_model.", "tower."),
@@ -36,8 +36,8 @@ class Idefics3(TowerModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         stack = stack_of(config)
         text = decoder_spec(config, replace(stack, defaults={**stack.defaults, "rms_norm_eps": 1e-5}))
-        vision = {**_VISION, **need(config, "vision_config"), "model_type": _ENCODER}
-        table = TableSpec(count(vision, "image_size") // count(vision, "patch_size"), fit="buckets")
+        vision = {**_VISION, **require(config, "vision_config"), "model_type": _ENCODER}
+        table = TableSpec(positive_int(vision, "image_size") // positive_int(vision, "patch_size"), fit="buckets")
         merge = config.get("scale_factor", 2)
         tower = encoder_spec(vision, _ENCODER, table=table, merge=merge, post_norm=True)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("proj",), group=merge**2, bias=False)

@@ -1,20 +1,21 @@
-"""InternVL: a tower with layer scale, squares of patches joined, any decoder. Sources: arXiv 2312.14238, 2404.16821."""
+"""InternVL: tiles through a tower with layer scale, pixel shuffle, any decoder (arXiv 2312.14238, 2404.16821)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError
-from .config import count, decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
-from .layers.connectors import ProjectorSpec
-from .text.stacks import stack_of
-from .tower_model import TOWER_PREFIXES, TowerModel, state_of
-from .vision.spec import TableSpec, TowerNames, TowerSpec
+from ...mm.errors import ConfigError
+from ..config import decoder_spec, positive_int, require
+from ..decoder_model import TEXT_PREFIXES
+from ..layers.connectors import ProjectorSpec
+from ..text.spec import DecoderSpec
+from ..text.stacks import stack_of
+from ..tower_model import TOWER_PREFIXES, TowerModel, feature_states
+from ..vision.spec import TableSpec, TowerNames, TowerSpec
 
 _VISION: Mapping[str, Any] = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096, "image_size": 448,
@@ -48,31 +49,17 @@ _CHAT_NAMES = TowerNames(
 
 
 class InternVL(TowerModel):
-    """InternVL in the layout of the Hub."""
+    """InternVL in the Hub's layout."""
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = TOWER_PREFIXES
-    names: ClassVar[TowerNames] = _NAMES
-    ignored = ("tower.embeddings.mask_token",)  # of training
+    prefixes = TOWER_PREFIXES
+    ignored = ("tower.embeddings.mask_token",)  # used in training only
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        stack = stack_of(config, "qwen2")
-        text = decoder_spec(config, replace(stack, defaults={"tie_word_embeddings": True} | dict(stack.defaults)))
-        tower = replace(_tower(config), names=self.names)
-        projector = ProjectorSpec(
-            width=tower.width,
-            out=text.hidden_size,
-            layers=("linear_1", "linear_2"),
-            group=tower.merge**2,
-            inner=text.hidden_size,
-            act=config.get("projector_hidden_act", "gelu"),
-            norm="layer_norm",
-            joined_norm=True,
-        )
-        super().__init__(text, tower, projector, dtype, device)
+        super().__init__(*_specs(config, _NAMES), dtype, device)
 
 
-class InternVLChat(InternVL):
-    """InternVL in its publisher's own layout: queries, keys and values as one matrix, the decoder's config as `llm_config`."""
+class InternVLChat(TowerModel):
+    """InternVL in its publisher's own layout: q, k and v as one matrix, the decoder's config as `llm_config`."""
 
     prefixes = (
         ("vision_model.", "tower."),
@@ -81,17 +68,33 @@ class InternVLChat(InternVL):
         ("mlp1.3.", "projector.linear_2."),
         *TEXT_PREFIXES,
     )
-    names = _CHAT_NAMES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(hub_config(config), dtype, device)
+        super().__init__(*_specs(hub_config(config), _CHAT_NAMES), dtype, device)
+
+
+def _specs(config: Mapping[str, Any], names: TowerNames) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec]:
+    stack = stack_of(config, "qwen2")
+    text = decoder_spec(config, replace(stack, defaults={"tie_word_embeddings": True} | dict(stack.defaults)))
+    tower = replace(_tower(config), names=names)
+    projector = ProjectorSpec(
+        width=tower.width,
+        out=text.hidden_size,
+        layers=("linear_1", "linear_2"),
+        group=tower.merge**2,
+        inner=text.hidden_size,
+        act=config.get("projector_hidden_act", "gelu"),
+        norm="layer_norm",
+        joined_norm=True,
+    )
+    return text, tower, projector
 
 
 def hub_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json of the publisher's own layout as the Hub has it; ConfigError for what only older models do."""
-    vision, text = {**_CHAT_VISION, **need(config, "vision_config")}, need(config, "llm_config")
+    """Convert a config.json of the publisher's layout to the Hub's; ConfigError for features of older models."""
+    vision, text = {**_CHAT_VISION, **require(config, "vision_config")}, require(config, "llm_config")
     if config.get("ps_version", "v1") != "v2":
-        raise ConfigError("ps_version in config.json is not v2: rows of pictures would be turned; take a newer checkpoint")
+        raise ConfigError("ps_version in config.json is not v2, so pictures would be transposed; use a newer checkpoint")
     return {
         "downsample_ratio": config.get("downsample_ratio", 0.5),
         "text_config": text,
@@ -102,19 +105,19 @@ def hub_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tower(config: Mapping[str, Any]) -> TowerSpec:
-    vision = {**_VISION, **need(config, "vision_config")}
+    vision = {**_VISION, **require(config, "vision_config")}
     if config.get("vision_feature_select_strategy", "default") != "default":
-        raise ConfigError("vision_feature_select_strategy keeps the class token; known is default, which leaves it out")
+        raise ConfigError("vision_feature_select_strategy keeps the class token; only default, which drops it, is supported")
     if not vision.get("use_absolute_position_embeddings", True):
-        raise ConfigError("vision_config switches position embeddings off; this tower has them")
+        raise ConfigError("vision_config disables position embeddings; this tower needs them")
     patch, side = (_square(vision[key], key) for key in ("patch_size", "image_size"))
-    depth = count(vision, "num_hidden_layers")
-    features = state_of(config.get("vision_feature_layer", -1), depth)
+    depth = positive_int(vision, "num_hidden_layers")
+    features = feature_states(config.get("vision_feature_layer", -1), depth)
     return TowerSpec(
         depth=depth,
-        width=count(vision, "hidden_size"),
-        heads=count(vision, "num_attention_heads"),
-        inner=count(vision, "intermediate_size"),
+        width=positive_int(vision, "hidden_size"),
+        heads=positive_int(vision, "num_attention_heads"),
+        inner=positive_int(vision, "intermediate_size"),
         patch_dim=vision["num_channels"] * patch**2,
         act=vision["hidden_act"],
         merge=round(1 / config.get("downsample_ratio", 0.5)),
@@ -132,8 +135,8 @@ def _tower(config: Mapping[str, Any]) -> TowerSpec:
 
 
 def _square(value: Any, key: str) -> int:
-    """A side that is given once or twice."""
+    """A side that config.json gives as one number or as two equal ones."""
     sides = set(value) if isinstance(value, list | tuple) else {value}
     if len(sides) != 1:
         raise ConfigError(f"{key} in vision_config is {value}; only squares are supported")
-    return count({key: sides.pop()}, key)
+    return positive_int({key: sides.pop()}, key)

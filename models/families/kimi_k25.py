@@ -1,4 +1,4 @@
-"""Kimi-K2.5: a tower whose patches see all frames of their chunk, frames averaged, latent attention (arXiv 2504.07491)."""
+"""Kimi-K2.5 (arXiv 2504.07491): MoonViT attends across the frames of a chunk, whose rows are averaged; a decoder with MLA."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
-from .activations import tower_bytes
-from .config import count, decoder_spec, need
-from .decoder_model import TEXT_PREFIXES, DecoderModel
-from .interface import Work
-from .layers.basic import Form, Weighted
-from .layers.connectors import Projector, ProjectorSpec, squares
-from .native_model import axial_theta
-from .text.stacks import stack_of
-from .vision.places import Grid
-from .vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
-from .vision.vit import Tower
+from ...mm.errors import ConfigError
+from ..config import decoder_spec, positive_int, require
+from ..decoder_model import TEXT_PREFIXES, DecoderModel
+from ..interface import StepLimits
+from ..layers.basic import Converter, Convertible
+from ..layers.connectors import Projector, ProjectorSpec, squares
+from ..native_model import axial_theta
+from ..text.stacks import stack_of
+from ..vision.positions import Grid
+from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
+from ..vision.vit import VisionTower, tower_bytes
 
 _VISION: dict[str, Any] = {
     "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "pos_emb_time": 4, "num_attention_heads": 16,
@@ -34,21 +33,21 @@ _NAMES = TowerNames(
     qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
 )
 _FIRST_NAMES = (("norm0", "norm1"), ("norm1", "norm2"), ("mlp.fc0", "mlp.fc1"), ("mlp.fc1", "mlp.fc2"), ("wo", "attn.proj"))
-"""Parts of a layer in the first checkpoints -> in the later ones."""
+"""Names of the parts of a layer in the first checkpoints -> in later ones."""
 
 
-class MoonViT(Tower, Weighted):
-    """The tower, in the layout of the first checkpoints too: q, k and v as one, whose pairs are neighbouring numbers."""
+class MoonViT(VisionTower, Convertible):
+    """The tower. The first checkpoints store q, k and v as one matrix, in which rotated pairs are adjacent."""
 
-    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         for i in range(self.spec.depth):
             old, new = f"{path}.encoder.blocks.{i}", f"{path}.layers.{i}"
             for kind in ("weight", "bias"):
                 for before, after in _FIRST_NAMES:
-                    yield f"{old}.{before}.{kind}", partial(_named, f"{new}.{after}.{kind}")
-                yield f"{old}.wqkv.{kind}", partial(self._apart, new, kind)
+                    yield f"{old}.{before}.{kind}", partial(_renamed, f"{new}.{after}.{kind}")
+                yield f"{old}.wqkv.{kind}", partial(self._split_qkv, new, kind)
 
-    def _apart(self, layer: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _split_qkv(self, layer: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         q, k, v = tensor.chunk(3)
         for name, part in zip(_NAMES.qkv[:2], (q, k), strict=True):
             pairs = part.unflatten(0, (self.spec.heads, -1, 2))
@@ -57,13 +56,13 @@ class MoonViT(Tower, Weighted):
 
 
 class KimiK25(DecoderModel):
-    """Pictures, and pieces of videos of a few frames each, which share their rows."""
+    """Images, and chunks of videos: the frames of a chunk share their rows."""
 
     prefixes = (
         ("model.vision_tower.", "visual."),
         ("vision_tower.patch_embed.pos_emb.weight", "visual.patch_embed.pos_emb.position_embeddings"),
         ("vision_tower.encoder.final_layernorm.", "visual.final_layernorm."),
-        ("vision_tower.encoder.patch_embed.", "visual.patch_embed."),  # so does transformers 5 write it
+        ("vision_tower.encoder.patch_embed.", "visual.patch_embed."),  # as transformers 5 writes it
         ("vision_tower.", "visual."),
         ("model.mm_projector.", "merger."),
         ("mm_projector.proj.0.", "merger.in_proj."),
@@ -75,8 +74,8 @@ class KimiK25(DecoderModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(decoder_spec(config, stack_of(config, "deepseek_v3")), dtype, device)
-        vision = {**_VISION, **_later(need(config, "vision_config"))}
-        self.merge, self.frames = _merge(vision), count(vision, "pos_emb_time")
+        vision = {**_VISION, **_later_names(require(config, "vision_config"))}
+        self.merge, self.frames = _merge(vision), positive_int(vision, "pos_emb_time")
         self.visual = MoonViT(_tower(vision, self.frames), dtype, device)
         width, eps = self.visual.spec.width, config.get("projection_layer_norm_eps", vision.get("projector_ln_eps", 1e-5))
         self.merger = Projector(
@@ -89,56 +88,56 @@ class KimiK25(DecoderModel):
         """`pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[items, 3]`."""
         grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid_thw"].tolist()]
         (state,) = self.visual(tensors["pixel_values"].flatten(1), grids)
-        shown = [(1, h, w) for _, h, w in grids]
-        rows = self.merger(squares(_averaged(state, grids), shown, self.merge))
-        return list(rows.split([h * w // self.merge**2 for _, h, w in shown]))
+        averaged = [(1, h, w) for _, h, w in grids]
+        rows = self.merger(squares(_average_frames(state, grids), averaged, self.merge))
+        return list(rows.split([h * w // self.merge**2 for _, h, w in averaged]))
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return rows * self.merge**2 * self.frames * self.visual.spec.patch_dim * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        """All rows are those of whole chunks."""
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        """The worst case: all rows are of chunks with the maximum of frames."""
         tower, merger, patches = self.visual.spec, self.merger.spec, rows * self.merge**2
-        return tower_bytes(tower, patches * self.frames, merger, self.dtype, work)
+        return tower_bytes(tower, patches * self.frames, merger, self.dtype, limits)
 
 
 def _tower(vision: Mapping[str, Any], frames: int) -> TowerSpec:
-    act, side, patch = vision["hidden_act"], count(vision, "pos_emb_height"), count(vision, "patch_size")
+    act, side, patch = vision["hidden_act"], positive_int(vision, "pos_emb_height"), positive_int(vision, "patch_size")
     if vision["pos_emb_width"] != side:
-        raise ConfigError(f"a table of {side}x{vision['pos_emb_width']} places is not supported; its sides must be the same")
+        raise ConfigError(f"position table of {side}x{vision['pos_emb_width']} is not supported; both sides must be equal")
     return TowerSpec(
-        depth=count(vision, "num_hidden_layers"),
-        width=count(vision, "hidden_size"),
-        heads=count(vision, "num_attention_heads"),
-        inner=count(vision, "intermediate_size"),
+        depth=positive_int(vision, "num_hidden_layers"),
+        width=positive_int(vision, "hidden_size"),
+        heads=positive_int(vision, "num_attention_heads"),
+        inner=positive_int(vision, "intermediate_size"),
         patch_dim=3 * patch * patch,
         act=act,
         eps=1e-5,
         rotary=RotarySpec(axial_theta(vision), "alternating"),
         table=TableSpec(side, "bicubic", frames=frames),
         post_norm=True,
-        across_time=True,
+        temporal_attention=True,
         names=_NAMES,
     )
 
 
-def _later(vision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The vision config of the first checkpoints, in the names of the later ones."""
+def _later_names(vision: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The vision config of the first checkpoints with the key names of later ones."""
     return {key.removeprefix("vt_").removeprefix("init_"): value for key, value in vision.items()}
 
 
 def _merge(vision: Mapping[str, Any]) -> int:
     tall, wide = vision["merge_kernel_size"]
     if tall != wide:
-        raise ConfigError(f"merge_kernel_size {tall}x{wide} is not supported; its sides must be the same")
+        raise ConfigError(f"merge_kernel_size {tall}x{wide} is not supported; both sides must be equal")
     return int(tall)
 
 
-def _averaged(patches: Tensor, grids: list[Grid]) -> Tensor:
-    """`[patches, width]` -> those of one frame for each item."""
+def _average_frames(patches: Tensor, grids: list[Grid]) -> Tensor:
+    """`[patches, width]` -> the mean over the frames of each item."""
     items = patches.split([t * h * w for t, h, w in grids])
     return torch.cat([item.view(t, h * w, -1).mean(0) for item, (t, h, w) in zip(items, grids, strict=True)])
 
 
-def _named(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield name, tensor

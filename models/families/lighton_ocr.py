@@ -1,40 +1,39 @@
-"""LightOnOCR: Pixtral's tower over grids of any size, whole squares of it joined, a Qwen3 decoder (arXiv 2601.14251)."""
+"""LightOnOCR (arXiv 2601.14251): Pixtral's tower on pages of any size, whole squares of its rows merged, a Qwen3 decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .activations import tower_bytes
-from .decoder_model import TEXT_PREFIXES
-from .interface import Work
-from .layers.connectors import squares
-from .pixtral import Mistral3
-from .vision.spec import TowerSpec
+from ..decoder_model import TEXT_PREFIXES
+from ..interface import StepLimits
+from ..layers.connectors import squares
+from ..tower_model import TowerModel
+from ..vision.vit import tower_bytes
+from .pixtral import MISTRAL3, mistral3_specs
+
+_DEFAULTS = replace(MISTRAL3, patch=16, decoder="qwen3")
 
 
-class LightOnOcr(Mistral3):
-    """Patches come row by row; those that fill no square end with the tower."""
+class LightOnOcr(TowerModel):
+    """Patches come row by row; after the tower, those that fill no square are dropped and the others are put in squares."""
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
+    prefixes = (
         ("model.vision_encoder.", "tower."),
         ("model.vision_projection.norm.", "merger.norm."),
         ("model.vision_projection.patch_merger.", "merger.patch_merger."),
         ("model.vision_projection.", "projector."),
         *TEXT_PREFIXES,
     )
-    patch, decoder = 16, "qwen3"
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(config, dtype, device)
-        self.side = self.merge_of(config)
-
-    def tower_spec(self, config: Mapping[str, Any]) -> TowerSpec:
-        return replace(super().tower_spec(config), merge=1)
+        text, tower, projector, merger = mistral3_specs(config, _DEFAULTS)
+        super().__init__(text, replace(tower, merge=1), projector, dtype, device, merger=merger)
+        self.side, self.merger_spec = tower.merge, merger
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
@@ -42,11 +41,11 @@ class LightOnOcr(Mistral3):
         return list(rows.split([t * (h // self.side) * (w // self.side) for t, h, w in grids]))
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        return self._patches(rows) * self.tower.spec.patch_dim * self.dtype.itemsize
+        return self._max_patches(rows) * self.tower.spec.patch_dim * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        return tower_bytes(self.tower.spec, self._patches(rows), self.merger.spec, self.dtype, work)
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return tower_bytes(self.tower.spec, self._max_patches(rows), self.merger_spec, self.dtype, limits)
 
-    def _patches(self, rows: int) -> int:
-        """At most: those of pictures of one square each that all but fill another one beside and below it."""
+    def _max_patches(self, rows: int) -> int:
+        """The worst case: pictures of one square each, with almost another one beside and below it."""
         return rows * (2 * self.side - 1) ** 2

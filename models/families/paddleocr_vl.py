@@ -1,4 +1,4 @@
-"""PaddleOCR-VL: SigLIP's encoder at native size with rotary places, joined squares, an Ernie decoder (arXiv 2510.14528)."""
+"""PaddleOCR-VL (arXiv 2510.14528): pages at native size, SigLIP with 2-D rotary positions, an Ernie 4.5 decoder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from .config import decoder_spec, need
-from .decoder_model import TEXT_PREFIXES
-from .layers.connectors import ProjectorSpec
-from .native_model import NativeModel, axial_theta
-from .text.stacks import STACKS
-from .vision.encoders import encoder_spec
-from .vision.spec import RotarySpec, TableSpec
+from ..config import decoder_spec, require
+from ..decoder_model import TEXT_PREFIXES
+from ..layers.connectors import ProjectorSpec
+from ..native_model import NativeModel, axial_theta
+from ..text.stacks import STACKS
+from ..vision.encoders import encoder_spec
+from ..vision.spec import RotarySpec, TableSpec
 
 _ERNIE = STACKS["ernie4_5"]
-_STACK = replace(_ERNIE, defaults={**_ERNIE.defaults, "mrope_section": (16, 24, 24)}, neighbours=False)
+_STACK = replace(_ERNIE, defaults={**_ERNIE.defaults, "mrope_section": (16, 24, 24)}, interleaved=False)
 _VISION = {
     "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 384,
     "patch_size": 14, "spatial_merge_size": 2,
@@ -25,7 +25,7 @@ _VISION = {
 
 
 class PaddleOcrVL(NativeModel):
-    """Its text config may lie at the top level."""
+    """Pictures. The text config may be at the top level of config.json."""
 
     prefixes = (
         ("model.visual.vision_model.", "visual."),
@@ -35,14 +35,14 @@ class PaddleOcrVL(NativeModel):
         *TEXT_PREFIXES,
         ("model.", "language_model."),
     )
-    ignored = (  # a pooling head, a table of another size, numbers that old releases stored
+    ignored = (  # a pooling head, a position table for packing, a buffer in old checkpoints
         "visual.head.",
         "visual.embeddings.packing_position_embedding.",
         "visual.embeddings.position_ids",
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        vision = {**_VISION, **need(config, "vision_config"), "model_type": "siglip_vision_model"}
+        vision = {**_VISION, **require(config, "vision_config"), "model_type": "siglip_vision_model"}
         decoder, merge = decoder_spec(config, _STACK), vision["spatial_merge_size"]
         tower = encoder_spec(vision, "siglip_vision_model", merge=merge, post_norm=True, rotary=RotarySpec(axial_theta(vision)))
         assert tower.table is not None

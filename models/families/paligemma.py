@@ -1,4 +1,4 @@
-"""PaliGemma and PaliGemma 2: an image encoder, one layer, a Gemma decoder (arXiv 2407.07726, 2412.03555)."""
+"""PaliGemma and PaliGemma 2: SigLIP, one linear projection, a Gemma decoder (arXiv 2407.07726, 2412.03555)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from .config import decoder_spec, need
-from .layers.connectors import ProjectorSpec
-from .text.stacks import stack_of
-from .tower_model import TOWER_PREFIXES, TowerModel
-from .vision.encoders import encoder_spec
+from ..config import decoder_spec, require
+from ..layers.connectors import ProjectorSpec
+from ..text.stacks import stack_of
+from ..tower_model import TOWER_PREFIXES, TowerModel
+from ..vision.encoders import encoder_spec
 
 _VISION: Mapping[str, Any] = {
     "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
@@ -20,13 +20,16 @@ _VISION: Mapping[str, Any] = {
 
 
 class PaliGemma(TowerModel):
-    """The tower's rows, one for each patch."""
+    """Pictures, one row per patch."""
 
     prefixes = TOWER_PREFIXES
-    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; numbers that old releases stored
+    ignored = (
+        "tower.head.",
+        "tower.embeddings.position_ids",
+    )  # a pooling head; a buffer in old checkpoints
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config, "gemma"))
-        tower = encoder_spec({**_VISION, **need(config, "vision_config")}, "siglip_vision_model", post_norm=True)
+        tower = encoder_spec({**_VISION, **require(config, "vision_config")}, "siglip_vision_model", post_norm=True)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("linear",))
         super().__init__(text, tower, projector, dtype, device)

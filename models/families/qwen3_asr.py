@@ -1,4 +1,4 @@
-"""Qwen3-ASR: rows of the AuT encoder take the place of placeholders in a Qwen3 decoder."""
+"""Qwen3-ASR: transcription with the AuT encoder and a Qwen3 decoder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
-from .activations import aut_bytes
-from .audio.aut import Encoder, aut_spec, halved
-from .config import decoder_spec
-from .decoder_model import TEXT_PREFIXES, DecoderModel
-from .interface import Work
-from .text.stacks import STACKS
-from .thinker import SPEAKING, thinker
+from ..audio.aut import AutEncoder, aut_spec
+from ..config import decoder_spec
+from ..decoder_model import TEXT_PREFIXES, DecoderModel
+from ..interface import StepLimits
+from ..text.stacks import STACKS
+from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config
 
-AUDIO = {  # what the published config.json leaves out
+AUDIO = {  # defaults that the published config.json leaves out
     "num_mel_bins": 128,
     "encoder_layers": 24,
     "encoder_attention_heads": 16,
@@ -40,7 +38,7 @@ TEXT = {
 
 
 class Qwen3ASR(DecoderModel):
-    """See `DecoderModel`. Where its positions have axes, sound advances on all of them together."""
+    """Sounds. If positions have several axes, a sound advances on all of them."""
 
     prefixes = (
         ("thinker.audio_tower.", "audio_tower."),
@@ -51,26 +49,20 @@ class Qwen3ASR(DecoderModel):
         ("model.multi_modal_projector.linear_2.", "audio_tower.proj2."),
         *TEXT_PREFIXES,
     )
-    ignored = SPEAKING
+    ignored = TALKER_PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        config = thinker(config, tied=True, text_config=TEXT, audio_config=AUDIO)
+        config = thinker_config(config, tied=True, text_config=TEXT, audio_config=AUDIO)
         super().__init__(decoder_spec(config, STACKS["qwen3"]), dtype, device)
-        self.audio_tower = Encoder(aut_spec(config["audio_config"]), dtype, device)
-        out = self.audio_tower.spec.out
-        if out != self.hidden_size:
-            raise ConfigError(f"output_dim {out} of audio_config in config.json is not hidden_size {self.hidden_size}")
+        audio = aut_spec(config["audio_config"])
+        check_output_dim(audio.out, self.hidden_size)
+        self.audio_tower = AutEncoder(audio, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        return self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())  # type: ignore[no-any-return]
+        return self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        return self._frames(rows) * self.audio_tower.spec.layer.mels * self.dtype.itemsize
+        return self.audio_tower.max_frames(rows) * self.audio_tower.mels * self.dtype.itemsize
 
-    def encoder_bytes(self, modality: str, rows: int, work: Work) -> int:
-        return aut_bytes(self.audio_tower.spec, self._frames(rows), self.dtype, work)
-
-    def _frames(self, rows: int) -> int:
-        """At most, of so many rows."""
-        chunk = self.audio_tower.spec.chunk
-        return -(-rows * chunk // halved(chunk))
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return self.audio_tower.activation_bytes(self.audio_tower.max_frames(rows), limits)

@@ -1,1 +1,1 @@
-"""The building blocks models are written in."""
+"""Building blocks shared by decoders and encoders."""

@@ -1,24 +1,30 @@
-"""What an adapter adds to a product: a thin matrix and one back, for the rows it computes. Knows no checkpoint and no stack.
+"""Low-rank adapters (LoRA) on the shards of a Linear, applied per row.
 
-Source: arXiv 2106.09685 (LoRA).
+Source: arXiv 2106.09685.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ...kernels.linear import Weights, linear, pack
-from .basic import Weighted
+from ...kernels.linear import LinearWeight, linear, pack
+from ..interface import StepLimits
+from ..memory_formulas import linear_bytes, linear_result, packed_weight_bytes
+from .basic import WeightedLayer
 
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """An adapter of `rank`, what it makes times `scale`, for slices whose names end in one of `targets`.
+    """One adapter of a checkpoint.
 
-    `name`: of its folder below the checkpoint's, "." for the checkpoint's own.
+    Args:
+        name: its folder below the checkpoint's, "." for the checkpoint's own folder.
+        scale: factor of its output.
+        targets: it applies to the shards whose names end in one of these.
     """
 
     name: str
@@ -27,39 +33,39 @@ class AdapterSpec:
     targets: tuple[str, ...]
 
 
-class Switch:
-    """Which rows of a step each adapter leaves alone. One for all layers of a model, which turns it before they run."""
+class AdapterMask:
+    """Tells which rows of a step an adapter does not apply to. Shared by all layers of a model, set before each forward."""
 
     def __init__(self) -> None:
-        self.idle: list[Tensor] = []  # of each adapter bool `[rows, 1]`; empty: no row has one
+        self.masks: list[Tensor] = []  # per adapter, bool `[rows, 1]`, True: not applied; empty if no row has an adapter
 
-    def turn(self, adapters: Tensor | None, count: int) -> None:
-        """`adapters` as in ForwardBatch; `count`: how many there are."""
-        self.idle = [] if adapters is None else [(adapters != number)[:, None] for number in range(1, count + 1)]
+    def set(self, adapters: Tensor | None, count: int) -> None:
+        """`adapters` as in ForwardBatch; `count`: adapters of the model."""
+        self.masks = [] if adapters is None else [(adapters != number)[:, None] for number in range(1, count + 1)]
 
 
-class LowRank(Weighted):
-    """`up(down(x)) * scale`, added to one slice of a layer for the rows of one adapter; never quantised.
+class LowRank(WeightedLayer):
+    """Adds `up(down(x)) * scale` to one shard of a Linear, for the rows of one adapter. Never quantised.
 
-    Rows of others go through as zeros, so that a row has the same bits in any company.
+    Rows of other adapters pass through as zeros, so that a row's bits do not depend on the batch.
 
     Args:
-        stem: the slice's canonical name, which the names of its two tensors begin with.
-        weight: of the layer, whose width, dtype and device it has.
-        rows: of the slice.
-        number: of the adapter among the model's, from 0.
+        stem: canonical name of the shard, with which the names of both matrices begin.
+        weight: of the Linear; gives input width, dtype and device.
+        rows: outputs of the shard.
+        number: index of the adapter in the model, from 0.
     """
 
-    def __init__(self, stem: str, weight: Tensor, rows: int, spec: AdapterSpec, number: int, switch: Switch) -> None:
+    def __init__(self, stem: str, weight: Tensor, rows: int, spec: AdapterSpec, number: int, mask: AdapterMask) -> None:
         super().__init__()
-        self.stem, self.spec, self.number, self.switch = stem, spec, number, switch
+        self.stem, self.spec, self.number, self.mask = stem, spec, number, mask
         self.inner, self.outer, self.whole = weight.shape[1], rows, rows == len(weight)
         self.weights: tuple[Tensor, Tensor] | None = (
             weight.new_empty(spec.rank, self.inner),
             weight.new_empty(rows, spec.rank),
         )
-        self.down: Weights | None = None
-        self.up: Weights | None = None
+        self.down: LinearWeight | None = None
+        self.up: LinearWeight | None = None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         assert self.weights is not None, "weights are packed already"
@@ -67,24 +73,40 @@ class LowRank(Weighted):
             yield tensor_name(self.stem, letter, self.spec.name), weight
 
     def pack(self) -> None:
-        """The scale goes into the second matrix."""
+        """Pack both matrices; the scale is multiplied into the second."""
         assert self.weights is not None, "weights are packed already"
         down, up = self.weights
         self.down, self.up, self.weights = pack(down, None), pack(up.mul_(self.spec.scale), None), None
 
-    def shapes(self) -> Iterator[tuple[int, int]]:
-        """Inputs and outputs of each matrix that is laid out."""
-        yield from ((self.inner, self.spec.rank), (self.spec.rank, self.outer))
+    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+        assert self.weights is not None, "weights are packed already"
+        shapes, dtype = ((self.inner, self.spec.rank), (self.spec.rank, self.outer)), self.weights[0].dtype
+        return sum(packed_weight_bytes(*shape, False, dtype, device, False) for shape in shapes)
 
     def add_(self, out: Tensor, x: Tensor) -> None:
-        """To `out [rows, slice]`, in place, for `x [rows, in]`; nothing where no row of the step has an adapter."""
-        if self.switch.idle:
+        """Add to `out [rows, shard]` in place, from `x [rows, in]`. Does nothing if no row of the step has an adapter."""
+        if self.mask.masks:
             assert self.down is not None, "pack() was not called"
             assert self.up is not None, "pack() was not called"
-            out += linear(linear(x, self.down).masked_fill_(self.switch.idle[self.number], 0.0), self.up)
+            out += linear(linear(x, self.down).masked_fill_(self.mask.masks[self.number], 0.0), self.up)
 
 
 def tensor_name(stem: str, letter: str, adapter: str) -> str:
-    """The canonical name of an adapter's tensor "A" `[rank, in]` or "B" `[out, rank]` for a slice."""
+    """Canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
     own = "" if adapter == "." else f"{adapter}."
     return f"{stem}.lora_{letter}.{own}weight"
+
+
+def adapter_bytes(adapters: Sequence[LowRank], limits: StepLimits, dtype: torch.dtype) -> int:
+    """Bytes per row alive in one of these adapters, beside the layer it belongs to.
+
+    The result for a shard is no larger than what the layer computes next, unless the layer halves the width.
+    """
+    most = 0
+    for adapter in adapters:
+        rank, outer = adapter.spec.rank, adapter.outer
+        down = linear_result(rank, limits.rows, dtype, limits)
+        up = linear_bytes(rank, outer, limits.rows, dtype, limits)
+        counted = adapter.whole and 2 * outer > adapter.inner
+        most = max(most, down + up - (0 if counted else linear_result(outer, limits.rows, dtype, limits)))
+    return most

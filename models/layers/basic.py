@@ -1,4 +1,4 @@
-"""Norms, activations and the embedding table: layers with weights but no choice of slices."""
+"""Base classes of layers, norms and the embedding table."""
 
 from __future__ import annotations
 
@@ -10,33 +10,48 @@ from torch.nn import functional as F
 
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
 
-Form = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
-"""A stored tensor -> the canonical names of what it holds, and each part."""
+Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+"""Splits a stored tensor into (canonical name, tensor) pairs."""
 
 
-class Weighted(nn.Module):
-    """A layer that is filled from a checkpoint."""
+class TensorModule(nn.Module):
+    """A module whose call returns one tensor, declared so that callers are type-checked."""
+
+    __call__: Callable[..., Tensor]
+
+
+class Convertible:
+    """A module whose tensors some checkpoints store in another layout, or under other names."""
+
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Yield stored names, after prefixes are renamed, and the function that converts each tensor."""
+        yield from ()
+
+
+class WeightedLayer(TensorModule, Convertible):
+    """A layer that is filled from a checkpoint. The loader is `models.weights.fill`."""
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        """Canonical names of its own tensors, and what they fill; `path`: of this module, from the root."""
+        """Yield the canonical name and the memory of each own tensor; `path` is this module's path from the root."""
         yield from ()
 
-    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
-        """Names under which checkpoints store some of them in another way, and how to read it."""
-        yield from ()
+    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+        """Bytes of the own tensors after `pack` on `device`, if the model is quantised to 8 bits or not."""
+        return sum(tensor.nbytes for _, tensor in self.tensors(""))
 
     def pack(self) -> None:
-        """Once they are filled: lay them out for their device."""
+        """Lay the weights out for their device. Called once, when all tensors of this layer are filled."""
 
-    def filled(self) -> None:
-        """Once all of the model is filled and packed."""
+    def after_load(self) -> None:
+        """Called once, when all layers of the model are filled and packed."""
 
 
-class Norm(Weighted):
-    """RMSNorm, or LayerNorm when it has a bias. `[..., dim]`.
+class Norm(WeightedLayer):
+    """RMSNorm, or LayerNorm if it has a bias. `[..., dim] -> [..., dim]`.
 
-    `offset` is added to an RMSNorm's weight, where a checkpoint stores it around 0. `stored`: the name in the checkpoint in
-    place of the module's own last name part.
+    Args:
+        offset: added to the weight of an RMSNorm, for checkpoints that store it around 0.
+        stored: last part of the name in the checkpoint, if it differs from the module's own.
     """
 
     def __init__(
@@ -63,18 +78,18 @@ class Norm(Weighted):
             yield f"{path}.bias", self.bias
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        """`add`: the output of the layer before, which is added to the residual stream `x` in place first."""
+        """Normalise `x`. If `add` is given, it is first added in place to the residual stream `x`."""
         if self.bias is None:
             return rms_norm(x, self.weight, self.eps, add, self.offset)
         return layer_norm(x, self.weight, self.bias, self.eps, add)
 
     def heads_(self, x: Tensor) -> None:
-        """RMSNorm of every head of `x [rows, heads, dim]` in place; x may be a part of longer rows."""
+        """RMSNorm of each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
         norm_heads_(x, self.weight, self.eps, self.offset)
 
 
-class Scale(nn.Module):
-    """`x` times a number, in place."""
+class Scale(TensorModule):
+    """Multiplies by a constant, in place."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -84,12 +99,12 @@ class Scale(nn.Module):
         return x.mul_(self.factor)
 
 
-class Embedding(Weighted):
-    """Token id -> row times `scale`. `[rows] -> [rows, dim]`."""
+class Embedding(WeightedLayer):
+    """Token ids `[rows]` -> embeddings `[rows, dim]`, multiplied by `scale`."""
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = float(torch.tensor(scale, dtype=dtype))  # rounded as the published models do
+        self.scale = float(torch.tensor(scale, dtype=dtype))  # rounded to the model's dtype, as the published models do
         self.weight = torch.empty(vocab, dim, dtype=dtype, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Layers under the dotted names a checkpoint keeps them by, whatever the code calls them. Knows no family."""
+"""Creates layers under the dotted names they have in a checkpoint, independent of the attribute names in code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from .basic import Embedding, Norm
+from .basic import Norm, WeightedLayer
 from .linear import Linear
 
 
-class Stored(Embedding):
-    """A tensor that is no layer's weight: a class token, a table, a factor. Its path is its whole name."""
+class StoredTensor(WeightedLayer):
+    """A bare tensor of a checkpoint: a class token, a table, a factor. Its name is the module's path, without `.weight`."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.weight = torch.empty(*shape, dtype=dtype, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -24,10 +24,11 @@ class Stored(Embedding):
 
 
 @dataclass(frozen=True)
-class Maker:
-    """Makes layers and hangs each into `root` under its name, with `prefix` before it.
+class Builder:
+    """Creates layers and registers each in `root` under `prefix` + name.
 
-    The code keeps what is returned in places that are no modules (a tuple, a plain object), so that it has one name only.
+    Callers keep the returned layers in plain containers (tuples, lists, objects that are no modules), so that each layer is
+    registered under its checkpoint name only.
     """
 
     root: nn.Module
@@ -35,33 +36,34 @@ class Maker:
     device: torch.device
     prefix: str = ""
 
-    def below(self, prefix: str) -> Maker:
+    def scope(self, prefix: str) -> Builder:
+        """A builder for names below `prefix.`."""
         return replace(self, prefix=f"{self.prefix}{prefix}.")
 
     def linear(self, names: Sequence[str], inner: int, outers: Sequence[int], bias: bool) -> Linear:
-        """One product for slices that lie side by side in the checkpoint, as many as names: q, k and v, or gate and up."""
-        slices = {name.rpartition(".")[2]: outer for name, outer in zip(names, outers, strict=True)}
-        layer = Linear(inner, slices, bias, self.dtype, self.device)
-        self._hang(names[0], layer)
+        """One Linear with a shard per name (q, k and v, or gate and up), which are siblings in the checkpoint."""
+        shards = {name.rpartition(".")[2]: outer for name, outer in zip(names, outers, strict=True)}
+        layer = Linear(inner, shards, bias, self.dtype, self.device)
+        self._register(names[0], layer)
         return layer
 
     def norm(self, name: str, width: int, eps: float, bias: bool, offset: float = 0.0) -> Norm:
-        """RMSNorm, or LayerNorm when it has a bias."""
+        """RMSNorm, or LayerNorm if it has a bias."""
         layer = Norm(width, eps, bias, self.dtype, self.device, offset=offset)
-        self._hang(name, layer)
+        self._register(name, layer)
         return layer
 
-    def stored(self, name: str, *shape: int) -> Stored:
-        tensor = Stored(shape, self.dtype, self.device)
-        self._hang(name, tensor)
+    def stored(self, name: str, *shape: int) -> StoredTensor:
+        tensor = StoredTensor(shape, self.dtype, self.device)
+        self._register(name, tensor)
         return tensor
 
-    def _hang(self, name: str, layer: nn.Module) -> None:
+    def _register(self, name: str, layer: nn.Module) -> None:
         *parents, last = f"{self.prefix}{name}".split(".")
-        at = self.root
+        module = self.root
         for parent in parents:
-            if parent not in at._modules:
-                at.add_module(parent, nn.Module())
-            at = at.get_submodule(parent)
-        assert last not in at._modules, f"{self.prefix}{name} is there already"
-        at.add_module(last, layer)
+            if parent not in module._modules:
+                module.add_module(parent, nn.Module())
+            module = module.get_submodule(parent)
+        assert last not in module._modules, f"{self.prefix}{name} is registered already"
+        module.add_module(last, layer)

@@ -1,4 +1,4 @@
-"""From a tower's rows to the decoder's: groups of patches joined, normed and projected. Knows no family."""
+"""Projectors between an encoder and the decoder: rows are grouped, normed and projected to the decoder's width."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...kernels.activation import activation
-from ..config import known_act
-from .tree import Maker
+from ..config import check_activation
+from ..interface import StepLimits
+from ..memory_formulas import linear_bytes, norm_bytes
+from .basic import TensorModule
+from .builder import Builder
 
 
 @dataclass(frozen=True)
 class ProjectorSpec:
-    """One or two linear layers over groups of neighbouring rows, with a norm before them.
+    """One or two linear layers over groups of adjacent rows, with an optional norm before them.
 
     Args:
-        width: of a row. group: rows that are joined to one; a square of a tower whose patches come in squares.
-        out: width of the result. inner: between two layers, None for `group * width`.
-        layers: their names in the checkpoint, below the projector; `act` stands between two.
-        bias: of both.
-        norm: its name, None for none; `rms`: RMSNorm, else LayerNorm. joined_norm: over a whole group, else over each row.
-        norm_offset: added to the norm's weight.
-        averaged: a group is averaged before all else, not joined.
-        channels_first: a group is joined channel by channel, as a convolution's weight has it, else row by row.
+        width, out: of an input row, and of a result row.
+        layers: names of the linear layers below the projector; `act` is applied between two.
+        group: input rows per result row; a square of patches if the tower's patches come in squares.
+        inner: width between two layers; None: `group * width`.
+        bias: both layers have a bias.
+        norm: name of the norm; None: no norm. rms: RMSNorm instead of LayerNorm. norm_offset: added to its weight.
+        joined_norm: the norm is over a whole group instead of each row.
+        averaged: the rows of a group are averaged first instead of concatenated.
+        channels_first: a group is concatenated channel by channel, like the weight of a convolution, instead of row by row.
     """
 
     width: int
@@ -44,28 +48,28 @@ class ProjectorSpec:
     channels_first: bool = False
 
     @property
-    def wide(self) -> int:
-        """Of what is made of a group."""
+    def group_width(self) -> int:
+        """Width of a group after it is concatenated or averaged."""
         return self.width if self.averaged else self.width * self.group
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Of what each layer makes."""
-        return (self.out,) if len(self.layers) == 1 else (self.inner or self.wide, self.out)
+    def outputs(self) -> tuple[int, ...]:
+        """Output width of each layer."""
+        return (self.out,) if len(self.layers) == 1 else (self.inner or self.group_width, self.out)
 
 
-class Projector(nn.Module):
-    """`[rows, width]` -> `[rows / group, out]`; ConfigError names an activation that is not there."""
+class Projector(TensorModule):
+    """`[rows, width]` -> `[rows / group, out]`. Raises ConfigError for an unknown activation."""
 
     def __init__(self, spec: ProjectorSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        known_act("a projector's activation", spec.act)
-        self.spec, make = spec, Maker(self, dtype, device)
-        normed = spec.wide if spec.joined_norm else spec.width
-        self.norms = [] if spec.norm is None else [make.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]
-        inner, self.layers = spec.wide, []
-        for name, outer in zip(spec.layers, spec.widths, strict=True):
-            self.layers.append(make.linear([name], inner, [outer], spec.bias))
+        check_activation("a projector's activation", spec.act)
+        self.spec, build = spec, Builder(self, dtype, device)
+        normed = spec.group_width if spec.joined_norm else spec.width
+        self.norms = [] if spec.norm is None else [build.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]
+        inner, self.layers = spec.group_width, []
+        for name, outer in zip(spec.layers, spec.outputs, strict=True):
+            self.layers.append(build.linear([name], inner, [outer], spec.bias))
             inner = outer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,20 +77,24 @@ class Projector(nn.Module):
         if s.averaged:
             x = x.view(-1, s.group, s.width).mean(1)
         for norm in self.norms:
-            x = norm(x.view(-1, s.wide) if s.joined_norm else x)
+            x = norm(x.view(-1, s.group_width) if s.joined_norm else x)
         if s.channels_first and s.group > 1:
             x = x.view(-1, s.group, s.width).transpose(1, 2)
         first, *others = self.layers
-        x = first(x.reshape(-1, s.wide))
+        x = first(x.reshape(-1, s.group_width))
         for layer in others:
             x = layer(activation(s.act, x))
         return x
 
+    def extra_bytes(self, rows: int) -> int:
+        """Bytes alive while a subclass computes so many result rows, beyond what `projector_bytes` knows of."""
+        return 0
+
 
 def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> Tensor:
-    """`[patches, width]` row by row of grids `(t, h, w)` -> the same in squares of merge x merge, row by row of squares.
+    """Reorder rows of patches, row by row of grids `(t, h, w)`, into squares of merge x merge, row by row of squares.
 
-    What is left of a grid on the right and below a whole number of squares is dropped.
+    `[patches, width]` -> `[squares * merge^2, width]`. Patches at the right and bottom that fill no square are dropped.
     """
     parts, start = [], 0
     for t, h, w in grids:
@@ -96,3 +104,17 @@ def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> 
         parts.append(grid.transpose(2, 3).reshape(t * tall * wide * merge**2, -1))
         start += t * h * w
     return torch.cat(parts)
+
+
+def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes per input row alive in Projector, for so many input rows from so many states of a tower."""
+    s, row = dtype.itemsize, c.width * dtype.itemsize
+    inner, inputs = c.group_width, row + (row if states > 1 else 0)  # several states are concatenated
+    copies = row * (c.norm is not None) + row * (c.channels_first and c.group > 1)
+    peak = inputs + copies + norm_bytes(c.width, c.rms, dtype, limits) * (c.norm is not None)
+    result = 0
+    for number, outer in enumerate(c.outputs):
+        peak = max(peak, inputs + copies + result + linear_bytes(inner, outer, patches, dtype, limits) // c.group)
+        result = outer * s // c.group * (1 if number + 1 == len(c.outputs) else 2)  # before and after the activation
+        peak, inner = max(peak, inputs + copies + result), outer
+    return max(peak, inputs + 3 * c.out * s // c.group)  # in the order of items, and split into items

@@ -1,28 +1,30 @@
-"""The only way a model multiplies: a weight of named slices, packed after loading. Collectives would live here too."""
+"""Linear layers and the language model head. All products with weights go through `Linear`, which packs weights per device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...kernels.linear import Weights, linear, pack
+from ...kernels.dispatch import backend
+from ...kernels.linear import LinearWeight, linear, pack
+from ..memory_formulas import packed_weight_bytes
 from .adapter import LowRank
-from .basic import Weighted
+from .basic import TensorModule, WeightedLayer
 
 
-class Linear(Weighted):
-    """`[rows, in] -> [rows, out]`, `out` being the sum of the slices.
+class Linear(WeightedLayer):
+    """`[rows, in] -> [rows, out]`: one product whose weight consists of named shards (q, k and v; gate and up).
 
     Args:
         in_features: width of the input.
-        slices: name in the checkpoint -> output rows, in order: `{"q_proj": 512, "k_proj": 128, "v_proj": 128}`.
-            The names stand in place of the module's own last name part.
-        bias: whether the slices have biases; all or none.
-        exact: never quantised, since it decides between near equals.
+        shards: name in the checkpoint -> outputs, in order: `{"q_proj": 512, "k_proj": 128, "v_proj": 128}`.
+            The names replace the last part of the module's own path.
+        bias: all shards have a bias, or none.
+        exact: never quantised, for products that decide between near equals (routers, logits).
 
-    `quantization`, None, "int8" or "fp8", says how `pack` stores the weight.
+    `quantization`: None, "int8" or "fp8", the format in which `pack` stores the weight.
     """
 
     quantization: str | None = None
@@ -30,7 +32,7 @@ class Linear(Weighted):
     def __init__(
         self,
         in_features: int,
-        slices: Mapping[str, int],
+        shards: Mapping[str, int],
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
@@ -38,48 +40,53 @@ class Linear(Weighted):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        self.slices, self.exact = dict(slices), exact
-        self.outputs = out = sum(self.slices.values())
+        self.shards, self.exact = dict(shards), exact
+        self.outputs = out = sum(self.shards.values())
         self.weight: Tensor | None = torch.empty(out, in_features, dtype=dtype, device=device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
-        self.packed: Weights | None = None
-        self.added: list[tuple[slice, LowRank]] = []
+        self.packed: LinearWeight | None = None
+        self.adapters: list[tuple[slice, LowRank]] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         assert self.weight is not None, "weights are packed already"
         parent, start = path[: path.rfind(".") + 1], 0
-        for name, rows in self.slices.items():
+        for name, rows in self.shards.items():
             yield f"{parent}{name}.weight", self.weight[start : start + rows]
             if self.bias is not None:
                 yield f"{parent}{name}.bias", self.bias[start : start + rows]
             start += rows
+
+    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+        assert self.weight is not None, "weights are packed already"
+        (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
+        return packed_weight_bytes(inner, outer, bias, dtype, device, quantized and not self.exact)
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
         assert self.weight is not None, "weights are packed already"
         self.packed, self.weight = pack(self.weight, self.bias, self.quantization), None
 
-    def add(self, adapter: LowRank, start: int) -> None:
-        """Have it added to the outputs from `start`."""
-        self.added.append((slice(start, start + adapter.outer), adapter))
-        self.add_module(f"adapter{len(self.added)}", adapter)
+    def add_adapter(self, adapter: LowRank, start: int) -> None:
+        """Add the adapter's output to the outputs from `start` on."""
+        self.adapters.append((slice(start, start + adapter.outer), adapter))
+        self.add_module(f"adapter{len(self.adapters)}", adapter)
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.packed is not None, "pack() was not called"
         out = linear(x, self.packed)
-        for part, adapter in self.added:
-            adapter.add_(out[:, part], x)
+        for shard, adapter in self.adapters:
+            adapter.add_(out[:, shard], x)
         return out
 
 
-class Head(nn.Module):
+class LmHead(TensorModule):
     """Hidden states `[n, hidden]` -> float32 logits `[n, vocab]`. Never quantised.
 
     Args:
-        table: the embedding weights `[vocab, hidden]` of a tied head. `pack` copies them into the layout of its device
-            where there is one, which makes a step's logits 2 to 3 times faster. None for a head with weights of its own.
+        table: embedding weights `[vocab, hidden]` if the head is tied, else None. `pack` copies them into the packed layout
+            of the device if it has one, which makes a step's logits 2 to 3 times faster.
         scale: factor of the logits.
-        cap: logits l become cap * tanh(l / cap); None: untouched.
+        cap: soft cap; logits l become cap * tanh(l / cap). None: no cap.
     """
 
     def __init__(
@@ -96,10 +103,17 @@ class Head(nn.Module):
         super().__init__()
         self.table, self.scale, self.cap = table, scale, cap
         self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if table is None else None
-        self.packed: Weights | None = None
+        self.packed: LinearWeight | None = None
+
+    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+        """Bytes of a tied table's packed copy, if the device has a packed layout."""
+        if self.table is None or backend("linear", device, self.table.dtype) == "torch":
+            return 0
+        vocab, hidden = self.table.shape
+        return packed_weight_bytes(hidden, vocab, False, self.table.dtype, device, False)
 
     def pack(self) -> None:
-        """Lay a tied table out once it is filled; a projection of its own is packed like any other layer."""
+        """Pack a tied table once it is filled. An untied projection is packed like any other layer."""
         if self.table is not None:
             self.packed = pack(self.table, None)
 

@@ -1,7 +1,9 @@
-"""Multi-head latent attention (arXiv 2405.04434): one short row a token is cached, and queries come to meet it. Knows no stack.
+"""Multi-head latent attention (MLA): the cache holds one compressed row per token, shared by all heads.
 
-Keys and values of a head are products of its two matrices with the cached row. Instead of making them for every token, the
-first matrix is applied to the queries and the second to what attention makes: the cached rows themselves are keys and values.
+Keys and values are not expanded from the cached rows: the key projection is absorbed into the queries and the value projection
+is applied to the result of attention, so that the cached rows themselves serve as keys and values.
+
+Source: arXiv 2405.04434.
 """
 
 from __future__ import annotations
@@ -9,28 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...kernels.attention import paged_attention
-from ...kernels.linear import Weights, linear, pack
+from ...kernels.linear import LinearWeight, linear, pack
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
 from ..interface import CacheSpec
+from ..memory_formulas import packed_weight_bytes, torch_rotary
 from ..text.spec import LatentSpec
-from .basic import Norm, Weighted
+from .basic import Norm, TensorModule, WeightedLayer
 from .linear import Linear
 
 
-class Unsqueeze(Weighted):
-    """Of each head the matrices that make keys `[nope, latent]` and values `[value, latent]` of a latent row."""
+class LatentUpProjection(WeightedLayer):
+    """`kv_b_proj`: two matrices per head that expand a latent row to a key `[nope, latent]` and a value `[value, latent]`."""
 
     def __init__(self, spec: LatentSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.sizes = (spec.heads, spec.nope_dim + spec.value_dim, spec.latent)
         self.split = (spec.nope_dim, spec.value_dim)
         self.weight: Tensor | None = torch.empty(self.sizes[0] * self.sizes[1], spec.latent, dtype=dtype, device=device)
-        self.keys: list[Weights] = []
-        self.values: list[Weights] = []
+        self.keys: list[LinearWeight] = []
+        self.values: list[LinearWeight] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         assert self.weight is not None, "weights are packed already"
@@ -44,49 +47,62 @@ class Unsqueeze(Weighted):
             self.values.append(pack(value.contiguous(), None))
         self.weight = None
 
-    def shapes(self) -> Iterator[tuple[int, int]]:
-        """Inputs and outputs of each matrix that is laid out."""
-        heads, _, latent = self.sizes
-        nope, value = self.split
-        for _ in range(heads):
-            yield from ((nope, latent), (latent, value))
+    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+        assert self.weight is not None, "weights are packed already"
+        (heads, _, latent), (nope, value) = self.sizes, self.split
+        shapes = ((nope, latent), (latent, value))
+        return heads * sum(packed_weight_bytes(*shape, False, self.weight.dtype, device, False) for shape in shapes)
 
-    def meet(self, q: Tensor) -> Tensor:
-        """Queries `[rows, heads, nope]` -> `[rows, heads, latent]`."""
+    def absorb(self, q: Tensor) -> Tensor:
+        """Carry queries `[rows, heads, nope]` into the space of the cached rows: `[rows, heads, latent]`."""
         return _by_head(q, self.keys)
 
-    def forward(self, made: Tensor) -> Tensor:
-        """Mixed latent rows `[rows, heads, latent]` -> `[rows, heads, value]`."""
-        return _by_head(made, self.values)
+    def forward(self, attended: Tensor) -> Tensor:
+        """Expand attended latent rows `[rows, heads, latent]` to values `[rows, heads, value]`."""
+        return _by_head(attended, self.values)
 
 
-def _by_head(x: Tensor, weights: list[Weights]) -> Tensor:
-    return torch.stack([linear(own, weight) for own, weight in zip(x.unbind(1), weights, strict=True)], 1)
+def _by_head(x: Tensor, weights: list[LinearWeight]) -> Tensor:
+    return torch.stack([linear(head, weight) for head, weight in zip(x.unbind(1), weights, strict=True)], 1)
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(TensorModule):
     def __init__(self, hidden: int, spec: LatentSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec, cached = spec, spec.latent + spec.rope.dim
         width = spec.query_latent
-        slices = {"q_a_proj": width} if width is not None else {}
-        self.squeeze = Linear(hidden, {**slices, "kv_a_proj_with_mqa": cached}, spec.bias, dtype, device)
+        shards = {"q_a_proj": width} if width is not None else {}
+        self.down = Linear(hidden, {**shards, "kv_a_proj_with_mqa": cached}, spec.bias, dtype, device)
         name, queries = "q_proj" if width is None else "q_b_proj", spec.heads * (spec.nope_dim + spec.rope.dim)
         self.query = Linear(width or hidden, {name: queries}, False, dtype, device)
         self.q_a_layernorm = None if width is None else Norm(width, spec.eps, False, dtype, device)
         self.kv_a_layernorm = Norm(spec.latent, spec.eps, False, dtype, device)
-        self.unsqueeze = Unsqueeze(spec, dtype, device)
+        self.kv_up = LatentUpProjection(spec, dtype, device)
         self.out = Linear(spec.heads * spec.value_dim, {"o_proj": hidden}, spec.bias, dtype, device)
         self.cache_spec = CacheSpec("latent", 1, cached, dtype)
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor], cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        c, squeezed = self.spec, self.squeeze(x)
-        asked = x if self.q_a_layernorm is None else self.q_a_layernorm(squeezed[:, : c.query_latent].contiguous())
-        q = self.query(asked).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
-        plain, turned = squeezed[:, c.query_latent or 0 :].split((c.latent, c.rope.dim), 1)
-        row = torch.cat((self.kv_a_layernorm(plain.contiguous()), turned), 1)[:, None]
-        rotate_(q[..., c.nope_dim :], *turns, c.rope.neighbours)
-        rotate_(row[..., c.latent :], *turns, c.rope.neighbours)
-        q = torch.cat((self.unsqueeze.meet(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
-        made = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
-        return self.out(self.unsqueeze(made).flatten(1))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        c, down = self.spec, self.down(x)
+        query_in = x if self.q_a_layernorm is None else self.q_a_layernorm(down[:, : c.query_latent].contiguous())
+        q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
+        latent, rope = down[:, c.query_latent or 0 :].split((c.latent, c.rope.dim), 1)
+        row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # what the cache holds of a token
+        rotate_(q[..., c.nope_dim :], *cos_sin, c.rope.interleaved)
+        rotate_(row[..., c.latent :], *cos_sin, c.rope.interleaved)
+        q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
+        attended = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
+        return self.out(self.kv_up(attended).flatten(1))
+
+
+def latent_attention_bytes(a: LatentSpec, dtype: torch.dtype) -> int:
+    """Bytes per row alive in LatentAttention, without its input."""
+    s, cached = dtype.itemsize, a.latent + a.rope.dim
+    q, absorbed = a.heads * (a.nope_dim + a.rope.dim), a.heads * cached
+    held = (2 * cached + (a.query_latent or 0) + q) * s  # down projection, cached row, queries
+    return max(
+        held + (a.query_latent or 0) * s,
+        held + torch_rotary(a.heads * a.rope.dim, s),
+        held + 2 * a.heads * a.latent * s,  # absorbed queries per head, then stacked
+        held + 2 * absorbed * s + a.heads * a.latent * s,  # with their rotated part, and the result of attention
+        held + absorbed * s + a.heads * (a.latent + 2 * a.value_dim) * s,  # values per head, then stacked
+    )

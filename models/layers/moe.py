@@ -1,6 +1,7 @@
-"""The one mixture of experts: a router, gated MLPs of which a row takes a few, and one for all rows. Knows no stack.
+"""Mixture of experts: a router, gated MLPs of which each row uses `top_k`, and an optional shared expert for all rows.
 
-On a GPU the experts' weights lie side by side and no choice is read on the host; elsewhere each expert is a layer by itself.
+On a GPU the experts' weights are stacked into one tensor and routing never synchronises with the host; elsewhere each expert
+is a layer of its own.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from ...kernels.dispatch import backend
-from ...kernels.fp8 import Fp8
-from ...kernels.int8 import Int8
-from ...kernels.moe import Experts, Routing, Stacked, mix, mix_experts, route
+from ...kernels.dispatch import backend, fused
+from ...kernels.fp8 import Fp8Weight
+from ...kernels.int8 import Int8Weight
+from ...kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, loop_experts, route
+from ..interface import StepLimits
+from ..memory_formulas import FLOAT32, float32_copy
 from ..text.spec import MoeSpec
-from .basic import Form, Weighted
+from .basic import Converter, WeightedLayer
 from .linear import Linear
-from .mlp import GatedMlp
+from .mlp import GatedMlp, gated_mlp_bytes
 
 
-class Correction(Weighted):
-    """What is added to a router's scores when experts are chosen: float32 `[experts]`."""
+class RouterCorrection(WeightedLayer):
+    """Bias added to a router's scores when experts are chosen, but not to their weights: float32 `[experts]`."""
 
     def __init__(self, experts: int, device: torch.device) -> None:
         super().__init__()
@@ -33,150 +36,167 @@ class Correction(Weighted):
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield path.removesuffix("correction") + "gate.e_score_correction_bias", self.weight
 
-    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
-        """It may lie beside the router, or as a table of one row."""
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Checkpoints may store it beside the router, or as a matrix of one row."""
         ((name, _),) = self.tensors(path)
-        above = path.removesuffix("correction")
-        for stored in (name, f"{above}gate.moe_statics.e_score_correction_bias", f"{above}moe_statics.e_score_correction_bias"):
+        parent = path.removesuffix("correction")
+        for stored in (
+            name,
+            f"{parent}gate.moe_statics.e_score_correction_bias",
+            f"{parent}moe_statics.e_score_correction_bias",
+        ):
             yield stored, lambda tensor: [(name, tensor.flatten())]
 
 
-class Mixture(Weighted):
-    """`[rows, dim] -> [rows, dim]`: a row's experts weighted, and the shared one.
+class Mixture(WeightedLayer):
+    """`[rows, dim] -> [rows, dim]`: the weighted sum of each row's experts, plus the shared expert.
 
-    Checkpoints keep each expert's matrices by themselves (`experts.3.gate_proj.weight`), or those of all in one tensor
-    (`experts.gate_up_proj`), which is cut up as it is read. The router's products are never quantised: they decide between
-    near equals.
+    Checkpoints store one matrix per expert (`experts.3.gate_proj.weight`), or one tensor for all experts
+    (`experts.gate_up_proj`), which is split while it is read. The router is never quantised, since it decides between near
+    equals.
+
+    Args:
+        modality: which of `spec.inner` is the experts' width.
+        shared: width of the shared expert, 0 for none; None: as the spec says.
     """
 
     def __init__(
-        self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device, *, kind: int = 0, shared: int | None = None
+        self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device, *, modality: int = 0, shared: int | None = None
     ) -> None:
         super().__init__()
-        self.rule = Routing(
+        self.rule = RoutingConfig(
             spec.top_k, spec.scoring, spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_score
         )
         self.transposed = spec.transposed
         self.gate = Linear(dim, {"gate": spec.experts}, False, torch.float32, device, exact=True)
-        self.correction = Correction(spec.experts, device) if spec.correction else None
+        self.correction = RouterCorrection(spec.experts, device) if spec.correction else None
         mlp = partial(GatedMlp, dim, bias=spec.bias, dtype=dtype, act=spec.act)
-        together = backend("moe", device, dtype) == "triton"
-        own = torch.device("meta") if together else device
-        self.experts = nn.ModuleList(mlp(inner=spec.inner[kind], device=own) for _ in range(spec.experts))
-        self.side_by_side: Experts | None = None
-        if together:
+        stack = backend("moe", device, dtype) == "triton"
+        expert_device = torch.device("meta") if stack else device
+        self.experts = nn.ModuleList(mlp(inner=spec.inner[modality], device=expert_device) for _ in range(spec.experts))
+        self.stacked: StackedExperts | None = None
+        if stack:
             gate_ups, downs = self._layers()
-            self.side_by_side = Experts(spec.act, _side_by_side(gate_ups, device), _side_by_side(downs, device))
+            self.stacked = StackedExperts(spec.act, _stack_weights(gate_ups, device), _stack_weights(downs, device))
         shared = spec.shared_inner if shared is None else shared
         self.shared_experts = mlp(inner=shared, device=device) if shared else None
 
-    def forward(self, x: Tensor, kinds: Tensor | None = None) -> Tensor:
-        out = self.mixed(x)
+    def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
+        out = self.routed(x)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
-    def mixed(self, x: Tensor, mine: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Without the shared expert. Side by side: only the rows that are `mine` (bool `[rows]`), written to `out`."""
+    def routed(self, x: Tensor, mine: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """The result without the shared expert. With stacked weights, only rows that are `mine` (bool) are written to `out`."""
         correction = None if self.correction is None else self.correction.weight
         weights, chosen = route(self.gate(x.float()), self.rule, correction)
-        if self.side_by_side is None:
-            return mix(x, weights, chosen, len(self.experts), self._expert)
+        if self.stacked is None:
+            return loop_experts(x, weights, chosen, len(self.experts), self._expert)
         if mine is not None:
             chosen = chosen.masked_fill_(~mine[:, None], -1)
-        return mix_experts(x, weights, chosen, self.side_by_side, out)
+        return fused_experts(x, weights, chosen, self.stacked, out)
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
-        return self.experts[number](x)  # type: ignore[no-any-return]
+        expert = self.experts[number]
+        assert isinstance(expert, GatedMlp)
+        return expert(x)
 
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
-        """Gate and up of all experts, and down."""
+        """The gate-and-up layers of all experts, and their down layers."""
         experts = [expert for expert in self.experts if isinstance(expert, GatedMlp)]
         return [expert.gate_up for expert in experts], [expert.down for expert in experts]
 
-    def filled(self) -> None:
-        experts = self.side_by_side
+    def after_load(self) -> None:
+        experts = self.stacked
         if experts is not None:
-            gate_up, down = map(_in_8_bits, self._layers(), (experts.gate_up, experts.down))
-            self.side_by_side = Experts(experts.act, gate_up, down)
+            gate_up, down = map(_stack_quantized, self._layers(), (experts.gate_up, experts.down))
+            self.stacked = StackedExperts(experts.act, gate_up, down)
 
-    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
-        """Of the tensors that hold all experts, `[experts, out, in]` or `[experts, in, out]`."""
-        yield f"{path}.experts.gate_up_proj", partial(self._cut, path, ("gate_proj", "up_proj"))
-        yield f"{path}.experts.down_proj", partial(self._cut, path, ("down_proj",))
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Split the tensors that hold all experts, `[experts, out, in]` or `[experts, in, out]`."""
+        yield f"{path}.experts.gate_up_proj", partial(self._split, path, ("gate_proj", "up_proj"))
+        yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
 
-    def _cut(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         expert = self.experts[0]
         assert isinstance(expert, GatedMlp)
         out = (expert.gate_up if len(names) == 2 else expert.down).outputs
-        turned = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
-        for i, own in enumerate(tensor.mT if turned else tensor):
+        transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
+        for i, own in enumerate(tensor.mT if transposed else tensor):
             for name, part in zip(names, own.chunk(len(names)), strict=True):
                 yield f"{path}.experts.{i}.{name}.weight", part
 
 
-class MixtureByKind(Weighted):
-    """Rows of each kind have a router and experts of their own; the shared one is for all."""
+class ModalityMixture(WeightedLayer):
+    """Modality experts: rows of each modality have their own router and experts; the shared expert is for all rows."""
 
     def __init__(self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.kinds, self.each = spec.kinds, spec.experts
-        for kind, name in enumerate(spec.kinds):
-            self.add_module(name, Mixture(dim, spec, dtype, device, kind=kind, shared=0))
+        self.names, self.each = spec.modality_experts, spec.experts
+        for number, name in enumerate(spec.modality_experts):
+            self.add_module(name, Mixture(dim, spec, dtype, device, modality=number, shared=0))
         shared = spec.shared_inner
         self.shared_experts = GatedMlp(dim, shared, spec.bias, dtype, device, act=spec.act) if shared else None
 
-    def forward(self, x: Tensor, kinds: Tensor | None = None) -> Tensor:
-        """`kinds`: int64 `[rows]`; None: all are of the first."""
-        if kinds is None:
-            out: Tensor = self.get_submodule(self.kinds[0])(x)
+    def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
+        """`modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
+        if modality_ids is None:
+            out = self._mixture(self.names[0])(x)
         else:
             out = torch.empty_like(x)
-            for kind, name in enumerate(self.kinds):
-                self._mix_kind(self.get_submodule(name), x, kinds == kind, out)
+            for number, name in enumerate(self.names):
+                _mix_rows(self._mixture(name), x, modality_ids == number, out)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
-    @staticmethod
-    def _mix_kind(experts: nn.Module, x: Tensor, mine: Tensor, out: Tensor) -> None:
-        assert isinstance(experts, Mixture)
-        if experts.side_by_side is not None:
-            experts.mixed(x, mine, out)
-        else:
-            rows = mine.nonzero().flatten()
-            out.index_copy_(0, rows, experts(x.index_select(0, rows)))
+    def _mixture(self, name: str) -> Mixture:
+        mixture = self.get_submodule(name)
+        assert isinstance(mixture, Mixture)
+        return mixture
 
-    def forms(self, path: str) -> Iterator[tuple[str, Form]]:
-        """The kinds' experts as one list, one kind after another; their routers side by side, `[in, out]`."""
-        for kind, name in enumerate(self.kinds):
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Checkpoints number the experts of all modalities through, and store routers as `[in, out]`."""
+        for number, name in enumerate(self.names):
             own = f"{path}.{name}"
-            yield f"{path}.gate.weight" + f"_{kind}" * (kind > 0), partial(_transposed, f"{own}.gate.weight")
+            yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{own}.gate.weight")
             for i, part in product(range(self.each), ("gate_proj", "up_proj", "down_proj")):
-                stored = f"{path}.experts.{kind * self.each + i}.{part}.weight"
+                stored = f"{path}.experts.{number * self.each + i}.{part}.weight"
                 yield stored, partial(_renamed, f"{own}.experts.{i}.{part}.weight")
-        names = [f"{path}.{name}.gate.e_score_correction_bias" for name in self.kinds]
+        names = [f"{path}.{name}.gate.e_score_correction_bias" for name in self.names]
         yield f"{path}.moe_statics.e_score_correction_bias", lambda tensor: zip(names, tensor, strict=True)
 
 
-def _side_by_side(layers: Sequence[Linear], device: torch.device) -> Stacked:
-    """Makes the layers' weights parts of one tensor, and their biases."""
-    outer, inner = len(layers), layers[0]
-    assert inner.weight is not None
-    whole = Stacked(
-        torch.empty(outer, *inner.weight.shape, dtype=inner.weight.dtype, device=device),
-        None if inner.bias is None else torch.empty(outer, *inner.bias.shape, dtype=inner.bias.dtype, device=device),
+def _mix_rows(mixture: Mixture, x: Tensor, mine: Tensor, out: Tensor) -> None:
+    """Write the result of the rows that are `mine` (bool `[rows]`) to `out`."""
+    if mixture.stacked is not None:
+        mixture.routed(x, mine, out)
+    else:
+        rows = mine.nonzero().flatten()
+        out.index_copy_(0, rows, mixture(x.index_select(0, rows)))
+
+
+def _stack_weights(layers: Sequence[Linear], device: torch.device) -> StackedWeight:
+    """Replace the layers' weights and biases by views of one stacked tensor each."""
+    count, first = len(layers), layers[0]
+    assert first.weight is not None
+    whole = StackedWeight(
+        torch.empty(count, *first.weight.shape, dtype=first.weight.dtype, device=device),
+        None if first.bias is None else torch.empty(count, *first.bias.shape, dtype=first.bias.dtype, device=device),
     )
     for i, layer in enumerate(layers):
         layer.weight, layer.bias = whole.weight[i], None if whole.bias is None else whole.bias[i]
     return whole
 
 
-def _in_8_bits(layers: Sequence[Linear], whole: Stacked) -> Stacked:
-    """Of layers that were quantised as they were packed, which then hold parts of it."""
-    parts = [layer.packed for layer in layers if isinstance(layer.packed, Int8 | Fp8)]
+def _stack_quantized(layers: Sequence[Linear], whole: StackedWeight) -> StackedWeight:
+    """Stack the quantised weights of packed layers, which then hold views of them; `whole` if they are not quantised."""
+    parts = [layer.packed for layer in layers if isinstance(layer.packed, Int8Weight | Fp8Weight)]
     if not parts:
         return whole
-    made = Stacked(torch.stack([part.weight for part in parts]), whole.bias, torch.stack([part.scale for part in parts]))
-    for layer, weight, part in zip(layers, made.weight, parts, strict=True):
+    stacked = StackedWeight(
+        torch.stack([part.weight for part in parts]), whole.bias, torch.stack([part.scale for part in parts])
+    )
+    for layer, weight, part in zip(layers, stacked.weight, parts, strict=True):
         layer.packed = replace(part, weight=weight)
-    return made
+    return stacked
 
 
 def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -185,3 +205,24 @@ def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def _transposed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield name, tensor.T
+
+
+def mixture_bytes(width: int, m: MoeSpec, limits: StepLimits, dtype: torch.dtype) -> int:
+    """Bytes per row alive in Mixture or ModalityMixture, without its input.
+
+    The worst case: all rows have the same modality, and one expert in common.
+    """
+    s = dtype.itemsize
+    modality = (2 * width * s + 2 * 8 + 1) * (len(m.modality_experts) > 1)  # result, rows of a modality, mask and indices
+    scores = width * float32_copy(s) + 4 * m.experts * FLOAT32  # logits, scores, candidates, by group
+    routing = m.top_k * (FLOAT32 + 3 * 8)  # weights, experts, their order, and its inverse
+    results = m.top_k * width * s
+    expert = 8 + width * s + gated_mlp_bytes(width, max(m.inner), limits, dtype)
+    total = width * (2 * FLOAT32 + s + float32_copy(s))  # the weighted sum, and what is added to it
+    shared = width * s + gated_mlp_bytes(width, m.shared_inner, limits, dtype)
+    if fused("moe", limits.device, dtype):  # stacked experts compute all their rows at once
+        inner = max(m.inner)
+        pairs = m.top_k * (4 * FLOAT32 + (inner + width) * s)  # weights, experts, their order; results of both products
+        quantised = (width + FLOAT32 + m.top_k * (inner + FLOAT32)) * limits.int8
+        return width * s + 1 + max(scores, pairs + quantised, shared)
+    return max(modality + max(scores, routing + results + max(expert, total)), routing + shared)

@@ -1,4 +1,4 @@
-"""The Q-Former: a few queries look at one another and at the rows of a window, layer by layer. Knows no family.
+"""The Q-Former: a few learned queries attend to one another and, by cross-attention, to the rows of a window.
 
 Source: arXiv 2301.12597 (post-norm layers, one MLP for queries).
 """
@@ -8,77 +8,81 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.activation import activation
-from .tree import Maker
+from .basic import TensorModule
+from .builder import Builder
 
 
 @dataclass(frozen=True)
 class QFormerSpec:
-    """`seen_width`: of the rows looked at; `every`: each so-manieth layer looks at them, the first among those."""
+    """`encoder_width`: of the rows that queries attend to.
+
+    `cross_frequency`: every layer of this interval has cross-attention, starting with the first.
+    """
 
     width: int
     heads: int
     inner: int
     layers: int
-    seen_width: int
+    encoder_width: int
     act: str = "gelu"
     eps: float = 1e-12
-    every: int = 1
+    cross_frequency: int = 1
 
 
-class Attention:
-    """Queries look at rows, the result is added to them and normed."""
+class QFormerAttention:
+    """Attention of queries, added to them and normed."""
 
-    def __init__(self, s: QFormerSpec, make: Maker, seen: int | None) -> None:
-        """`seen`: width of the rows, None where queries look at one another."""
-        self.heads, self.across = s.heads, seen is not None
-        inner = make.below("attention")
+    def __init__(self, s: QFormerSpec, build: Builder, encoder_width: int | None) -> None:
+        """`encoder_width`: width of the rows that are attended to; None: self-attention of the queries."""
+        self.heads, self.is_cross = s.heads, encoder_width is not None
+        inner = build.scope("attention")
         self.query = inner.linear(["query"], s.width, [s.width], True)
-        self.key_value = inner.linear(["key", "value"], seen or s.width, [s.width, s.width], True)
-        self.out = make.linear(["output.dense"], s.width, [s.width], True)
-        self.norm = make.norm("output.LayerNorm", s.width, s.eps, True)
+        self.key_value = inner.linear(["key", "value"], encoder_width or s.width, [s.width, s.width], True)
+        self.out = build.linear(["output.dense"], s.width, [s.width], True)
+        self.norm = build.norm("output.LayerNorm", s.width, s.eps, True)
 
-    def __call__(self, x: Tensor, count: int, seen: Tensor) -> Tensor:
-        """`x` `[windows * queries, width]` in so many windows; `seen` `[windows * rows, ...]` -> as x."""
-        rows = seen if self.across else x
-        q = self.query(x).view(count, -1, self.heads, x.shape[1] // self.heads).transpose(1, 2)
-        k, v = self.key_value(rows).view(count, -1, 2, self.heads, q.shape[3]).permute(2, 0, 3, 1, 4)
+    def __call__(self, x: Tensor, windows: int, encoder_rows: Tensor) -> Tensor:
+        """`x` `[windows * queries, width]`, `encoder_rows` `[windows * rows, ...]` -> like x."""
+        rows = encoder_rows if self.is_cross else x
+        q = self.query(x).view(windows, -1, self.heads, x.shape[1] // self.heads).transpose(1, 2)
+        k, v = self.key_value(rows).view(windows, -1, 2, self.heads, q.shape[3]).permute(2, 0, 3, 1, 4)
         out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
-        return self.norm(self.out(out).add_(x))  # type: ignore[no-any-return]
+        return self.norm(self.out(out).add_(x))
 
 
-class Layer:
-    def __init__(self, s: QFormerSpec, make: Maker, looks: bool) -> None:
+class QFormerLayer:
+    def __init__(self, s: QFormerSpec, build: Builder, has_cross_attention: bool) -> None:
         self.act = s.act
-        self.attention = [Attention(s, make.below("attention"), None)]
-        if looks:
-            self.attention.append(Attention(s, make.below("crossattention"), s.seen_width))
-        self.first = make.linear(["intermediate_query.dense"], s.width, [s.inner], True)
-        self.last = make.linear(["output_query.dense"], s.inner, [s.width], True)
-        self.norm = make.norm("output_query.LayerNorm", s.width, s.eps, True)
+        self.attention = [QFormerAttention(s, build.scope("attention"), None)]
+        if has_cross_attention:
+            self.attention.append(QFormerAttention(s, build.scope("crossattention"), s.encoder_width))
+        self.first = build.linear(["intermediate_query.dense"], s.width, [s.inner], True)
+        self.last = build.linear(["output_query.dense"], s.inner, [s.width], True)
+        self.norm = build.norm("output_query.LayerNorm", s.width, s.eps, True)
 
-    def __call__(self, x: Tensor, count: int, seen: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, windows: int, encoder_rows: Tensor) -> Tensor:
         for attention in self.attention:
-            x = attention(x, count, seen)
-        return self.norm(self.last(activation(self.act, self.first(x))).add_(x))  # type: ignore[no-any-return]
+            x = attention(x, windows, encoder_rows)
+        return self.norm(self.last(activation(self.act, self.first(x))).add_(x))
 
 
-class QFormer(nn.Module):
-    """`queries` `[windows, queries, width]` and `seen` `[windows, rows, seen_width]` -> `[windows, queries, width]`."""
+class QFormer(TensorModule):
+    """Queries `[windows, queries, width]` and rows `[windows, rows, encoder_width]` -> `[windows, queries, width]`."""
 
     def __init__(self, spec: QFormerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        make = Maker(self, dtype, device)
-        self.norms = [make.norm("layernorm", spec.width, spec.eps, True)]
-        self.steps = [Layer(spec, make.below(f"encoder.layer.{i}"), i % spec.every == 0) for i in range(spec.layers)]
+        build, frequency = Builder(self, dtype, device), spec.cross_frequency
+        self.norms = [build.norm("layernorm", spec.width, spec.eps, True)]  # in a list: its only name is the checkpoint's
+        self.layers = [QFormerLayer(spec, build.scope(f"encoder.layer.{i}"), i % frequency == 0) for i in range(spec.layers)]
 
-    def forward(self, queries: Tensor, seen: Tensor) -> Tensor:
-        count, *_ = queries.shape
-        rows = seen.reshape(-1, seen.shape[2])
+    def forward(self, queries: Tensor, encoder_rows: Tensor) -> Tensor:
+        windows = len(queries)
+        rows = encoder_rows.reshape(-1, encoder_rows.shape[2])
         x = self.norms[0](queries.flatten(0, 1))
-        for step in self.steps:
-            x = step(x, count, rows)
-        return x.view(queries.shape)  # type: ignore[no-any-return]
+        for layer in self.layers:
+            x = layer(x, windows, rows)
+        return x.view(queries.shape)

@@ -1,4 +1,4 @@
-"""The decoder-only stack over a paged cache, each layer as its spec says. Knows no media and no checkpoint."""
+"""The decoder-only stack over a paged KV cache, built from a DecoderSpec."""
 
 from __future__ import annotations
 
@@ -8,27 +8,41 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.attention import paged_attention
+from ...kernels.dispatch import fused
 from ...kernels.metadata import AttentionMetadata
-from ...kernels.placing import place
-from ...kernels.scatter import put_rows_
-from ..interface import CacheSpec, ForwardBatch
-from ..layers.basic import Embedding, Norm, Scale
+from ...kernels.qkv_prepare import prepare_qkv
+from ...kernels.scatter import scatter_rows_
+from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..layers.basic import Embedding, Norm, Scale, TensorModule
 from ..layers.linear import Linear
-from ..layers.mla import LatentAttention
-from ..layers.mlp import GatedMlp
-from ..layers.moe import Mixture, MixtureByKind
-from .rope import Rotary, Turns
-from .spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from ..layers.mla import LatentAttention, latent_attention_bytes
+from ..layers.mlp import GatedMlp, gated_mlp_bytes
+from ..layers.moe import Mixture, ModalityMixture, mixture_bytes
+from ..memory_formulas import (
+    FLOAT32,
+    float32_copy,
+    linear_bytes,
+    linear_result,
+    norm_bytes,
+    torch_attention_tiles,
+    torch_rms_norm,
+    torch_rotary,
+)
+from .rope import CosSin, Rotary
+from .spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, MlpSpec, MoeSpec
+
+_SPLIT_KV_BYTES = 64 << 20  # 300 multiprocessors with two tiles of at most 128 KiB each
 
 
-class Attention(nn.Module):
-    """Grouped-query attention. `normed` and `rope` are plain data: a layer that has neither asks for nothing more."""
+class DecoderAttention(TensorModule):
+    """Grouped-query attention. Norm, rotation and the write to the cache are one kernel call."""
 
     def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
-        self.parts, self.dim, self.scale, self.normed = (heads, kv_heads, kv_heads), dim, spec.scale, spec.qk_norm
-        self.neighbours = spec.rope is not None and spec.rope.neighbours
+        self.qkv_heads, self.dim = (heads, kv_heads, kv_heads), dim
+        self.scale, self.qk_norm = spec.scale, spec.qk_norm
+        self.interleaved = spec.rope is not None and spec.rope.interleaved
         slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
@@ -39,20 +53,20 @@ class Attention(nn.Module):
             norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
             self.q_norm, self.k_norm = norm(q), norm(k)
 
-    def forward(self, x: Tensor, turns: Turns | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
         norms = None
-        if self.normed == "all":  # the heads of a row as one
-            for part, norm in zip(qkv.split(self.parts, 1), (self.q_norm, self.k_norm), strict=False):
+        if self.qk_norm == "all":  # all heads of a row are normed together
+            for part, norm in zip(qkv.split(self.qkv_heads, 1), (self.q_norm, self.k_norm), strict=False):
                 norm.heads_(part.flatten(1)[:, None])
-        elif self.normed is not None:
+        elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
-        q, k, v = place(qkv, cache, attn, turns, self.neighbours, norms)
-        return self.out(self.attend(q, k, v, cache, attn, self.scale).flatten(1))  # type: ignore[no-any-return]
+        q, k, v = prepare_qkv(qkv, cache, attn, cos_sin, self.interleaved, norms)
+        return self.out(self.attend(q, k, v, cache, attn, self.scale).flatten(1))
 
 
-class Layer(nn.Module):
-    """Attention and MLP, each behind a norm."""
+class DecoderLayer(TensorModule):
+    """Attention and MLP, each after a norm."""
 
     def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -64,73 +78,150 @@ class Layer(nn.Module):
         ]
         self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
         if spec.sandwich or stack.residual_scale != 1.0:
-            after: list[nn.Module] = [*norms[1::2]] if spec.sandwich else [Scale(stack.residual_scale)] * 2
+            after: list[TensorModule] = [*norms[1::2]] if spec.sandwich else [Scale(stack.residual_scale)] * 2
             self.after_attention, self.after_mlp = after
 
     def forward(
-        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        cos_sin: CosSin | None,
+        cache: Tensor,
+        attn: AttentionMetadata,
+        modality_ids: Tensor | None,
     ) -> Tensor:
-        """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
-        add = self.self_attn(self.before_attention(x, add), turns, cache, attn)
-        return self.mlp(self.before_mlp(x, add), kinds)  # type: ignore[no-any-return]
+        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
+        return self.mlp(self.before_mlp(x, add), modality_ids)
 
 
-class AdjustedLayer(Layer):
-    """What attention and MLP make is normed once more, or scaled, before it is added."""
+class SandwichDecoderLayer(DecoderLayer):
+    """The outputs of attention and MLP are normed or scaled before they are added to the residual stream."""
 
     def forward(
-        self, x: Tensor, add: Tensor | None, turns: Turns | None, cache: Tensor, attn: AttentionMetadata, kinds: Tensor | None
+        self,
+        x: Tensor,
+        add: Tensor | None,
+        cos_sin: CosSin | None,
+        cache: Tensor,
+        attn: AttentionMetadata,
+        modality_ids: Tensor | None,
     ) -> Tensor:
-        add = self.after_attention(self.self_attn(self.before_attention(x, add), turns, cache, attn))
-        return self.after_mlp(self.mlp(self.before_mlp(x, add), kinds))  # type: ignore[no-any-return]
+        add = self.after_attention(self.self_attn(self.before_attention(x, add), cos_sin, cache, attn))
+        return self.after_mlp(self.mlp(self.before_mlp(x, add), modality_ids))
 
 
-class Decoder(nn.Module):
-    """Token rows with encoder rows put in -> normed hidden states `[rows, hidden]`."""
+class Decoder(TensorModule):
+    """A ForwardBatch -> normed hidden states `[rows, hidden]`."""
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
-        plain = spec.residual_scale == 1.0 and not any(layer.sandwich for layer in spec.layers)
-        layers = [(Layer if plain else AdjustedLayer)(layer, spec, dtype, device) for layer in spec.layers]
+        pre_norm_only = spec.residual_scale == 1.0 and not any(layer.sandwich for layer in spec.layers)
+        layers = [
+            (DecoderLayer if pre_norm_only else SandwichDecoderLayer)(layer, spec, dtype, device) for layer in spec.layers
+        ]
         self.layers = nn.ModuleList(layers)
         self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
-        self.turns_of = [spec.ropes.index(a.rope) if a.rope is not None else -1 for a in spec.attentions]
+        self.rope_of_layer = [spec.ropes.index(a.rope) if a.rope is not None else -1 for a in spec.attentions]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        levels = self._put_in(x, batch)
-        turns = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # the last is for layers without positions
-        add, kinds = None, batch.modality_ids
-        steps = zip(self.layers, self.turns_of, batch.kv_caches, batch.attn, strict=True)
-        for i, (layer, own, cache, attn) in enumerate(steps):
-            add = layer(x, add, turns[own], cache, attn, kinds)
+        levels = self._put_encoder_rows(x, batch)
+        cos_sin = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # the last: layers without positions
+        add, modality_ids = None, batch.modality_ids
+        steps = zip(self.layers, self.rope_of_layer, batch.kv_caches, batch.attn, strict=True)
+        for i, (layer, rope, cache, attn) in enumerate(steps):
+            add = layer(x, add, cos_sin[rope], cache, attn, modality_ids)
             if batch.embed_index is not None and i in levels:
-                put_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
+                scatter_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
-        return self.norm(x, add)  # type: ignore[no-any-return]
+        return self.norm(x, add)
 
-    def _put_in(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
-        """Encoder rows take the place of rows of `x`; their further levels, each `[n, hidden]`, by the layers they follow."""
+    def _put_encoder_rows(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
+        """Replace rows of `x` by encoder rows; return their deepstack levels `[n, hidden]` by the layer each follows."""
         if batch.embed_index is None or batch.embed_rows is None:
             return {}
         first, *levels = batch.embed_rows.split(x.shape[1], 1)
-        put_rows_(x, batch.embed_index, first)
+        scatter_rows_(x, batch.embed_index, first)
         return dict(zip(self.spec.deepstack, levels, strict=True))
 
 
-def _attention(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> Attention | LatentAttention:
+def _attention(
+    spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> DecoderAttention | LatentAttention:
     if isinstance(spec.attention, AttentionSpec):
-        return Attention(spec.attention, stack, dtype, device)
+        return DecoderAttention(spec.attention, stack, dtype, device)
     return LatentAttention(stack.hidden_size, spec.attention, dtype, device)
 
 
-def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
     m = spec.mlp
     if isinstance(m, MlpSpec):
         return GatedMlp(stack.hidden_size, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused)
-    made = Mixture if len(m.kinds) == 1 else MixtureByKind
-    return made(stack.hidden_size, m, dtype, device)
+    mixture = Mixture if len(m.modality_experts) == 1 else ModalityMixture
+    return mixture(stack.hidden_size, m, dtype, device)
+
+
+def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0)) -> int:
+    """Bytes alive in Decoder, without gathered keys. `adapters`: bytes per row in attention, and in the MLP."""
+    row, added = c.hidden_size * dtype.itemsize, linear_result(c.hidden_size, limits.rows, dtype, limits)
+    step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, indices of encoder rows, bounds and block tables
+    step += (2 + len(c.deepstack)) * row  # x, encoder rows
+    step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
+    attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, limits, dtype) for layer in c.layers)
+    mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, limits, dtype) for layer in c.layers)
+    # with attention live the normed rows and what the layer before adds, with the MLP also what attention adds
+    parts = max(attention + adapters[0], mlp + adapters[1])
+    return limits.rows * (step + max(2 * row + norm_bytes(c.hidden_size, True, dtype, limits), parts))
+
+
+def _part_bytes(
+    width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, limits: StepLimits, dtype: torch.dtype
+) -> int:
+    """Bytes per row alive in attention or MLP, without its normed input."""
+    if isinstance(part, AttentionSpec):
+        return _attention_bytes(width, part, limits, dtype)
+    if isinstance(part, LatentSpec):
+        return latent_attention_bytes(part, dtype)
+    if isinstance(part, MlpSpec):
+        return gated_mlp_bytes(width, part.inner, limits, dtype)
+    return mixture_bytes(width, part, limits, dtype)
+
+
+def _attention_bytes(width: int, a: AttentionSpec, limits: StepLimits, dtype: torch.dtype) -> int:
+    s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
+    qkv = linear_result(q + 2 * kv, limits.rows, dtype, limits)
+    peak = qkv + q * s + linear_bytes(q, width, limits.rows, dtype, limits)
+    if not fused("rms_norm", limits.device, dtype) and a.qk_norm:
+        peak = max(peak, qkv + torch_rms_norm(q, s))
+    if not fused("rotary", limits.device, dtype):
+        peak = max(peak, qkv + torch_rotary(q + kv, s))
+    if not fused("attention", limits.device, dtype):
+        peak = max(peak, qkv + 3 * q * s)  # queries and result in the layout of torch's kernels
+    return max(peak, linear_bytes(width, q + 2 * kv, limits.rows, dtype, limits))
+
+
+def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
+    """Keys and values that torch's attention copies out of the cache for one layer, and its masks. C++ copies none.
+
+    Triton splits long sequences: it holds float32 results of a few tiles of rows per multiprocessor.
+    """
+    if fused("attention", limits.device, dtype):
+        return 0 if limits.device.type == "cpu" else _SPLIT_KV_BYTES
+    s = dtype.itemsize
+    widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
+    dequantised = limits.quantized_kv * (1 + float32_copy(s))
+    copies = limits.keys * max(widths) * (2 * s + dequantised)  # padded to at most twice the length
+    copies += torch_attention_tiles(limits.rows, max(widths) // 2, dtype)
+    return copies + limits.rows * limits.longest * max(_score_bytes(a, s) for a in c.attentions)
+
+
+def _score_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
+    """Bytes per row and key: a bool mask and its copy in the model's dtype (per head with windows); capped scores."""
+    if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
+        return 1 + s
+    return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * FLOAT32))

@@ -1,4 +1,4 @@
-"""The decoder of an encoder-decoder model: it attends to its tokens, then to rows of an encoder. Knows no media.
+"""The decoder of an encoder-decoder model: self-attention to its tokens, then cross-attention to encoder rows.
 
 Sources: arXiv 1706.03762 (the layer), 2212.04356 and 2001.08210 (norms before each part, positions from a table).
 """
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from ...kernels.activation import activation
 from ...kernels.attention import paged_attention
+from ...kernels.dispatch import fused
 from ...kernels.metadata import AttentionMetadata
-from ..interface import CacheSpec, ForwardBatch
-from ..layers.basic import Embedding, Norm
+from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
+from ..memory_formulas import SMALL, float32_copy, linear_bytes, linear_result
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class CrossDecoderSpec:
     """A whole stack.
 
     Args:
-        positions: that the model has. first_position: rows of the table of positions before that of position 0.
-        embed_scale: factor of token embeddings. embed_norm: what goes into the first layer is normed.
+        positions: length of the position table. first_position: its row for position 0.
+        embed_scale: factor of token embeddings. embed_norm: the input of the first layer is normed.
     """
 
     vocab_size: int
@@ -45,7 +47,7 @@ class CrossDecoderSpec:
         return self.hidden_size // self.heads
 
 
-class SelfAttention(nn.Module):
+class CrossDecoderSelfAttention(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.shape = (3, c.heads, c.head_dim)
@@ -55,11 +57,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         q, k, v = self.qkv(x).view(-1, *self.shape).unbind(1)
-        return self.out(paged_attention(q, k, v, cache, attn, self.shape[2] ** -0.5).flatten(1))  # type: ignore[no-any-return]
+        return self.out(paged_attention(q, k, v, cache, attn, self.shape[2] ** -0.5).flatten(1))
 
 
-class CrossAttention(nn.Module):
-    """Keys and values are made of the encoder rows that come with a step, and stay in the cache."""
+class CrossDecoderCrossAttention(TensorModule):
+    """Cross-attention. Keys and values are computed from the encoder rows of a step, once, and stay in the cache."""
 
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -74,17 +76,17 @@ class CrossAttention(nn.Module):
             k = v = q[:0]
         else:
             k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.heads, self.dim).unbind(1)
-        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))
 
 
-class Layer(nn.Module):
+class CrossDecoderLayer(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.act = c.act
         self.self_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
-        self.self_attn = SelfAttention(c, dtype, device)
+        self.self_attn = CrossDecoderSelfAttention(c, dtype, device)
         self.encoder_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
-        self.encoder_attn = CrossAttention(c, dtype, device)
+        self.encoder_attn = CrossDecoderCrossAttention(c, dtype, device)
         self.final_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
         self.first = Linear(c.hidden_size, {"fc1": c.inner}, True, dtype, device)
         self.second = Linear(c.inner, {"fc2": c.hidden_size}, True, dtype, device)
@@ -97,14 +99,14 @@ class Layer(nn.Module):
         caches: tuple[Tensor, Tensor],
         attn: tuple[AttentionMetadata, AttentionMetadata],
     ) -> Tensor:
-        """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
         add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
         add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1])
-        return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))  # type: ignore[no-any-return]
+        return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))
 
 
-class CrossDecoder(nn.Module):
-    """Token rows -> normed hidden states `[rows, hidden]`. A layer has two caches: of its tokens, and of the encoder's rows."""
+class CrossDecoder(TensorModule):
+    """A ForwardBatch -> normed hidden states `[rows, hidden]`. Each layer has two caches, for tokens and for encoder rows."""
 
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class CrossDecoder(nn.Module):
         self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
         self.embed_positions = Embedding(c.positions + c.first_position, c.hidden_size, dtype, device)
         self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
-        self.layers = nn.ModuleList(Layer(c, dtype, device) for _ in range(c.layers))
+        self.layers = nn.ModuleList(CrossDecoderLayer(c, dtype, device) for _ in range(c.layers))
         self.layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -124,15 +126,37 @@ class CrossDecoder(nn.Module):
         metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
         for layer, caches, attn in zip(self.layers, pairs, metas, strict=True):
             add = layer(x, add, batch.cross_rows, caches, attn)
-        return self.layer_norm(x, add)  # type: ignore[no-any-return]
+        return self.layer_norm(x, add)
 
 
 def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a checkpoint whose keys have no bias, with one of zeros for each, so that q, k and v are one product.
+    """Add a bias of zeros for each key projection, which checkpoints leave out, so that q, k and v are one product.
 
-    `prefix`: as stored, of the decoder.
+    `prefix`: of the decoder's names in the checkpoint.
     """
     for name, tensor in weights:
         yield name, tensor
         if name.startswith(prefix) and name.endswith(".k_proj.weight"):
             yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])
+
+
+def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
+    """Bytes alive in CrossDecoder, for its rows and for the encoder rows whose keys are written in the step."""
+    s, w, rows = dtype.itemsize, c.hidden_size, limits.rows
+    row = w * s
+    added, inner = linear_result(w, rows, dtype, limits), linear_result(c.inner, rows, dtype, limits)
+    held = row + added  # x, and what is added to it next, which lives as long as its layer
+    inputs = rows * (8 + 8 + 8 + 40) + limits.keys * row  # ids, positions, slots, bounds and block tables; encoder rows
+    result = row + linear_bytes(w, w, rows, dtype, limits)
+    qkv = max(linear_bytes(w, 3 * w, rows, dtype, limits), linear_result(3 * w, rows, dtype, limits) + result)
+    self_attention = held + row + qkv
+    written = limits.keys * linear_bytes(w, 2 * w, limits.keys, dtype, limits)
+    read = rows * result + limits.keys * linear_result(2 * w, limits.keys, dtype, limits)
+    cross_attention = rows * (held + added + row + added) + max(written, read)
+    first, second = linear_bytes(w, c.inner, rows, dtype, limits), linear_bytes(c.inner, w, rows, dtype, limits)
+    mlp = held + added + max(row + first, 2 * inner, inner + second)
+    gathered = 0
+    if not fused("attention", limits.device, dtype):
+        copies = 2 * limits.keys * w * (2 * s + limits.quantized_kv * (1 + float32_copy(s)))
+        gathered = copies + rows * (limits.longest * (1 + s) + 3 * row)  # masks; rows in the layout of torch's kernels
+    return SMALL + inputs + max(rows * max(self_attention, mlp), cross_attention) + gathered

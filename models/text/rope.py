@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, by the kinds of scaling that configs name. Knows no attention.
+"""Frequencies of rotary positions, for each rope type that configs name.
 
 Sources: arXiv 2306.15595 (linear), arXiv 2309.00071 (dynamic, yarn), arXiv 2407.21783 (llama3).
 """
@@ -16,41 +16,41 @@ from ...kernels.rope import rotary_cos_sin
 from ...mm.errors import ConfigError
 from .spec import RopeSpec
 
-Turns = tuple[Tensor, Tensor]
+CosSin = tuple[Tensor, Tensor]
 """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each."""
 
 
 class Rotary:
-    """Positions `[axes, rows]` -> how each row's heads are turned."""
+    """Positions `[axes, rows]` -> cosines and sines of each row."""
 
     def __init__(self, rope: RopeSpec, device: torch.device) -> None:
         frequencies, self.factor = scaled_frequencies(rope)
         self.frequencies = frequencies.to(device)
         self.axes = torch.tensor(rope.axes, device=device)
 
-    def __call__(self, positions: Tensor) -> Turns:
+    def __call__(self, positions: Tensor) -> CosSin:
         cos, sin = rotary_cos_sin(positions, self.frequencies, self.axes)
         return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
 
 
 def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:
-    """Float32 `[dim / 2]` frequencies and the factor of cosines and sines."""
+    """Float32 `[dim / 2]` frequencies, and the factor of cosines and sines."""
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     if not rope.scaling:
         return plain, 1.0
     try:
-        return KINDS[kind_of(rope.scaling)](plain, rope)
+        return SCALINGS[scaling_type(rope.scaling)](plain, rope)
     except KeyError as missing:
-        raise ConfigError(f"rope_parameters in config.json lack {missing}, which their kind needs") from None
+        raise ConfigError(f"rope_parameters in config.json lack {missing}, which their rope_type needs") from None
 
 
-def kind_of(scaling: Mapping[str, Any]) -> str:
-    """The kind of scaling; ConfigError names an unknown one. Three axes ("mrope") are no scaling."""
+def scaling_type(scaling: Mapping[str, Any]) -> str:
+    """The rope type of raw rope parameters; ConfigError for an unknown one. "mrope" (three axes) counts as default."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind in ("mrope", "default"):
         return "default"
-    if kind not in KINDS:
-        raise ConfigError(f"rope type {kind!r} is not supported; known are default, {', '.join(KINDS)}")
+    if kind not in SCALINGS:
+        raise ConfigError(f"rope type {kind!r} is not supported; known are default, {', '.join(SCALINGS)}")
     return str(kind)
 
 
@@ -59,26 +59,26 @@ def _linear(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _dynamic(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Frequencies change only beyond `max_position_embeddings`, where no sequence goes."""
+    """Frequencies change only beyond `max_position_embeddings`, which no sequence exceeds."""
     return plain, 1.0
 
 
 def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Long waves are stretched, short ones kept, those between mixed."""
+    """Low frequencies are scaled down, high ones kept, those in between interpolated."""
     s = rope.scaling
     low, high = s["low_freq_factor"], s["high_freq_factor"]
-    turns = s["original_max_position_embeddings"] * plain / (2 * math.pi)
-    share = ((turns - low) / (high - low)).clamp(0, 1)
+    rotations = s["original_max_position_embeddings"] * plain / (2 * math.pi)
+    share = ((rotations - low) / (high - low)).clamp(0, 1)
     return (1 - share) * plain / s["factor"] + share * plain, 1.0
 
 
 def _yarn(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Frequencies that turn often are kept, others stretched, with a ramp over the dimensions between."""
+    """High frequencies are kept, low ones scaled down, with a linear ramp over the dimensions in between."""
     s, trained = rope.scaling, rope.scaling["original_max_position_embeddings"]
     factor = s["factor"]
 
-    def dimension(turns: float) -> float:
-        return rope.dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def dimension(rotations: float) -> float:
+        return rope.dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(s.get("beta_fast") or 32), dimension(s.get("beta_slow") or 1)
     if s.get("truncate", True):
@@ -92,16 +92,16 @@ def _yarn_attention(s: Mapping[str, Any], factor: float) -> float:
     if s.get("attention_factor") is not None:
         return float(s["attention_factor"])
     if s.get("mscale") and s.get("mscale_all_dim"):
-        return yarn_temper(factor, s["mscale"]) / yarn_temper(factor, s["mscale_all_dim"])
-    return yarn_temper(factor, 1.0)
+        return yarn_mscale(factor, s["mscale"]) / yarn_mscale(factor, s["mscale_all_dim"])
+    return yarn_mscale(factor, 1.0)
 
 
-def yarn_temper(factor: float, weight: float) -> float:
-    """How much sharper attention is made for a context so many times as long."""
+def yarn_mscale(factor: float, weight: float) -> float:
+    """Attention temperature factor for a context extended by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-KINDS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
+SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

@@ -1,4 +1,4 @@
-"""What a decoder-only stack is made of, layer by layer: plain data that a config.json is read into. Knows no family."""
+"""The description of a decoder-only stack, layer by layer: plain data that is read from config.json."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ class RopeSpec:
 
     Args:
         theta: base of the frequencies.
-        dim: leading numbers of a head that are turned (all, or a part of them).
-        axes: of each of the `dim // 2` frequencies, the axis whose position turns it; `in_runs` and `in_turns` make them.
-        num_axes: of positions, more than turn a frequency where one has none: items advance along all of them.
-        neighbours: pairs are neighbouring numbers (0 1, 2 3, ...), else a half turns against the other.
-        scaling: the raw rope parameters of a kind other than default ("linear", "llama3", "yarn", ...), or empty.
+        dim: leading numbers of a head that are rotated (all of them, or a part).
+        axes: for each of the `dim // 2` frequencies, the position axis it rotates by; see `chunked_sections` and the two
+            functions beside it.
+        num_axes: axes of positions. May exceed those in `axes`, if an axis has no frequency: items advance along all axes.
+        interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
+        scaling: the raw rope parameters of a type other than default ("linear", "llama3", "yarn", ...), or empty.
     """
 
     theta: float
     dim: int
     axes: tuple[int, ...]
     num_axes: int = 1
-    neighbours: bool = False
+    interleaved: bool = False
     scaling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,11 +35,11 @@ class AttentionSpec:
 
     Args:
         scale: factor of the scores.
-        bias, out_bias: of the q, k, v products, and of the output's.
-        qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before they are turned.
+        bias, out_bias: the q, k, v projections have a bias, and the output projection.
+        qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation.
         rope: None for a layer without positions.
-        window: a row sees only so many keys up to its own; None: all.
-        soft_cap: scores s become cap * tanh(s / cap); None: untouched.
+        window: sliding window in keys, the row's own included; None: full attention.
+        soft_cap: scores s become cap * tanh(s / cap); None: no cap.
     """
 
     heads: int
@@ -55,13 +56,13 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention: the cache holds `latent + rope.dim` numbers a token, shared by all heads (arXiv 2405.04434).
+    """Multi-head latent attention (arXiv 2405.04434): the cache holds `latent + rope.dim` numbers per token for all heads.
 
     Args:
-        query_latent: width that queries are squeezed through; None: they are made directly.
-        nope_dim, rope.dim, value_dim: of a head: without and with positions, and of its values.
-        bias: of the products that squeeze, and of the output's.
-        eps: of the norms behind them.
+        query_latent: width of the compressed queries; None: queries are projected directly.
+        nope_dim, rope.dim, value_dim: numbers of a head without and with positions, and of its value.
+        bias: the down projections and the output projection have a bias.
+        eps: of the norms after the down projections.
     """
 
     heads: int
@@ -87,19 +88,21 @@ class MlpSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of gated MLPs: `top_k` of `experts` per row, and a shared one for all.
+    """A mixture of gated MLPs: `top_k` of `experts` per row, and an optional shared expert for all rows.
 
     Args:
-        inner: width of each expert, one for each kind. shared_inner: of the shared expert, 0 for none.
-        scoring: "softmax" or "sigmoid" of the router's logits. normalise: the chosen weights are made to add up to 1.
-        scale: factor of the chosen weights.
-        correction: the router has a learned bias that takes part in the choice but not in the weights.
-        groups, top_groups: experts lie in groups, of which only the best are chosen from (1: no groups).
-        group_score: a group counts by its best expert ("max") or by the sum of its best two ("top2").
-        bias: the experts' products have biases.
-        kinds: sets of experts, each with its router, by where the checkpoint keeps them; `ForwardBatch.modality_ids` tells a
-            row's set. One without a name: all rows are alike.
-        transposed: where shapes do not tell, matrices of all experts in one tensor are stored as `[in, out]`.
+        inner: width of each expert, one entry per modality.
+        shared_inner: width of the shared expert, 0 for none.
+        scoring: "softmax" or "sigmoid" of the router's logits.
+        normalise: the weights of the chosen experts are normalised to a sum of 1.
+        scale: factor of the weights.
+        correction: the router has a learned bias that affects the choice but not the weights.
+        groups, top_groups: experts are chosen from the best `top_groups` of `groups` groups (1: no groups).
+        group_score: a group's score is that of its best expert ("max") or the sum of its best two ("top2").
+        bias: the experts' projections have biases.
+        modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
+            set. A single entry: all rows share one set.
+        transposed: matrices of all experts in one square-shaped tensor are stored as `[in, out]`.
     """
 
     experts: int
@@ -115,7 +118,7 @@ class MoeSpec:
     top_groups: int = 1
     group_score: str = "top2"
     bias: bool = False
-    kinds: tuple[str, ...] = ("",)
+    modality_experts: tuple[str, ...] = ("",)
     transposed: bool = False
 
 
@@ -124,10 +127,10 @@ PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Attention and MLP, each behind a norm.
+    """Attention and MLP, each after a norm.
 
-    `norms`: their names in the checkpoint. Two: before attention and before the MLP. Four (a sandwich): before and after
-    attention, before and after the MLP; what each makes is normed before it is added to the residual stream.
+    `norms`: their names in the checkpoint. Two: before attention and before the MLP. Four (sandwich norms): before and after
+    attention, before and after the MLP; outputs are normed before they are added to the residual stream.
     """
 
     attention: AttentionSpec | LatentSpec
@@ -145,10 +148,10 @@ class DecoderSpec:
 
     Args:
         norm_offset: added to every norm's weight (1 where the checkpoint stores it around 0).
-        embed_scale, residual_scale, logit_scale: factors of token embeddings (rounded to the model's dtype), of what each
-            part adds to the residual stream, and of logits.
-        logit_cap: soft cap of logits; None: untouched.
-        deepstack: layers after which further levels of encoder rows are added to the residual stream, one each, rising.
+        embed_scale: factor of token embeddings, rounded to the model's dtype.
+        residual_scale: factor of what attention and MLP add to the residual stream.
+        logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap.
+        deepstack: layers after which a deepstack level of encoder rows is added to the residual stream, ascending.
     """
 
     vocab_size: int
@@ -170,7 +173,7 @@ class DecoderSpec:
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
-        """The different ones, in the order of the layers."""
+        """The distinct rotary specs, in the order of the layers."""
         found: list[RopeSpec] = []
         for rope in (attention.rope for attention in self.attentions):
             if rope is not None and rope not in found:
@@ -179,21 +182,21 @@ class DecoderSpec:
 
     @property
     def rope_axes(self) -> int:
-        """Axes of positions, 1 where no layer has more."""
+        """Axes of positions."""
         return max((rope.num_axes for rope in self.ropes), default=1)
 
 
-def in_runs(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Each axis turns a run of neighbouring frequencies: `(2, 1, 1)` gives 0 0 1 2."""
+def chunked_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Each axis has adjacent frequencies: `(2, 1, 1)` gives 0 0 1 2."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def in_turns(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes take turns while all but the first have frequencies left: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
+def interleaved_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes alternate until all but the first are used up: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
     count, axes = sum(sections), len(sections)
     return tuple(i % axes if i < sections[i % axes] * axes else 0 for i in range(count))
 
 
-def in_pairs(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Rows and columns take turns, then comes time; sections of rows, columns, time: `(2, 2, 1)` gives 1 2 1 2 0."""
+def hw_interleaved_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width alternate, then follows time; sections are height, width, time: `(2, 2, 1)` gives 1 2 1 2 0."""
     return (1, 2) * sections[0] + (0,) * sections[2]

@@ -1,4 +1,4 @@
-"""The published decoder-only stacks, by the model_type of a text config: data that their config.json does not hold.
+"""Published decoder-only stacks by model_type: defaults and features that their config.json does not state.
 
 Source: the configuration and modelling files of transformers 5.23.
 """
@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ..config import Stack, text_of
-from .spec import in_pairs
+from ..config import Stack, get_text_config
+from .spec import hw_interleaved_sections
 
 _BASE = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _LLAMA = _BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
@@ -146,12 +146,13 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "routed_scaling_factor": 2.5,
     "max_position_embeddings": 4096,
 }
-_ERNIE_KINDS = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
+_ERNIE_VL = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
 _CORRECTED = {"correction": True, "normalise": True}
-_deepseek3 = Stack(_DEEPSEEK3, neighbours=True, router=_SIGMOID)
+_ERNIE_EXPERTS = {"modality_experts": ("text_moe", "vision_moe")}
+_deepseek3 = Stack(_DEEPSEEK3, interleaved=True, router=_SIGMOID)
 _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 
 STACKS: Mapping[str, Stack] = {
@@ -160,30 +161,30 @@ STACKS: Mapping[str, Stack] = {
     "qwen2": Stack(_QWEN, bias=True, out_bias=False),
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),
     "qwen3_moe": Stack(_QWEN_MOE, qk_norm="head"),
-    "glm4": Stack(_GLM, out_bias=False, norms=_GLM_NORMS, neighbours=True, fused=True),
+    "glm4": Stack(_GLM, out_bias=False, norms=_GLM_NORMS, interleaved=True, fused=True),
     "glm4_moe": Stack(_GLM_MOE, out_bias=False, router=_SIGMOID),
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=_GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=_GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
     "granite": Stack(_LLAMA),
-    "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, neighbours=True),
-    "ernie4_5_moe": Stack(_ERNIE_MOE, neighbours=True, router=_CORRECTED),
+    "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, interleaved=True),
+    "ernie4_5_moe": Stack(_ERNIE_MOE, interleaved=True, router=_CORRECTED),
     "ernie4_5_vl_moe_text": Stack(
-        _ERNIE_KINDS, neighbours=True, axes=in_pairs, router=_CORRECTED | {"kinds": ("text_moe", "vision_moe")}
+        _ERNIE_VL, interleaved=True, axes=hw_interleaved_sections, router=_CORRECTED | _ERNIE_EXPERTS
     ),
-    "deepseek_v2": Stack(_DEEPSEEK2, neighbours=True, router={"group_score": "max"}),
+    "deepseek_v2": Stack(_DEEPSEEK2, interleaved=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
     "kimi_k2": _deepseek3,
 }
 
 
 def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
-    """Of a config.json's text part, for families that take any of several.
+    """The stack of a config.json's text part, for families that accept several decoders.
 
     Raises:
-        ConfigError: a model_type that is not in the table.
+        ConfigError: the model_type is not in the table.
     """
-    name = text_of(config).get("model_type", default)
+    name = get_text_config(config).get("model_type", default)
     if name not in STACKS:
         raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
     return STACKS[name]

@@ -1,4 +1,4 @@
-"""Where patches lie: the order they run through a tower in, and the learned rows added for their places. Knows no layer."""
+"""Positions of patches: their order in a tower, rotary frequencies and learned position embeddings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from torch.nn import functional as F
 from .spec import RotarySpec, TableSpec
 
 Grid = tuple[int, int, int]
-"""`(t, h, w)` in patches of one item; pictures of several tiles count them by t."""
+"""`(t, h, w)` of one item in patches; the tiles of a picture count as frames."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The order in which patches run through the tower, shared by all layers.
+class TowerLayout:
+    """The order in which patches pass through the tower, and the segments that attend to each other.
 
-    `order`: int64 `[squares]`, the merged squares window by window within their frame; None when natural.
-    `frames`, `windows`: patches of each segment in that order. `h`, `w`: int64 `[patches]`.
+    Args:
+        order: int64 `[squares]`, the merged squares window by window within each frame; None: the order they came in.
+        frames, windows: patches of each segment in that order.
+        h, w: int64 `[patches]`, row and column of each patch.
     """
 
     order: Tensor | None
@@ -30,11 +32,11 @@ class Layout:
     w: Tensor
 
 
-def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> Layout:
-    """Segments and coordinates of items with patch grids `(t, h, w)`.
+def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> TowerLayout:
+    """Order, segments and coordinates of the patches of items with these grids.
 
-    Example: 2x3 merged patches and windows of 2x2 run as 0 1 3 4 | 2 5, segments of 16 and 8 patches (merge 2).
-    Windows of one size lie next to each other, so that attention takes them as one batch.
+    Example: 2x3 squares in windows of 2x2 are ordered 0 1 3 4 | 2 5, segments of 16 and 8 patches (merge 2). Windows of equal
+    size are adjacent, so that attention can batch them.
     """
     order, frames, windows, rows, columns = [], [], [], [], []
     base, unit = 0, merge * merge
@@ -54,20 +56,20 @@ def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> Layout:
         frames += [h * w] * t
         windows += [piece.numel() * unit for piece in pieces] * t
     natural = windows == frames
-    return Layout(
+    return TowerLayout(
         None if natural else torch.cat(order), frames, windows, torch.cat(rows).flatten(), torch.cat(columns).flatten()
     )
 
 
 def in_squares(grid: Tensor, merge: int) -> Tensor:
-    """`[h, w, ...]` -> `[squares, merge * merge, ...]`, square by square, as patches come from the processor."""
+    """`[h, w, ...]` -> `[squares, merge * merge, ...]`: the order in which patches come from the processor."""
     h, w = grid.shape[:2]
     blocks = grid.reshape(h // merge, merge, w // merge, merge, *grid.shape[2:]).transpose(1, 2)
     return blocks.reshape(-1, merge * merge, *grid.shape[2:])
 
 
 def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
-    """Float32 `[dim / 2]`, and int64 of the same shape: the axis that turns each, 0 for rows and 1 for columns."""
+    """Float32 frequencies `[dim / 2]`, and int64 `[dim / 2]`: the axis of each, 0 for rows and 1 for columns."""
     half = dim // 2
     if spec.order == "even_odd":
         each = spec.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
@@ -79,10 +81,10 @@ def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
     return each.repeat(2), torch.arange(2).repeat_interleave(len(each))
 
 
-def add_places_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
-    """Add `table` `[side * side, width]`, fitted to each item's grid, to its patches `x` `[patches, width]`, in squares.
+def add_positions_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
+    """Add position embeddings `[side * side, width]`, fitted to each item's grid, to its patches `x [patches, width]` in place.
 
-    What is added to an item depends on nothing but its grid.
+    Patches come in squares. What is added to an item depends on its grid alone.
     """
     start = 0
     for t, h, w in grids:
@@ -95,7 +97,7 @@ def add_places_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid]
 
 
 def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
-    """`[h, w, width]`."""
+    """Fit the table to a grid: `[h, w, width]`."""
     side = spec.side
     square = table.view(side, side, -1)
     if spec.fit == "buckets":
@@ -103,14 +105,14 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
         return square[rows[:, None], columns]
     if (h, w) == (side, side):
         return square
-    assert spec.fit != "exact", f"a grid of {h}x{w} patches for a table of {side}x{side} places"
+    assert spec.fit != "exact", f"a grid of {h}x{w} patches for a table of {side}x{side} positions"
     corners = {"align_corners": spec.align_corners, "antialias": spec.antialias}
     planes = square.float().permute(2, 0, 1)[None]
     return F.interpolate(planes, (h, w), mode=spec.fit, **corners)[0].permute(1, 2, 0).to(table.dtype)
 
 
 def _buckets(count: int, side: int) -> Tensor:
-    """The place of each of `count` patches along a side; in float32, as the published models cut it."""
+    """The table position of each of `count` patches along a side; float32 like the published models."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     corners = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
     return torch.bucketize(corners.clamp(max=1.0 - 1e-6), bounds, right=True)

@@ -1,42 +1,47 @@
-"""SAM's tower: one picture at a time through square windows, places told by learned differences, made small by convolutions.
+"""SAM's tower for one picture at a time: attention in square windows with relative positions, then convolutions.
 
-Knows no family. Sources: arXiv 2304.02643 (the tower), 2203.16527 (windows in a plain transformer), 2112.01526 (differences).
+Sources: arXiv 2304.02643 (the tower), 2203.16527 (windows in a plain transformer), 2112.01526 (relative positions).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from ...kernels.dispatch import backend
 from ...kernels.varlen import varlen_attention
-from ..layers.relative import toward_places
-from ..layers.tree import Maker
-from .places import add_places_
+from ..interface import StepLimits
+from ..layers.basic import TensorModule
+from ..layers.builder import Builder
+from ..layers.relative_position import relative_position_scores
+from ..memory_formulas import SMALL, attention_copies, linear_bytes, torch_attention_tiles
+from .positions import add_positions_
 from .spec import TowerNames, TowerSpec
-from .vit import Mlp
+from .vit import VisionMlp, vision_mlp_bytes
 
 SAM = TowerNames(table="pos_embed", mlp=("mlp.lin1", "mlp.lin2"))
-"""`blocks.<i>.attn.qkv` and so on."""
+"""Names such as `blocks.<i>.attn.qkv`."""
 
-TAPS = 9  # of a convolution of 3 x 3
+TAPS = 9  # weights per channel of a 3 x 3 convolution
 _EPS = 1e-6  # of the norms between convolutions
 
 
 @dataclass(frozen=True)
 class SamSpec:
-    """A transformer over the patches of a picture, and convolutions behind it.
+    """A transformer over the patches of a picture, followed by convolutions.
 
     Args:
-        tower: its layers. A window reaches over the picture's edge where it has to: rows there are empty, but seen. `table` has
-            a row for every place of the largest picture.
-        neck: channels behind the layers.
+        tower: the transformer. Pictures are padded to whole windows with empty rows, which are attended to. `table` has a
+            position for every patch of the largest picture.
+        neck: channels after the transformer.
         down: channels of each further convolution, which halves both sides.
-        relative: scores are moved by learned rows for how far key and query lie apart, up and down and across.
+        relative: attention scores depend on the vertical and horizontal distance of query and key (relative positions).
     """
 
     tower: TowerSpec
@@ -45,137 +50,167 @@ class SamSpec:
     relative: bool = True
 
     @property
-    def shrinks(self) -> int:
-        """Patches along a side of what becomes one row."""
+    def downsampling(self) -> int:
+        """Patches along a side per result row."""
         return int(2 ** len(self.down))
 
     @property
     def width(self) -> int:
-        """Of the result's rows."""
+        """Width of a result row."""
         return (self.neck, *self.down)[-1]
 
 
-class Attention:
-    """Rows of one square see each other.
+class SamAttention:
+    """Attention among the rows of each square, with relative positions.
 
-    What their places add to a score is a product, too: of what the query makes of every line and column, and of a key that
-    is 1 at its own line and column. So both are laid beside the heads' numbers, and no table of scores is made.
+    The position term of a score is a product as well: of the query's scores for every row and column of the square, and of a
+    one-hot key of the key's own row and column. Both are appended to the heads' numbers, so that no score matrix is needed.
     """
 
-    def __init__(self, s: SamSpec, make: Maker, side: int) -> None:
+    def __init__(self, s: SamSpec, build: Builder, side: int) -> None:
         t = s.tower
         self.heads, self.dim, self.scale = t.heads, t.head_dim, t.head_dim**-0.5
-        self.qkv = make.linear(t.names.qkv, t.width, [3 * t.width], t.qkv_bias)
-        self.out = make.linear([t.names.out], t.width, [t.width], t.out_bias)
+        self.qkv = build.linear(t.names.qkv, t.width, [3 * t.width], t.qkv_bias)
+        self.out = build.linear([t.names.out], t.width, [t.width], t.out_bias)
         names = ("attn.rel_pos_h", "attn.rel_pos_w") if s.relative else ()
-        self.tables = [make.stored(name, 2 * side - 1, t.head_dim) for name in names]
+        self.tables = [build.stored(name, 2 * side - 1, t.head_dim) for name in names]
 
     def __call__(self, x: Tensor, side: int) -> Tensor:
-        """`[squares * side^2, width]`, square by square, row by row."""
-        q, k, v = self._widened(x, side)
+        """`x` `[squares * side^2, width]`, square by square, row by row."""
+        q, k, v = self._with_positions(x, side)
         out = varlen_attention(q, k, v, [side * side] * (len(x) // side**2), 1.0)
-        return self.out(out[..., : self.dim].flatten(1))  # type: ignore[no-any-return]
+        return self.out(out[..., : self.dim].flatten(1))
 
-    def _widened(self, x: Tensor, side: int) -> Tensor:
-        """`[3, rows, heads, dim + 2 * side]`: scaled queries, keys and values, with places beside them."""
+    def _with_positions(self, x: Tensor, side: int) -> Tensor:
+        """Scaled queries, keys and values with position columns appended: `[3, rows, heads, dim + 2 * side]`."""
         qkv = self.qkv(x).view(-1, side, side, 3, self.heads, self.dim)
         wide = x.new_zeros(3, *qkv.shape[:3], self.heads, self.dim + 2 * side * bool(self.tables))
         wide[..., : self.dim] = qkv.permute(3, 0, 1, 2, 4, 5)
         wide[0, ..., : self.dim] *= self.scale
         if self.tables:
-            q, one = qkv[..., 0, :, :], torch.eye(side, dtype=x.dtype, device=x.device)
-            beside = wide[..., self.dim :].split(side, -1)
-            beside[0][0] = toward_places(q, self.tables[0].weight, 1)
-            beside[1][0] = toward_places(q, self.tables[1].weight, 2)
-            beside[0][1], beside[1][1] = one[None, :, None, None], one[None, None, :, None]
+            q, one_hot = qkv[..., 0, :, :], torch.eye(side, dtype=x.dtype, device=x.device)
+            by_row, by_column = wide[..., self.dim :].split(side, -1)
+            by_row[0] = relative_position_scores(q, self.tables[0].weight, 1)
+            by_column[0] = relative_position_scores(q, self.tables[1].weight, 2)
+            by_row[1], by_column[1] = one_hot[None, :, None, None], one_hot[None, None, :, None]
         return wide.flatten(1, 3)
 
 
-class Block:
-    """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+class SamLayer:
+    """Attention and MLP, each after a norm."""
 
-    def __init__(self, s: SamSpec, make: Maker, window: int, side: int) -> None:
+    def __init__(self, s: SamSpec, build: Builder, window: int, side: int) -> None:
         self.window = window
-        self.norms = [make.norm(name, s.tower.width, s.tower.eps, True) for name in s.tower.names.norms]
-        self.attention, self.mlp = Attention(s, make, window or side), Mlp(s.tower, make)
+        self.norms = [build.norm(name, s.tower.width, s.tower.eps, True) for name in s.tower.names.norms]
+        self.attention, self.mlp = SamAttention(s, build, window or side), VisionMlp(s.tower, build)
 
     def __call__(self, x: Tensor, add: Tensor | None, side: int) -> Tensor:
-        seen = self.norms[0](x, add)
+        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        normed = self.norms[0](x, add)
         if not self.window:
-            add = self.attention(seen, side)
+            add = self.attention(normed, side)
         else:
-            add = _put_together(self.attention(_cut(seen, side, self.window), self.window), side, self.window)
+            add = _from_windows(self.attention(_to_windows(normed, side, self.window), self.window), side, self.window)
         return self.mlp(self.norms[1](x, add))
 
 
-class Tower(nn.Module):
-    """Patches of a picture -> fewer rows. Submodules are named as the checkpoint's."""
+class SamTower(TensorModule):
+    """Patches of one square picture -> downsampled rows."""
 
     def __init__(self, spec: SamSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.spec, make = spec, Maker(self, dtype, device)
-        self.parts = Parts(spec, make)
+        self.spec, build = spec, Builder(self, dtype, device)
+        self.parts = SamParts(spec, build)
 
     def forward(self, patches: Tensor, side: int) -> Tensor:
-        """`[side^2, patch_dim]` of one square picture, row by row -> `[(side / shrinks)^2, width]`, likewise."""
+        """`[side^2, patch_dim]`, row by row -> `[(side / downsampling)^2, width]`, row by row."""
         parts, table = self.parts, self.spec.tower.table
-        x: Tensor = parts.patch(patches)
+        x = parts.patch(patches)
         assert table is not None
-        add_places_(x, parts.table.weight, table, [(1, side, side)], 1)
+        add_positions_(x, parts.table.weight, table, [(1, side, side)], 1)
         add = None
-        for block in parts.blocks:
-            add = block(x, add, side)
+        for layer in parts.layers:
+            add = layer(x, add, side)
         x = parts.norms[0](parts.neck(x if add is None else x.add_(add)))
         x = parts.norms[1](parts.mix(_taps(x, side)))
-        for layer in parts.down:
-            x = layer(_taps(x, side, 2))
+        for convolution in parts.down:
+            x = convolution(_taps(x, side, 2))
             side = -(-side // 2)
         return x
 
 
-class Parts:
-    """The layers of a tower. No module, so that their only names are the checkpoint's."""
+class SamParts:
+    """The layers of a tower. Not a module, so that they are registered under their checkpoint names only."""
 
-    def __init__(self, s: SamSpec, make: Maker) -> None:
+    def __init__(self, s: SamSpec, build: Builder) -> None:
         t = s.tower
-        assert t.table is not None, "its side is that of the largest picture"
+        assert t.table is not None, "a SAM tower has position embeddings"
         side = t.table.side
-        self.patch = make.linear([t.names.patch], t.patch_dim, [t.width], t.patch_bias)
-        self.table = make.stored(t.names.table, side**2, t.width)
+        self.patch = build.linear([t.names.patch], t.patch_dim, [t.width], t.patch_bias)
+        self.table = build.stored(t.names.table, side**2, t.width)
         windows = [0 if i in t.full_layers else t.window for i in range(t.depth)]
-        self.blocks = [Block(s, make.below(f"{t.names.layers}.{i}"), window, side) for i, window in enumerate(windows)]
-        plain = partial(make.linear, bias=False)
-        self.neck = plain(["neck.0"], t.width, [s.neck])
-        self.mix = plain(["neck.2"], TAPS * s.neck, [s.neck])
-        self.norms = [make.norm(name, s.neck, _EPS, True) for name in ("neck.1", "neck.3")]
+        self.layers = [SamLayer(s, build.scope(f"{t.names.layers}.{i}"), window, side) for i, window in enumerate(windows)]
+        convolution = partial(build.linear, bias=False)
+        self.neck = convolution(["neck.0"], t.width, [s.neck])
+        self.mix = convolution(["neck.2"], TAPS * s.neck, [s.neck])
+        self.norms = [build.norm(name, s.neck, _EPS, True) for name in ("neck.1", "neck.3")]
         widths = (s.neck, *s.down)
-        self.down = [plain([f"net_{i + 2}"], TAPS * widths[i], [wide]) for i, wide in enumerate(s.down)]
+        self.down = [convolution([f"net_{i + 2}"], TAPS * widths[i], [wide]) for i, wide in enumerate(s.down)]
 
 
 def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:
-    """(as stored, canonical) beginnings of names of a tower whose convolutions are called by what they are."""
+    """(stored, canonical) prefixes for checkpoints that name convolutions and norms by what they are."""
     neck = ("conv1", "layer_norm1", "conv2", "layer_norm2")
     renamed = [(f"neck.{name}.", f"neck.{i}.") for i, name in enumerate(neck)]
     renamed += [("proj.conv1.", "net_2."), ("proj.conv2.", "net_3."), ("patch_embed.projection.", "patch_embed.proj.")]
     return [(prefix + old, new) for old, new in renamed]
 
 
-def _cut(x: Tensor, side: int, window: int) -> Tensor:
-    """`[side^2, width]` row by row -> `[windows * window^2, width]`, filled with empty rows on the right and below."""
+def _to_windows(x: Tensor, side: int, window: int) -> Tensor:
+    """`[side^2, width]` row by row -> `[windows * window^2, width]`, padded with empty rows at the right and bottom."""
     count = -(-side // window)
     fill = count * window - side
     plane = F.pad(x.view(side, side, -1), (0, 0, 0, fill, 0, fill)).view(count, window, count, window, -1)
     return plane.transpose(1, 2).reshape(-1, x.shape[1])
 
 
-def _put_together(x: Tensor, side: int, window: int) -> Tensor:
-    """What `_cut` cut, without what it filled in."""
+def _from_windows(x: Tensor, side: int, window: int) -> Tensor:
+    """Undo `_to_windows`; padding is dropped."""
     count = -(-side // window)
     plane = x.view(count, count, window, window, -1).transpose(1, 2).reshape(count * window, count * window, -1)
     return plane[:side, :side].reshape(side * side, -1)
 
 
 def _taps(x: Tensor, side: int, stride: int = 1) -> Tensor:
-    """What a convolution of 3 x 3 sees of `[side^2, width]`: `[places, width * 9]`, with zeros around, as its weight has it."""
+    """The inputs of a zero-padded 3 x 3 convolution over `[side^2, width]`: `[outputs, width * 9]`, in the weight's order."""
     plane = x.view(1, side, side, -1).permute(0, 3, 1, 2)
     return F.unfold(plane, 3, padding=1, stride=stride)[0].T.contiguous()
+
+
+def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes alive in SamTower for one image of so many patches."""
+    t, s, side = c.tower, dtype.itemsize, math.isqrt(patches)
+    row = t.width * s
+    squares = set()  # (rows with padding, side of a square, bytes per row of the copy in windows)
+    if not t.window or any(layer in t.full_layers for layer in range(t.depth)):
+        squares.add((patches, side, 0))
+    if t.window:
+        squares.add(((-(-side // t.window) * t.window) ** 2, t.window, row))
+    attention = max(_attention_bytes(c, rows, edge, windowed, dtype, limits) for rows, edge, windowed in squares)
+    mlp = patches * (row + vision_mlp_bytes(t, patches, dtype, limits))  # beside what attention adds
+    layers = 3 * row * patches + max(attention, mlp)  # x, what the layer before adds, normed rows
+    return SMALL + max(layers, patches * (row + c.neck * s * (2 * TAPS + 2)))
+
+
+def _attention_bytes(c: SamSpec, rows: int, side: int, windowed: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes alive in SamAttention over squares of this side; `windowed`: bytes per row of its input."""
+    t, s = c.tower, dtype.itemsize
+    row, columns = t.width * s, side * c.relative  # position columns per axis
+    width = t.heads * (t.head_dim + 2 * columns)
+    wide, distances = width * s, 2 * side * columns * (t.head_dim * s + 8)
+    native = backend("varlen_attention", limits.device, dtype) == "native"
+    end = wide + c.relative * row + linear_bytes(t.width, t.width, rows, dtype, limits)  # result, without columns, projected
+    end = max(end, 0 if native else 2 * wide + attention_copies(width, dtype, limits.device))
+    start = 3 * row + c.relative * row + t.heads * s * columns  # qkv, a copy of the queries, their scores
+    tiles = 0 if native else torch_attention_tiles(side**2, width // t.heads, dtype)
+    return rows * (windowed + 3 * wide + max(start, end)) + distances + tiles

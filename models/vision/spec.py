@@ -1,4 +1,4 @@
-"""What a vision tower is made of: plain data that a family reads from its config.json. Knows no family and no tensor."""
+"""The description of a vision tower: plain data that families read from config.json."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TowerNames:
-    """Where a checkpoint keeps what: below the tower, or for parts of a layer below `<layers>.<index>`.
+    """Names in the checkpoint, below the tower; for parts of a layer below `<layers>.<index>`.
 
-    `table`, `class_token` and `scales` are whole names of tensors, the others names of layers with a weight and a bias.
+    `table`, `class_token` and `scales` are names of tensors, the others names of layers with a weight and a bias.
 
     Args:
-        qkv: one name for all three, or one each.
-        mlp: two names (in, out) of an MLP, or three (gate, up, out) of a gated one.
+        qkv: one name for a joint projection, or three.
+        mlp: two names (in, out), or three (gate, up, out) for a gated MLP.
     """
 
     patch: str = "patch_embed.proj"
@@ -51,32 +51,32 @@ ENCODER = TowerNames(
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Queries and keys are turned by a patch's row and column.
+    """Two-dimensional rotary positions: queries and keys are rotated by a patch's row and column.
 
     Args:
-        order: how the frequencies of a head of size d are dealt out. "blocks": a first half turns by rows, a second by
-            columns, each with d / 4 frequencies of `theta ** (-4i / d)`. "alternating": the same frequencies, column and
-            row taking turns. "even_odd": d / 2 frequencies of `theta ** (-2i / d)`, the even ones first, by rows, then
-            the odd ones, by columns.
-        neighbours: pairs are neighbouring numbers (0 1, 2 3, ...), else a half turns against the other.
+        order: assignment of the frequencies of a head of size d to the two axes. "blocks": the first half by rows, the second
+            by columns, each with d / 4 frequencies of `theta ** (-4i / d)`. "alternating": the same frequencies, column and
+            row alternating. "even_odd": d / 2 frequencies of `theta ** (-2i / d)`, the even ones first, by rows, then the odd
+            ones, by columns.
+        interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
     """
 
     theta: float = 10000.0
     order: str = "blocks"
-    neighbours: bool = False
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A learned row for every place of a square picture, added to its patches.
+    """Learned position embeddings of a square picture, added to its patches.
 
     Args:
-        side: places along each side.
-        fit: to a grid of another size. "exact": there is no other. "bilinear", "bicubic": the table is resampled.
-            "buckets": a patch takes the place in which its upper left corner lies.
-        align_corners: the outermost places stay the outermost places, else the outermost edges.
-        antialias: a table that is made smaller is low-passed first.
-        frames: further frames of an item are told apart by sinusoids for at most so many; 0: they are not.
+        side: positions along each side.
+        fit: to a grid of another size. "exact": not supported. "bilinear", "bicubic": the table is resampled. "buckets": a
+            patch takes the position in which its upper left corner lies.
+        align_corners: resampling keeps the centres of the corner positions in place, otherwise their outer edges.
+        antialias: the table is low-pass filtered before it is downsampled.
+        frames: frames of an item get sinusoidal time embeddings, for at most this many; 0: none.
     """
 
     side: int
@@ -88,23 +88,23 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class TowerSpec:
-    """A pre-norm transformer over patches of pictures. Rows see their own frame (or window, or item) only.
+    """A pre-norm transformer over patches. Patches attend within their frame (or window, or item).
 
     Args:
-        depth: layers in the checkpoint; those behind the last one of `features` are not built.
-        inner: width inside the MLP; `act`: its activation, that of the gate where it is gated (`names.mlp`).
-        patch_dim: numbers of a patch: channels x frames x height x width; 0: what is given are rows, which go in as they are.
+        depth: layers in the checkpoint; those after the last one in `features` are not built.
+        inner: width of the MLP; `act`: its activation (of the gate, if `names.mlp` has one).
+        patch_dim: numbers per patch: channels x frames x height x width; 0: the input consists of rows, not of patches.
         merge: patches come in squares of merge x merge, row by row of squares; 1: row by row.
-        rms: norms are RMSNorm, else LayerNorm.
-        patch_bias, qkv_bias, out_bias, mlp_bias: which products have one.
-        qk_norm: queries and keys are normed per head ("head") or over all heads ("all") before they are turned.
-        class_token: a learned row before those of each frame; `keep_class`: it is among the result's rows.
-        patch_norm, pre_norm: before and after places are added to the patches. post_norm: of the last layer's result.
-        layer_scale: what each part adds is scaled by a learned vector.
-        window: squares along a window's side, 0 for none; `full_layers`: the layers that see whole frames all the same.
-        across_time: frames of an item see one another.
-        features: states that are returned, 0 before the first layer, i after layer i (counted from 1), in rising order.
-            Empty: only the last.
+        rms: norms are RMSNorm, otherwise LayerNorm.
+        patch_bias, qkv_bias, out_bias, mlp_bias: these projections have a bias.
+        qk_norm: queries and keys are normed per head ("head") or over all heads ("all") before rotation.
+        class_token: each frame starts with a learned row. keep_class: it is part of the result.
+        patch_norm, pre_norm: norms before and after position embeddings are added. post_norm: norm after the last layer.
+        layer_scale: the outputs of attention and MLP are scaled by a learned vector.
+        window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames nevertheless.
+        temporal_attention: patches attend to all frames of their item.
+        features: hidden states to return, ascending: 0 before the first layer, i after layer i (counted from 1). Empty: the
+            last one.
     """
 
     depth: int
@@ -131,7 +131,7 @@ class TowerSpec:
     layer_scale: bool = False
     window: int = 0
     full_layers: frozenset[int] = frozenset()
-    across_time: bool = False
+    temporal_attention: bool = False
     features: tuple[int, ...] = ()
     names: TowerNames = BLOCKS
 
@@ -145,12 +145,12 @@ class TowerSpec:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """`features`, the last one where none is named."""
+        """The hidden states to return: `features`, or the last one."""
         return self.features or (self.depth,)
 
     @property
     def unbuilt(self) -> tuple[str, ...]:
-        """Beginnings of the names, below the tower, of stored tensors that no state in `features` needs."""
+        """Prefixes, below the tower, of stored tensors that no state in `features` needs."""
         last = self.states[-1]
         layers = tuple(f"{self.names.layers}.{i}." for i in range(last, self.depth))
         return layers if self.post_norm else (*layers, f"{self.names.post_norm}.")

@@ -1,11 +1,11 @@
-"""The packed vision tower: items of many requests in one call, each row sees its own frame, window or item. Knows no family.
+"""The packed vision tower: items of many requests in one call; patches attend within their frame, window or item.
 
 Sources: arXiv 2010.11929 (the transformer over patches), 2307.06304 (pictures of many sizes packed), 2103.17239 (layer scale).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -13,36 +13,48 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import activation, gated
+from ...kernels.activation import act_and_mul, activation
+from ...kernels.dispatch import fused
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
-from ..config import known_act
-from ..layers.tree import Maker
-from .places import Grid, Layout, add_places_, frequencies, plan_layout
+from ..config import check_activation
+from ..interface import StepLimits
+from ..layers.builder import Builder
+from ..layers.connectors import ProjectorSpec, projector_bytes
+from ..memory_formulas import (
+    FLOAT32,
+    attention_copies,
+    linear_bytes,
+    linear_result,
+    norm_bytes,
+    torch_attention_tiles,
+    torch_rotary,
+)
+from .positions import Grid, TowerLayout, add_positions_, frequencies, plan_layout
 from .spec import TowerSpec
 
 
 @dataclass(frozen=True)
-class Run:
-    """What all layers of one call share: angles of the patches (None without rotary), segments of whole frames and windows."""
+class TowerMetadata:
+    """Shared by all layers of one call: rotary cosines and sines, and the lengths of frames and of windows, in patches."""
 
-    turn: tuple[Tensor, Tensor] | None
+    cos_sin: tuple[Tensor, Tensor] | None
     frames: list[int]
     windows: list[int]
 
 
-class Attention:
-    def __init__(self, s: TowerSpec, make: Maker) -> None:
+class VisionAttention:
+    def __init__(self, s: TowerSpec, build: Builder) -> None:
         self.heads, self.dim, self.qk_norm = s.heads, s.head_dim, s.qk_norm
-        self.neighbours = s.rotary is not None and s.rotary.neighbours
+        self.interleaved = s.rotary is not None and s.rotary.interleaved
         names = s.names
-        self.qkv = make.linear(names.qkv, s.width, [3 * s.width // len(names.qkv)] * len(names.qkv), s.qkv_bias)
-        self.out = make.linear([names.out], s.width, [s.width], s.out_bias)
+        self.qkv = build.linear(names.qkv, s.width, [3 * s.width // len(names.qkv)] * len(names.qkv), s.qkv_bias)
+        self.out = build.linear([names.out], s.width, [s.width], s.out_bias)
         wide = s.head_dim if s.qk_norm == "head" else s.width
-        self.norms = [make.norm(name, wide, s.eps, False) for name in names.qk_norms] if s.qk_norm else []
+        self.norms = [build.norm(name, wide, s.eps, False) for name in names.qk_norms] if s.qk_norm else []
 
-    def __call__(self, x: Tensor, run: Run, segments: list[int]) -> Tensor:
+    def __call__(self, x: Tensor, meta: TowerMetadata, segments: list[int]) -> Tensor:
         qkv = self.qkv(x).view(len(x), 3 * self.heads, self.dim)  # [patches, q | k | v heads, dim]
         for i, norm in enumerate(self.norms):
             part = qkv[:, i * self.heads : (i + 1) * self.heads]
@@ -50,40 +62,41 @@ class Attention:
                 norm.heads_(part)
             else:
                 part.copy_(norm(part.flatten(1).contiguous()).view(part.shape))
-        if run.turn is not None:
-            turned = qkv[:, : 2 * self.heads]
-            if self.neighbours:  # scores are the same in any order of a head's numbers that queries and keys share
-                turned.copy_(turned.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
-            rotate_(turned, *run.turn)
+        if meta.cos_sin is not None:
+            rotated = qkv[:, : 2 * self.heads]
+            if self.interleaved:  # into halves: scores do not depend on the order of a head's numbers
+                rotated.copy_(rotated.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
+            rotate_(rotated, *meta.cos_sin)
         q, k, v = qkv.split(self.heads, 1)
-        return self.out(varlen_attention(q, k, v, segments, self.dim**-0.5).flatten(1))  # type: ignore[no-any-return]
+        return self.out(varlen_attention(q, k, v, segments, self.dim**-0.5).flatten(1))
 
 
-class Mlp:
-    """Two layers around an activation, or `out(act(gate(x)) * up(x))`."""
+class VisionMlp:
+    """`out(act(in(x)))`, or `out(act(gate(x)) * up(x))` if gated."""
 
-    def __init__(self, s: TowerSpec, make: Maker) -> None:
+    def __init__(self, s: TowerSpec, build: Builder) -> None:
         self.act, self.gated = s.act, s.gated
         *first, last = s.names.mlp
-        self.first = make.linear(first, s.width, [s.inner] * len(first), s.mlp_bias)
-        self.last = make.linear([last], s.inner, [s.width], s.mlp_bias)
+        self.first = build.linear(first, s.width, [s.inner] * len(first), s.mlp_bias)
+        self.last = build.linear([last], s.inner, [s.width], s.mlp_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        act = gated if self.gated else activation
-        return self.last(act(self.act, self.first(x)))  # type: ignore[no-any-return]
+        act = act_and_mul if self.gated else activation
+        return self.last(act(self.act, self.first(x)))
 
 
-class Block:
-    """Works on the residual stream `x` in place; what each part adds to it is added by the norm that comes next."""
+class VisionLayer:
+    """Attention and MLP, each after a norm."""
 
-    def __init__(self, s: TowerSpec, make: Maker, windowed: bool) -> None:
+    def __init__(self, s: TowerSpec, build: Builder, windowed: bool) -> None:
         self.windowed = windowed
-        self.norms = [make.norm(name, s.width, s.eps, not s.rms) for name in s.names.norms]
-        self.attention, self.mlp = Attention(s, make), Mlp(s, make)
-        self.scales = [make.stored(name, s.width) for name in s.names.scales] if s.layer_scale else []
+        self.norms = [build.norm(name, s.width, s.eps, not s.rms) for name in s.names.norms]
+        self.attention, self.mlp = VisionAttention(s, build), VisionMlp(s, build)
+        self.scales = [build.stored(name, s.width) for name in s.names.scales] if s.layer_scale else []
 
-    def __call__(self, x: Tensor, add: Tensor | None, run: Run) -> Tensor:
-        add = self.attention(self.norms[0](x, add), run, run.windows if self.windowed else run.frames)
+    def __call__(self, x: Tensor, add: Tensor | None, meta: TowerMetadata) -> Tensor:
+        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        add = self.attention(self.norms[0](x, add), meta, meta.windows if self.windowed else meta.frames)
         if self.scales:
             add *= self.scales[0].weight
         add = self.mlp(self.norms[1](x, add))
@@ -92,45 +105,50 @@ class Block:
         return add
 
 
-class Parts:
-    """The layers of a tower. No module, so that their only names are the checkpoint's."""
+class VisionTowerParts:
+    """The layers of a tower. Not a module, so that they are registered under their checkpoint names only."""
 
-    def __init__(self, s: TowerSpec, make: Maker) -> None:
+    def __init__(self, s: TowerSpec, build: Builder) -> None:
         names = s.names
-        norm = partial(make.norm, width=s.width, eps=s.eps, bias=not s.rms)
-        self.patch = make.linear([names.patch], s.patch_dim, [s.width], s.patch_bias) if s.patch_dim else torch.clone
-        self.table = None if s.table is None else make.stored(names.table, s.table.side**2 + s.class_token, s.width)
-        self.token = make.stored(names.class_token, s.width) if s.class_token else None
+        norm = partial(build.norm, width=s.width, eps=s.eps, bias=not s.rms)
+        self.patch: Callable[[Tensor], Tensor] = torch.clone
+        if s.patch_dim:
+            self.patch = build.linear([names.patch], s.patch_dim, [s.width], s.patch_bias)
+        self.table = None if s.table is None else build.stored(names.table, s.table.side**2 + s.class_token, s.width)
+        self.token = build.stored(names.class_token, s.width) if s.class_token else None
         self.patch_norm = norm(names.patch_norm) if s.patch_norm else None
         self.pre_norm = norm(names.pre_norm) if s.pre_norm else None
         self.post_norm = norm(names.post_norm) if s.post_norm else None
         windowed = [s.window > 0 and i not in s.full_layers for i in range(s.states[-1])]
-        self.blocks = [Block(s, make.below(f"{names.layers}.{i}"), cut) for i, cut in enumerate(windowed)]
+        self.layers = [VisionLayer(s, build.scope(f"{names.layers}.{i}"), flag) for i, flag in enumerate(windowed)]
 
 
-class Tower(nn.Module):
-    """Patches of items -> their rows after the layers that `spec.features` names. Submodules are named as the checkpoint's.
+class VisionTower(nn.Module):
+    """Patches of items -> the hidden states that `spec.features` names.
 
-    ConfigError names an activation that is not there, and a width that heads and rotary places do not divide.
+    Raises:
+        ConfigError: an unknown activation, or a width that heads and rotary positions do not divide.
     """
+
+    __call__: Callable[..., list[Tensor]]
 
     def __init__(self, spec: TowerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        known_act("vision hidden_act", spec.act)
+        check_activation("vision hidden_act", spec.act)
         if spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
-            each = "of one size" if spec.rotary is None else "of multiples of 4 numbers"
-            raise ConfigError(f"a tower {spec.width} wide, as vision_config says, has no {spec.heads} heads {each}")
+            size = "of equal size" if spec.rotary is None else "whose size is a multiple of 4"
+            raise ConfigError(f"a tower of width {spec.width} (vision_config) cannot have {spec.heads} heads {size}")
         self.spec, self.dtype, self.device = spec, dtype, device
-        self.parts = Parts(spec, Maker(self, dtype, device))
+        self.parts = VisionTowerParts(spec, Builder(self, dtype, device))
         if spec.rotary is not None:
             self.inv_freq, self.axis_of_freq = (t.to(device) for t in frequencies(spec.rotary, spec.head_dim))
 
     def forward(self, patches: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
-        """One `[rows, width]` per state in `spec.features`, rows in the order of the patches.
+        """Return one `[rows, width]` per state in `spec.states`, rows in the order of the patches.
 
         Args:
-            patches: `[patches, patch_dim]`, or rows, of all items, frame by frame, in the order that `spec.merge` says.
-            grids: `(t, h, w)` of each item, in patches; tiles of one picture are its frames.
+            patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`.
+            grids: `(t, h, w)` of each item, in patches; the tiles of a picture count as frames.
         """
         s = self.spec
         layout = plan_layout(grids, s.merge, s.window)
@@ -138,67 +156,127 @@ class Tower(nn.Module):
         x = self._embed(patches.to(self.dtype), grids)
         if order is not None:
             x = x.view(-1, s.merge**2, s.width)[order].flatten(0, 1)
-        of_patches = _behind_first(layout.frames).to(self.device) if s.class_token else None
-        if of_patches is not None:
-            x = self._with_class(x, of_patches, len(layout.frames))
+        patch_rows = _rows_of_patches(layout.frames).to(self.device) if s.class_token else None
+        if patch_rows is not None:
+            x = self._with_class_token(x, patch_rows, len(layout.frames))
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
-        states = self._through_layers(x, self._run(layout, grids))
-        if of_patches is not None and not s.keep_class:
-            states = [rows[of_patches] for rows in states]
-        return states if order is None else [_put_back(rows, order, s) for rows in states]
+        states = self._through_layers(x, self._metadata(layout, grids))
+        if patch_rows is not None and not s.keep_class:
+            states = [rows[patch_rows] for rows in states]
+        return states if order is None else [_natural_order(rows, order, s) for rows in states]
 
     def _embed(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         parts, s = self.parts, self.spec
-        x: Tensor = parts.patch(patches)
+        x = parts.patch(patches)
         if parts.patch_norm is not None:
             x = parts.patch_norm(x)
         if parts.table is not None and s.table is not None:
-            add_places_(x, parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
+            add_positions_(x, parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
         return x
 
-    def _with_class(self, x: Tensor, of_patches: Tensor, frames: int) -> Tensor:
+    def _with_class_token(self, x: Tensor, patch_rows: Tensor, frames: int) -> Tensor:
         parts = self.parts
         assert parts.token is not None
         token = parts.token.weight if parts.table is None else parts.token.weight + parts.table.weight[0]
         out = token.to(x.dtype).repeat(len(x) + frames, 1)
-        out[of_patches] = x
+        out[patch_rows] = x
         return out
 
-    def _run(self, layout: Layout, grids: Sequence[Grid]) -> Run:
+    def _metadata(self, layout: TowerLayout, grids: Sequence[Grid]) -> TowerMetadata:
         s = self.spec
-        frames = [t * h * w for t, h, w in grids] if s.across_time else [rows + s.class_token for rows in layout.frames]
+        frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.class_token for rows in layout.frames]
         if s.rotary is None:
-            return Run(None, frames, layout.windows)
+            return TowerMetadata(None, frames, layout.windows)
         positions = torch.stack((layout.h, layout.w)).to(self.device)
-        return Run(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows)
+        return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows)
 
-    def _through_layers(self, x: Tensor, run: Run) -> list[Tensor]:
-        """Every wanted state but the last is a copy: the layers behind it go on in place."""
+    def _through_layers(self, x: Tensor, meta: TowerMetadata) -> list[Tensor]:
+        """Return the states of `spec.states`. All but the last are copies, since layers update `x` in place."""
         early = self.spec.states[:-1]
-        kept = [x.clone()] if 0 in early else []
+        states = [x.clone()] if 0 in early else []
         add = None
-        for i, block in enumerate(self.parts.blocks, 1):
-            add = block(x, add, run)
+        for i, layer in enumerate(self.parts.layers, 1):
+            add = layer(x, add, meta)
             if i in early:
                 x += add
                 add = None
-                kept.append(x.clone())
+                states.append(x.clone())
         if self.parts.post_norm is not None:
-            return [*kept, self.parts.post_norm(x, add)]
+            return [*states, self.parts.post_norm(x, add)]
         if add is not None:
             x += add
-        return [*kept, x]
+        return [*states, x]
 
 
-def _behind_first(frames: Sequence[int]) -> Tensor:
-    """Int64 `[patches]`, their rows where each frame has one more before its own: [2, 1] gives 1 2 4."""
+def _rows_of_patches(frames: Sequence[int]) -> Tensor:
+    """Int64 `[patches]`: the row of each patch if every frame starts with a class token; frames [2, 1] give 1 2 4."""
     ends = accumulate(rows + 1 for rows in frames)
     return torch.cat([torch.arange(end - rows, end) for end, rows in zip(ends, frames, strict=True)])
 
 
-def _put_back(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
-    """From the order of windows to that of the patches."""
+def _natural_order(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
+    """Undo the order of windows."""
     out = torch.empty_like(rows)
     out.view(-1, s.merge**2, s.width)[order] = rows.view(-1, s.merge**2, s.width)
     return out
+
+
+def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes alive in VisionTower and a projector after it, for so many patches in one call, pixels included."""
+    row, states = c.width * dtype.itemsize, len(c.states)
+    rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
+    kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
+    attention, mlp = _attention_bytes(c, rows, dtype, limits), vision_mlp_bytes(c, rows, dtype, limits)
+    added = linear_result(c.width, rows, dtype, limits)
+    layers = row + added + kept + max(attention, added + mlp)  # x, and what is added to it next
+    reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
+    norm = row + norm_bytes(c.width, c.rms, dtype, limits) if c.post_norm else row
+    end = max(row + kept + norm, reordered)
+    projector = projector_bytes(out, states, patches, dtype, limits)
+    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, positions, rows of patches
+    if not fused("varlen_attention", limits.device, dtype):
+        held += torch_attention_tiles(patches, c.head_dim, dtype)
+    start = _embedding_bytes(c, patches, dtype, limits)
+    return held + max(patches * start, rows * layers, rows * end, patches * projector)
+
+
+def _embedding_bytes(c: TowerSpec, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes per patch before the first layer."""
+    row, norm = c.width * dtype.itemsize, norm_bytes(c.width, c.rms, dtype, limits)
+    steps = [linear_bytes(c.patch_dim, c.width, patches, dtype, limits), row + norm]
+    if c.table is not None:
+        resampled = c.table.fit in ("bilinear", "bicubic")
+        steps.append(3 * row + (c.width * FLOAT32 if resampled else 0))  # x, the fitted table, the same in squares
+    if c.class_token or c.window:
+        steps.append(2 * row + 8)
+    return max(steps)
+
+
+def _attention_bytes(c: TowerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes per row in attention, with its normed input."""
+    s, w = dtype.itemsize, c.width
+    row, qkv = w * s, linear_result(3 * w, rows, dtype, limits)
+    steps = [linear_bytes(w, 3 * w, rows, dtype, limits)]
+    if c.qk_norm is not None:
+        native = fused("rms_norm", limits.device, dtype)
+        normed = norm_bytes(w, True, dtype, limits)
+        steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if native else normed))
+    if c.rotary is not None:
+        rotated = 0 if fused("rotary", limits.device, dtype) else torch_rotary(2 * w, s)
+        steps.append(qkv + max(rotated, 2 * row * c.rotary.interleaved))
+    native = fused("varlen_attention", limits.device, dtype)
+    steps.append(qkv + (row if native else 4 * row + attention_copies(w, dtype, limits.device)))
+    steps.append(qkv + row + linear_bytes(w, w, rows, dtype, limits))
+    return row + 2 * FLOAT32 + max(steps)
+
+
+def vision_mlp_bytes(c: TowerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes per row in VisionMlp, with its normed input."""
+    s, first = dtype.itemsize, (1 + c.gated) * c.inner
+    steps = (
+        linear_bytes(c.width, first, rows, dtype, limits),
+        linear_result(first, rows, dtype, limits) + c.inner * s,  # before and after the activation
+        c.inner * s + linear_bytes(c.inner, c.width, rows, dtype, limits),
+    )
+    return c.width * s + 2 * FLOAT32 + max(steps)

@@ -1,4 +1,4 @@
-"""Families that take sounds as log-mel frames, each in one window of its encoder. Knows no family and no model."""
+"""Base of families that take audio as log-mel frames, in one window of the encoder."""
 
 from __future__ import annotations
 
@@ -7,72 +7,86 @@ from typing import ClassVar
 
 import torch
 
-from ..mm.embeddings import ROWS
-from ..mm.errors import InputError
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.media.policy import DecodeSpec
-from ..mm.types import AudioItem, EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from .base import FamilyInfo
-from .mel import MelSpec, log_mel, read_mel_spec
+from ...mm.embeddings import ROWS
+from ...mm.errors import InputError
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.media.policy import DecodeSpec
+from ...mm.types import AudioItem, EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mel import MelSpec, log_mel, read_mel_spec
+from .base import BaseProcessingInfo
 
 
-class SoundInfo(FamilyInfo):
-    """A family says how many rows so many sounding frames make (`num_rows`), and how many frames its encoder reads.
+class AudioInfo(BaseProcessingInfo):
+    """A family says how many rows its encoder makes of a number of frames (`num_rows`), and how many frames it reads.
 
-    `mel`: the published feature extractor's own defaults.
+    `mel_defaults`: the defaults of the published feature extractor.
     """
 
     modalities: tuple[str, ...] = ("audio",)
-    known = {"audio": ()}
-    mel: ClassVar[MelSpec] = MelSpec()
+    valid_kwargs = {"audio": ()}
+    mel_defaults: ClassVar[MelSpec] = MelSpec()
 
     @abstractmethod
     def num_rows(self, frames: int) -> int:
-        """Rows of a sound of so many frames."""
+        """Rows of audio that fills this many frames."""
 
-    def num_frames(self, sounding: int) -> int:
-        """Frames that the encoder reads of a sound, those of the silence behind it included: the whole window."""
-        return self.window.longest // self.window.hop
+    def num_input_frames(self, frames: int) -> int:
+        """Frames that the encoder reads of audio that fills `frames`, silence included. By default the whole window."""
+        return self.mel_spec.max_samples // self.mel_spec.hop_length
 
-    def read(self, modality: str) -> MelSpec:
-        spec = read_mel_spec(self.files.audio, self.mel)
-        self.agree("audio_config", num_mel_bins=spec.mels)
+    def resolve_spec(self, modality: str) -> MelSpec:
+        spec = read_mel_spec(self.files.audio, self.mel_defaults)
+        self.check_config("audio_config", num_mel_bins=spec.num_mel_bins)
         return spec
 
     @property
-    def window(self) -> MelSpec:
+    def mel_spec(self) -> MelSpec:
         spec: MelSpec = self.specs["audio"]
         return spec
 
-    def decoding(self) -> DecodeSpec:
-        return DecodeSpec(rate=self.window.rate, longest_sound=self.window.longest)
+    def resolve_decode_spec(self) -> DecodeSpec:
+        return DecodeSpec(rate=self.mel_spec.sampling_rate, max_audio_samples=self.mel_spec.max_samples)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """A step per embedding, as of text; InputError for a sound that is longer than the window, or that makes no row."""
-        spec, samples = self.window, header.samples
-        if not header.exact:  # decoding gives no more, and may give less
-            samples = min(samples, spec.longest)
-        if samples > spec.longest:
-            lasts, most = samples / spec.rate, spec.longest / spec.rate
+        """One temporal step per row, with the positions of text. InputError for audio that is too long or makes no row."""
+        spec, samples = self.mel_spec, header.samples
+        if not header.exact:  # an upper bound: decoding stops at the model's maximum
+            samples = min(samples, spec.max_samples)
+        if samples > spec.max_samples:
+            lasts, most = samples / spec.sampling_rate, spec.max_samples / spec.sampling_rate
             raise InputError(f"it lasts {lasts:.2f} s, the model takes at most {most:g} s; cut it into several items")
-        rows = self.num_rows(spec.frames(samples))
+        rows = self.num_rows(spec.num_frames(samples))
         if not rows:
-            frames = next(frames for frames in range(spec.longest) if self.num_rows(frames))
-            least = (frames - 1) * spec.hop + 1
-            raise InputError(f"its {samples} samples make no token; {least} ({1000 * least / spec.rate:.0f} ms) are needed")
+            frames = next(frames for frames in range(spec.max_samples) if self.num_rows(frames))
+            least = (frames - 1) * spec.hop_length + 1
+            milliseconds = 1000 * least / spec.sampling_rate
+            raise InputError(f"its {samples} samples make no token; {least} ({milliseconds:.0f} ms) are needed")
         return ItemGeometry(rows, 1, 1, linear=True)
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        rows, most = len(item.tensors[ROWS]), self.num_rows(self.window.frames(self.window.longest))
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        rows, most = len(item.tensors[ROWS]), self.num_rows(self.mel_spec.num_frames(self.mel_spec.max_samples))
         if rows > most:
             raise InputError(f"it holds {rows} rows, the model takes at most {most} for one sound; give several")
         return ItemGeometry(rows, 1, 1, linear=True)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, mels]` and `audio_frames`, how many of them hold sound."""
-        if not isinstance(item, AudioItem):
-            raise TypeError(f"a {type(item).__name__} is no sound")
-        grid, sounding = self.geometry(item.header), self.window.frames(len(item.samples))
-        features = log_mel(item.samples, self.window, self.window.longest, self.num_frames(sounding))
-        frames = FieldElem(torch.tensor(sounding), BatchedField(keep_on_cpu=True))
-        return {"input_features": FieldElem(features.to(dtype), FlatField()), "audio_frames": frames}, grid
+        """`input_features` `[frames, num_mel_bins]`, and `audio_frames`, the number of frames that contain audio."""
+        samples, geometry = audio_samples(item), self.geometry(item.header)
+        frames = self.mel_spec.num_frames(len(samples))
+        features = log_mel(samples, self.mel_spec, self.mel_spec.max_samples, self.num_input_frames(frames))
+        return audio_kwargs(features, frames, dtype), geometry
+
+
+def audio_samples(item: MediaItem) -> torch.Tensor:
+    """The samples of an audio item; TypeError for any other item."""
+    if not isinstance(item, AudioItem):
+        raise TypeError(f"expected an AudioItem, not a {type(item).__name__}")
+    return item.samples
+
+
+def audio_kwargs(features: torch.Tensor, frames: int, dtype: torch.dtype) -> dict[str, FieldElem]:
+    """`input_features` `[n, bins]` in `dtype`, and `audio_frames`, a scalar on the host."""
+    return {
+        "input_features": FieldElem(features.to(dtype), FlatField()),
+        "audio_frames": FieldElem(torch.tensor(frames), BatchedField(keep_on_cpu=True)),
+    }

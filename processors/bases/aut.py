@@ -1,4 +1,4 @@
-"""Families whose sounds go through the AuT encoder: any length, convolved in chunks. Knows no family and no model."""
+"""Base of families with Qwen's AuT audio encoder: audio of any length, convolved in chunks."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.types import AudioItem, ItemGeometry, MediaItem, MultiModalKwargsItem
-from .mel import MelSpec, log_mel
-from .sounds import SoundInfo
+from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..mel import MelSpec, log_mel
+from .audio import AudioInfo, audio_kwargs, audio_samples
 
 
 @dataclass(frozen=True)
 class AutMelSpec(MelSpec):
-    """`least`: samples that a sound has at least, filled up with silence; `chunk`: frames that the encoder convolves alone."""
+    """`min_samples`: shorter audio is padded with silence to this. `chunk`: frames that the encoder convolves together."""
 
-    least: int = 0
+    min_samples: int = 0
     chunk: int = 100
 
-    def frames(self, samples: int) -> int:
-        """Only whole hops make a frame."""
-        return max(samples, self.least) // self.hop
+    def num_frames(self, samples: int) -> int:
+        """A remainder shorter than a hop makes no frame."""
+        return max(samples, self.min_samples) // self.hop_length
 
 
-class AutInfo(SoundInfo):
-    """A SoundInfo. `seconds`: of the longest sound; `shortest`: samples that shorter ones are filled up to."""
+class AutInfo(AudioInfo):
+    """An AudioInfo for the AuT encoder.
 
-    mel = MelSpec(mels=128)
-    seconds: ClassVar[int]
-    shortest: ClassVar[int] = 0
+    `max_seconds`: the longest audio. `default_min_samples`: `min_length` of the preprocessor where its JSON has none.
+    """
 
-    def read(self, modality: str) -> AutMelSpec:
-        made, half = super().read(modality), (self.files.config.get("audio_config") or {}).get("n_window", 50)
-        least = self.files.audio.get("min_length", self.shortest)
-        return AutMelSpec(**asdict(made) | {"longest": self.seconds * made.rate}, least=least, chunk=2 * half)
+    mel_defaults = MelSpec(num_mel_bins=128)
+    max_seconds: ClassVar[int]
+    default_min_samples: ClassVar[int] = 0
+
+    def resolve_spec(self, modality: str) -> AutMelSpec:
+        spec, half = super().resolve_spec(modality), (self.files.config.get("audio_config") or {}).get("n_window", 50)
+        min_samples = self.files.audio.get("min_length", self.default_min_samples)
+        max_samples = self.max_seconds * spec.sampling_rate
+        return AutMelSpec(**asdict(spec) | {"max_samples": max_samples}, min_samples=min_samples, chunk=2 * half)
 
     def num_rows(self, frames: int) -> int:
         """Three convolutions of stride 2 over each chunk."""
         chunk: int = self.specs["audio"].chunk
-        whole, rest = divmod(frames, chunk)
-        return whole * -(-chunk // 8) + -(-rest // 8)
+        chunks, rest = divmod(frames, chunk)
+        return chunks * -(-chunk // 8) + -(-rest // 8)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, mels]` of the sound alone, and `audio_frames`, their number."""
-        if not isinstance(item, AudioItem):
-            raise TypeError(f"a {type(item).__name__} is no sound")
-        spec, grid = self.specs["audio"], self.geometry(item.header)
-        features = log_mel(F.pad(item.samples, (0, max(0, spec.least - len(item.samples)))), spec)
-        frames = FieldElem(torch.tensor(len(features)), BatchedField(keep_on_cpu=True))
-        return {"input_features": FieldElem(features.to(dtype), FlatField()), "audio_frames": frames}, grid
+        """`input_features` `[frames, num_mel_bins]` of the audio without padding to a window, and `audio_frames`."""
+        samples, spec, geometry = audio_samples(item), self.specs["audio"], self.geometry(item.header)
+        features = log_mel(F.pad(samples, (0, max(0, spec.min_samples - len(samples)))), spec)
+        return audio_kwargs(features, len(features), dtype), geometry

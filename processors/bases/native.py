@@ -1,4 +1,4 @@
-"""Families that take pictures and clips at their own size, as flat patches with their grids. Knows no family and no model."""
+"""Base of families that take images and videos at their native resolution, as flat patches with their grids."""
 
 from __future__ import annotations
 
@@ -8,100 +8,114 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.geometry import SamplingPolicy, patch_grid
-from ..mm.media.policy import DecodeSpec
-from ..mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
-from .base import FamilyInfo
-from .options import with_sampling
-from .patches import PatchSpec, patchify, read_spec, with_size
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.geometry import FrameSampling, patch_grid
+from ...mm.media.policy import DecodeSpec
+from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..options import apply_sampling
+from ..patches import PatchSpec, apply_size, patchify, read_patch_spec
+from .base import BaseProcessingInfo
 
-PIXELS = ("detail", "max_pixels", "min_pixels", "resample", "size")
-OPTIONS = {"image": PIXELS, "video": (*PIXELS, "fps", "max_duration", "num_frames")}
-UNKNOWN_FPS = 24.0  # of bare frames
+IMAGE_KWARGS = ("detail", "max_pixels", "min_pixels", "resample", "size")
+IMAGE_AND_VIDEO_KWARGS = {"image": IMAGE_KWARGS, "video": (*IMAGE_KWARGS, "fps", "max_duration", "num_frames")}
+DEFAULT_VIDEO_FPS = 24.0  # of frames that come without a rate
 
 
-class NativeInfo(FamilyInfo):
-    """Sides are rounded to merged patches, the area is kept within bounds; `temporal` frames make one patch.
+class NativeResolutionInfo(BaseProcessingInfo):
+    """Sides are rounded to merged patches and the area is kept within bounds; `temporal` frames make one patch.
 
-    `patches`: the published processor's own defaults, by modality. `frames`: which frames of a file are used where the
-    preprocessor's JSON does not say. `timed`: where in a step of a clip the time lies that is written as text beside it, 0 at
-    its first frame and 1 at its last; None: none is written. The tensors are `pixel_values` and `image_grid_thw`,
-    `pixel_values_videos` and `video_grid_thw`.
+    `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: which frames of a video file are used,
+    where the preprocessor's JSON does not say. `timestamp_position`: for families that write timestamps as text, where the
+    timestamp of a temporal step lies between its first frame (0) and its last frame (1). `deepstack_layers`: default of
+    `deepstack_visual_indexes`.
     """
 
     modalities: tuple[str, ...] = ("image", "video")
-    known = OPTIONS
-    rows = "grid"
-    patches: ClassVar[Mapping[str, PatchSpec]]
-    frames: ClassVar[SamplingPolicy] = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768)
-    timed: ClassVar[float | None] = None
+    valid_kwargs = IMAGE_AND_VIDEO_KWARGS
+    embeds_layout = "grid"
+    patch_specs: ClassVar[Mapping[str, PatchSpec]]
+    frame_sampling: ClassVar[FrameSampling] = FrameSampling(fps=2.0, min_frames=4, max_frames=768)
+    timestamp_position: ClassVar[float | None] = None
+    deepstack_layers: ClassVar[tuple[int, ...]] = ()
 
-    def read(self, modality: str) -> PatchSpec:
-        spec = read_spec(self.json(modality), self.patches[modality])
-        for layer in self.layers[modality]:
-            spec = with_size(spec, layer)
-        self.agree("vision_config", patch_size=spec.patch, spatial_merge_size=spec.merge, temporal_patch_size=spec.temporal)
+    def resolve_spec(self, modality: str) -> PatchSpec:
+        spec = read_patch_spec(self.preprocessor_json(modality), self.patch_specs[modality])
+        for kwargs in self.processor_kwargs[modality]:
+            spec = apply_size(spec, kwargs)
+        self.check_config(
+            "vision_config", patch_size=spec.patch, spatial_merge_size=spec.merge, temporal_patch_size=spec.temporal
+        )
         return spec
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        """The preprocessor's; checkpoints older than the clips' file use one for both."""
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        """The JSON of the image or video processor; checkpoints without a video processor use the image processor's."""
         return (self.files.video or self.files.image) if modality == "video" else self.files.image
 
-    def decoding(self) -> DecodeSpec:
+    def resolve_decode_spec(self) -> DecodeSpec:
         if "video" not in self.modalities:
             return DecodeSpec()
-        json = self.json("video")
+        json = self.preprocessor_json("video")
         bounds = {key: json[key] for key in ("min_frames", "max_frames") if json.get(key)}
-        own = replace(self.frames, multiple=self.specs["video"].temporal, **bounds)
-        return DecodeSpec(self.sampling("video", with_sampling(own, {key: json.get(key) for key in ("fps", "num_frames")})))
+        own = replace(self.frame_sampling, multiple=self.specs["video"].temporal, **bounds)
+        return DecodeSpec(
+            self.sampling_policy("video", apply_sampling(own, {key: json.get(key) for key in ("fps", "num_frames")}))
+        )
+
+    @property
+    def embed_width(self) -> int:
+        """One part of a row for the decoder's input, and one for each DeepStack layer."""
+        vision = self.files.config.get("vision_config") or {}
+        return super().embed_width * (1 + len(vision.get("deepstack_visual_indexes", self.deepstack_layers)))
 
     def time_step(self, fps: float) -> float:
-        """Positions per temporal grid step of a clip of which `fps` frames per second are used."""
+        """Positions per temporal grid step of a video of which `fps` frames per second are used."""
         return 1.0
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """Grid from the header alone; InputError for sides that differ by too much."""
+        """The grid, from the header alone; InputError for an extreme aspect ratio."""
         spec = self.specs[header.modality]
         if header.frames is None:
             return patch_grid(header.size, spec.policy(), spec.merge)
-        frames, step = len(header.frames.indices), self.time_step(header.frames.fps or UNKNOWN_FPS)
+        frames, step = len(header.frames.indices), self.time_step(header.frames.fps or DEFAULT_VIDEO_FPS)
         grid = patch_grid(header.size, spec.policy(frames), spec.merge, frames, spec.temporal, step)
         return replace(grid, times=self._times(header.frames.timestamps, spec.temporal))
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Frames of a clip of rows lie as far apart as frames are usually used."""
-        grid = super().rows_geometry(item)
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """Timestamps of a video assume the usual frame rate."""
+        grid = super().embeds_geometry(item)
         if item.modality != "video":
             return grid
-        fps, temporal = self.decode_spec.sampling.fps or UNKNOWN_FPS, self.specs["video"].temporal
+        fps, temporal = self.decode_spec.sampling.fps or DEFAULT_VIDEO_FPS, self.specs["video"].temporal
         seconds = [frame / fps for frame in range(grid.t * temporal)]
         return replace(grid, time_step=self.time_step(fps), times=self._times(seconds, temporal))
 
     def _times(self, seconds: Sequence[float], temporal: int) -> tuple[float, ...]:
-        """Of each step, from those of its frames."""
-        if self.timed is None:
+        """The timestamp of each temporal step, from those of its frames."""
+        position = self.timestamp_position
+        if position is None:
             return ()
-        filled = [*seconds, *[seconds[-1]] * (-len(seconds) % temporal)]
-        ends = zip(filled[::temporal], filled[temporal - 1 :: temporal], strict=True)
-        return tuple(first * (1 - self.timed) + last * self.timed for first, last in ends)
+        padded = [*seconds, *[seconds[-1]] * (-len(seconds) % temporal)]
+        ends = zip(padded[::temporal], padded[temporal - 1 :: temporal], strict=True)
+        return tuple(first * (1 - position) + last * position for first, last in ends)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`pixel_values` `[patches, 3 * temporal * patch^2]` and its grid, `_videos` for clips."""
+        """`pixel_values` `[patches, 3 * temporal * patch^2]` and `image_grid_thw` `[3]`, or the same of videos:
+        `pixel_values_videos` and `video_grid_thw`.
+        """
         if isinstance(item, ImageItem):
             modality, frames, names = "image", item.pixels[None], ("pixel_values", "image_grid_thw")
         elif isinstance(item, VideoItem):
             modality, frames, names = "video", item.frames, ("pixel_values_videos", "video_grid_thw")
         else:
-            raise TypeError(f"a {type(item).__name__} is neither picture nor clip")
+            raise TypeError(f"a {type(item).__name__} is neither an image nor a video")
         grid = self.geometry(item.header)
         patches = FieldElem(patchify(frames, grid, self.specs[modality], dtype), FlatField())
         shape = FieldElem(torch.tensor([grid.t, grid.h, grid.w]), BatchedField(keep_on_cpu=True))
         return {names[0]: patches, names[1]: shape}, grid
 
-    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer pixels a frame and, where less than 16 rows a temporal patch would be left, fewer frames."""
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """Fewer pixels per frame and, if less than 16 rows per temporal step would be left, fewer frames."""
         spec, steps = self.specs[modality], max(1, min(grid[0], rows // 16))
-        area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2 * (steps * spec.temporal if spec.together else 1)
+        area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2 * (steps * spec.temporal if spec.bounds_all_frames else 1)
         frames = {"num_frames": steps * spec.temporal} if steps < grid[0] else {}
         return {"min_pixels": 1, "max_pixels": area, **frames}

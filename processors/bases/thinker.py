@@ -1,100 +1,116 @@
-"""Families that take pictures, clips and sounds together. Knows no family and no model."""
+"""Base of the Qwen Omni thinkers, which take images, videos and audio."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional as F
 
-from ..mm.embeddings import EmbeddingSpec
-from ..mm.errors import ConfigError
-from ..mm.media.policy import DecodeSpec
-from ..mm.positions import in_step
-from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from .files import ProcessorFiles
-from .interface import Span
-from .native import OPTIONS, NativeInfo
-from .sounds import SoundInfo
+from ...mm.embeddings import EmbeddingSpec
+from ...mm.errors import ConfigError
+from ...mm.media.policy import DecodeSpec
+from ...mm.positions import interleave_by_time
+from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..files import ProcessorFiles
+from ..interface import Span, TokenRun
+from .audio import AudioInfo
+from .native import IMAGE_AND_VIDEO_KWARGS, NativeResolutionInfo
 
-_AREAS = ("size", "min_pixels", "max_pixels")
-_TOGETHER = ("use_audio_in_video", "load_audio_from_video")  # two names of the same
+_PIXEL_BOUNDS = ("size", "min_pixels", "max_pixels")
+_USE_AUDIO = ("use_audio_in_video", "load_audio_from_video")  # two names of the same option
 
 
-class ThinkerInfo(NativeInfo):
-    """A NativeInfo whose sounds are made by another, and whose clips advance by `per_second` positions of time a second.
+class ThinkerInfo(NativeResolutionInfo):
+    """A NativeResolutionInfo that hands audio to an `audio_info` of its own.
 
-    The published processors read no area of a clip's frames from the JSON: `patches` says it, or the caller. With the option
-    `use_audio_in_video` the sound of a clip lies among the clip's rows by time, the prompt's slot being that of the clip;
-    `at_once`: positions of time whose rows of one kind lie side by side.
+    The published processors ignore the video's pixel bounds in the JSON: they come from `patch_specs` or from the caller.
+    With the option `use_audio_in_video` the audio of a video is interleaved with the video's rows by time, in chunks of
+    `positions_per_chunk` temporal positions, and both replace the video's placeholder.
     """
 
     modalities = ("image", "video", "audio")
-    known = {**OPTIONS, "video": (*OPTIONS["video"], *_TOGETHER), "audio": ()}
-    sounds: ClassVar[type[SoundInfo]]
-    per_second: ClassVar[int]
+    valid_kwargs = {**IMAGE_AND_VIDEO_KWARGS, "video": (*IMAGE_AND_VIDEO_KWARGS["video"], *_USE_AUDIO), "audio": ()}
+    audio_info: ClassVar[type[AudioInfo]]
+    default_positions_per_second: ClassVar[int] = 25
 
-    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
-        files = replace(files, config=files.config.get("thinker_config") or files.config)
-        self.sound = self.sounds(files)
-        super().__init__(files, *options)
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        return replace(files, config=files.config.get("thinker_config") or files.config)
 
-    def read(self, modality: str) -> Any:
-        return self.sound.window if modality == "audio" else super().read(modality)
+    @cached_property
+    def audio(self) -> AudioInfo:
+        return self.audio_info(self.files)
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        json = super().json(modality)
-        return json if modality == "image" else {key: value for key, value in json.items() if key not in _AREAS}
+    def resolve_spec(self, modality: str) -> Any:
+        return self.audio.mel_spec if modality == "audio" else super().resolve_spec(modality)
 
-    @property
-    def rate_of_time(self) -> float:
-        """Positions a second."""
-        return float(self.files.config.get("position_id_per_seconds", self.per_second))
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        json = super().preprocessor_json(modality)
+        return json if modality == "image" else {key: value for key, value in json.items() if key not in _PIXEL_BOUNDS}
 
     @property
-    def at_once(self) -> int:
+    def positions_per_second(self) -> float:
+        return float(self.files.config.get("position_id_per_seconds", self.default_positions_per_second))
+
+    @property
+    def positions_per_chunk(self) -> int:
         return 1
 
-    def decoding(self) -> DecodeSpec:
-        given = [layer[name] for layer in self.layers["video"] for name in _TOGETHER if name in layer]
+    def resolve_decode_spec(self) -> DecodeSpec:
+        given = [kwargs[name] for kwargs in self.processor_kwargs["video"] for name in _USE_AUDIO if name in kwargs]
         if any(not isinstance(value, bool) for value in given):
-            raise ConfigError(f"{_TOGETHER[0]} is {given[-1]!r}; give True or False")
-        heard = self.sound.decoding()
-        return replace(super().decoding(), rate=heard.rate, longest_sound=heard.longest_sound, sound=bool(given) and given[-1])
+            raise ConfigError(f"{_USE_AUDIO[0]} is {given[-1]!r}; give True or False")
+        audio, use_audio = self.audio.decode_spec, bool(given) and given[-1]
+        return replace(
+            super().resolve_decode_spec(),
+            rate=audio.rate,
+            max_audio_samples=audio.max_audio_samples,
+            use_audio_in_video=use_audio,
+        )
 
     def time_step(self, fps: float) -> float:
-        return float(self.rate_of_time * self.specs["video"].temporal / fps)
+        return float(self.positions_per_second * self.specs["video"].temporal / fps)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        return self.sound.geometry(header) if header.modality == "audio" else super().geometry(header)
+        return self.audio.geometry(header) if header.modality == "audio" else super().geometry(header)
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        return self.sound.rows_geometry(item) if item.modality == "audio" else super().rows_geometry(item)
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        return self.audio.embeds_geometry(item) if item.modality == "audio" else super().embeds_geometry(item)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """As a NativeInfo, and a SoundInfo."""
-        return self.sound.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
+        """The tensors of a NativeResolutionInfo, or of the AudioInfo."""
+        return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
 
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
         if modality != "video" or len(geometries) == 1:
             return super().spans(modality, geometries)
-        clip, sound = geometries
-        seen = in_step(clip, sound, self.at_once)
-        rows = torch.where(seen, self.slot_ids["video"], self.slot_ids["audio"]).tolist()
-        start, end = self.token("audio_start_token_id", 151647), self.token("audio_end_token_id", 151648)
-        tokens, around = (start, *rows, end), (1, 1)
-        first = Span(tokens, F.pad(seen, around))
-        return first, Span(tokens, F.pad(~seen, around), modality="audio", shared=True)
+        video, audio = geometries
+        start, end = self.config_token_id("audio_start_token_id", 151647), self.config_token_id("audio_end_token_id", 151648)
+
+        @cache
+        def row_runs() -> list[tuple[bool, int]]:
+            """Rows in order, as (is video, length) of each run."""
+            values, lengths = interleave_by_time(video, audio, self.positions_per_chunk).unique_consecutive(return_counts=True)
+            return list(zip(values.tolist(), lengths.tolist(), strict=True))
+
+        def runs(of_video: bool) -> list[TokenRun]:
+            tokens = {True: (self.placeholder_ids["video"],), False: (self.placeholder_ids["audio"],)}
+            rows = [TokenRun(tokens[is_video], length, is_video == of_video) for is_video, length in row_runs()]
+            return [TokenRun((start,)), *rows, TokenRun((end,))]
+
+        total = video.num_embeds + audio.num_embeds + 2
+        first = Span(total, video.num_embeds, partial(runs, True))
+        return first, Span(total, audio.num_embeds, partial(runs, False), modality="audio", shared=True)
 
     def options_key(self, modality: str) -> str:
         key = super().options_key(modality)
-        return key + super().options_key("audio") if modality == "video" and self.decode_spec.sound else key
+        return key + super().options_key("audio") if modality == "video" and self.decode_spec.use_audio_in_video else key
 
-    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        return None if modality == "audio" else super().shrink_options(modality, grid, rows)
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        return None if modality == "audio" else super().shrink_kwargs(modality, grid, rows)
 
-    def _row_spec(self, modality: str) -> EmbeddingSpec:
-        spec = super()._row_spec(modality)
+    def _embedding_spec(self, modality: str) -> EmbeddingSpec:
+        spec = super()._embedding_spec(modality)
         return replace(spec, grid=None) if modality == "audio" else spec

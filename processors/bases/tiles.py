@@ -1,4 +1,4 @@
-"""Families whose pictures are seen in pieces of one size each: cut by a plan, fed as patches. Knows no family and no model."""
+"""Base of families that cut images into tiles of one size, and feed each tile as patches."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError, InputError
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.geometry import MOST_ROWS
-from ..mm.tiling import CropPlan, Fixed, Tiling
-from ..mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
-from .base import FamilyInfo
-from .pictures import PixelSpec, patch_rows
+from ...mm.errors import ConfigError, InputError
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.geometry import MAX_ITEM_ROWS
+from ...mm.tiling import CropPlan, FixedSize, TilingPolicy
+from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..images import PixelSpec, patchify_crops
+from .base import BaseProcessingInfo
 
-_WHOLE = Fixed((224, 224))
-MOST_PIECES = 4096  # of a picture: their arrangements are tried one by one
-DETAIL = ("detail", "resample")  # options that every such family takes
+_ONE_TILE = FixedSize((224, 224))
+MAX_TILES = 4096  # of a picture: their arrangements are tried one by one
+TILE_KWARGS = ("detail", "resample")  # options that every such family takes
 
 
 @dataclass(frozen=True)
 class TileSpec(PixelSpec):
-    """How pictures of one modality are cut, into patches of `patch` pixels a side, of which merge x merge become one row."""
+    """How images are cut into tiles, and tiles into patches of `patch` pixels per side; merge x merge patches make a row."""
 
-    tiling: Tiling = _WHOLE
+    tiling: TilingPolicy = _ONE_TILE
     patch: int = 14
     merge: int = 1
 
     def __post_init__(self) -> None:
-        if any(side < self.patch * self.merge for side in self.tiling.plan(1, 1).views[0].piece):
+        if any(side < self.patch * self.merge for side in self.tiling.plan(1, 1).views[0].tile_size):
             raise ConfigError(f"a tile of this model holds no {self.merge} x {self.merge} patches of {self.patch} pixels")
 
 
-def pair(value: Any, name: str = "size") -> tuple[int, int]:
-    """`(height, width)` of 448, [448, 448] or {"height": 448, "width": 448}; ConfigError for anything else."""
+def height_width(value: Any, name: str = "size") -> tuple[int, int]:
+    """`(height, width)` of 448, [448, 448] or {"height": 448, "width": 448}; otherwise ConfigError."""
     if isinstance(value, Mapping):
         edge = value.get("shortest_edge", value.get("longest_edge"))
         value = (value.get("height", edge), value.get("width", edge))
@@ -45,8 +45,8 @@ def pair(value: Any, name: str = "size") -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def number_of(options: Mapping[str, Any], name: str, default: int, most: int = 1 << 48) -> int:
-    """A positive whole number among options, at most `most`; ConfigError for anything else."""
+def positive_int(options: Mapping[str, Any], name: str, default: int, most: int = 1 << 48) -> int:
+    """`options[name]`, or the default; ConfigError unless it is a positive integer of at most `most`."""
     value = default if options.get(name) is None else options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; give a positive whole number")
@@ -55,57 +55,57 @@ def number_of(options: Mapping[str, Any], name: str, default: int, most: int = 1
     return value
 
 
-def is_low(options: Mapping[str, Any]) -> bool:
-    """Whether `detail` asks for a picture in one piece; ConfigError for one that nobody knows."""
+def is_low_detail(options: Mapping[str, Any]) -> bool:
+    """True if `detail` is "low", which asks for an image in one tile; ConfigError for an unknown value."""
     detail = options.get("detail", "auto")
     if detail not in ("auto", "high", "low"):
         raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
     return bool(detail == "low")
 
 
-class TiledInfo(FamilyInfo):
-    """`specs` are TileSpecs; a piece of a picture, and a frame of a clip, is a step of the grid.
+class TiledInfo(BaseProcessingInfo):
+    """Each tile of an image, and each frame of a video, is a temporal step of the grid. `specs` are TileSpecs.
 
-    The tensors are `pixel_values` `[patches, 3 * patch^2]`, piece by piece, in squares of patches that become one row, and
-    `grid` (pieces, h, w) in patches.
+    The tensors are `pixel_values` `[patches, 3 * patch^2]`, tile by tile and within a tile row by row of merged patches, and
+    `grid` (tiles, h, w) in patches.
     """
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """From the header alone; InputError for more rows than any context holds."""
+        """The grid, from the header alone; InputError for more than MAX_ITEM_ROWS rows."""
         spec, plan = self.specs[header.modality], self.plan(header)
-        tall, wide = (side // (spec.patch * spec.merge) * spec.merge for side in plan.views[0].piece)
+        tall, wide = (side // (spec.patch * spec.merge) * spec.merge for side in plan.views[0].tile_size)
         frames = 1 if header.frames is None else len(header.frames.indices)
         times = () if header.frames is None else header.frames.timestamps
-        grid = ItemGeometry(frames * plan.pieces, tall, wide, spec.merge, times=times, tiles=plan.tiles)
-        if grid.num_embeds > MOST_ROWS:
-            raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MOST_ROWS:,}; use fewer frames or pixels")
+        grid = ItemGeometry(frames * plan.num_tiles, tall, wide, spec.merge, times=times, tiles=plan.tiles)
+        if grid.num_embeds > MAX_ITEM_ROWS:
+            raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; use fewer frames or pixels")
         return grid
 
     def plan(self, header: MediaHeader) -> CropPlan:
-        """How each picture of the item is cut."""
+        """How the image, or each frame of the video, is cut."""
         plan: CropPlan = self.specs[header.modality].tiling.plan(*header.size)
         return plan
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """As said above."""
+        """The tensors that the class describes."""
         if not isinstance(item, ImageItem | VideoItem):
-            raise TypeError(f"a {type(item).__name__} is neither picture nor clip")
+            raise TypeError(f"a {type(item).__name__} is neither an image nor a video")
         header = item.header
         grid, spec = self.geometry(header), self.specs[header.modality]
         frames = item.pixels[None] if isinstance(item, ImageItem) else item.frames
-        patches = patch_rows(frames, self.plan(header), spec, spec.patch, spec.merge, dtype)
+        patches = patchify_crops(frames, self.plan(header), spec, spec.patch, spec.merge, dtype)
         shape = torch.tensor([grid.t, grid.h, grid.w])
         kwargs = {"pixel_values": FieldElem(patches, FlatField()), "grid": FieldElem(shape, BatchedField(keep_on_cpu=True))}
         return kwargs, grid
 
-    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer frames, or fewer pieces as `fewer` says; None where one is too many."""
-        per_piece = grid[1] * grid[2] // self.specs[modality].merge ** 2
-        pieces = rows // per_piece
-        if pieces < 1 or grid[0] == 1:
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """Fewer frames, or fewer pieces as `max_tiles_kwargs` says; None where one is too many."""
+        per_tile = grid[1] * grid[2] // self.specs[modality].merge ** 2
+        tiles = rows // per_tile
+        if tiles < 1 or grid[0] == 1:
             return None
-        return {"num_frames": pieces} if modality == "video" else self.fewer(pieces)
+        return {"num_frames": tiles} if modality == "video" else self.max_tiles_kwargs(tiles)
 
-    def fewer(self, pieces: int) -> Mapping[str, Any] | None:
-        """Options that make a picture take at most so many pieces; None: it cannot take fewer."""
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        """Processor kwargs that cut an image into at most this many tiles; None if there are none."""
         return None

@@ -1,4 +1,4 @@
-"""Families that take long sounds in windows of their encoder, silence included. Knows no family and no model."""
+"""Base of families that take long audio in windows of their encoder."""
 
 from __future__ import annotations
 
@@ -8,72 +8,83 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.types import AudioItem, ItemGeometry, MediaItem, MultiModalKwargsItem
-from .mel import MelSpec, log_mel
-from .speech import SpeechInfo
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..mel import MelSpec, log_mel
+from .audio import AudioInfo, audio_samples
 
 
 @dataclass(frozen=True)
-class WindowSpec(MelSpec):
-    """`piece`: samples of a window; `longest`: those of as many windows as the model takes."""
+class WindowedMelSpec(MelSpec):
+    """`window_samples`: length of an encoder window; `max_samples` is that of all windows that the model takes."""
 
-    piece: int = 480_000
-
-    def pieces(self, samples: int) -> int:
-        """Windows of a sound."""
-        return -(-samples // self.piece)
-
-    def audible(self, samples: int) -> int:
-        """Frames of a sound that any sample falls into, and one of silence, which is like all behind it."""
-        return min(self.pieces(samples) * self.piece // self.hop, (samples + self.window // 2) // self.hop + 2)
-
-
-class WindowedInfo(SpeechInfo):
-    """A family says how many rows so many sounding frames make (`num_rows`).
-
-    `joined`: rows of its encoder, of two frames each, that become one. `apart`: the loudest band is looked for in each
-    window; else in the whole sound, whose windows lie side by side.
-    """
-
-    joined: ClassVar[int] = 4
-    apart: ClassVar[bool] = False
-
-    def most_windows(self, seconds: int, rows: int) -> int:
-        """Of so many seconds and rows each: those that fit the decoder's context, one at least."""
-        return max(1, int(self.text["max_position_embeddings"]) // rows)
+    window_samples: int = 480_000
 
     @property
-    def window(self) -> WindowSpec:
-        spec: WindowSpec = self.specs["audio"]
+    def window_frames(self) -> int:
+        return self.window_samples // self.hop_length
+
+    def num_windows(self, samples: int) -> int:
+        return -(-samples // self.window_samples)
+
+    def num_distinct_frames(self, samples: int) -> int:
+        """Frames that overlap any sample, and one frame of silence: all later frames equal it."""
+        all_frames = self.num_windows(samples) * self.window_samples // self.hop_length
+        return min(all_frames, (samples + self.n_fft // 2) // self.hop_length + 2)
+
+
+class WindowedAudioInfo(AudioInfo):
+    """A family says how many rows its encoder makes of a number of frames (`num_rows`).
+
+    `default_stack_factor`: encoder outputs, of two frames each, that are stacked to one row. `clip_per_window`: energies are
+    clipped relative to the loudest band of each window instead of the whole audio.
+    """
+
+    default_stack_factor: ClassVar[int] = 4
+    clip_per_window: ClassVar[bool] = False
+
+    @property
+    def stack_factor(self) -> int:
+        return self.default_stack_factor
+
+    def max_windows(self, seconds: int, rows: int) -> int:
+        """How many windows of this many seconds and rows the model takes; by default what fits its context, at least one."""
+        return max(1, int(self.text_config["max_position_embeddings"]) // rows)
+
+    @property
+    def mel_spec(self) -> WindowedMelSpec:
+        spec: WindowedMelSpec = self.specs["audio"]
         return spec
 
-    def read(self, modality: str) -> WindowSpec:
-        spec = super().read(modality)
-        rows = spec.longest // spec.hop // 2
-        self.agree("audio_config", max_source_positions=rows, max_position_embeddings=rows)
-        most = self.most_windows(spec.longest // spec.rate, rows // self.joined)
-        return WindowSpec(**asdict(spec) | {"longest": most * spec.longest}, piece=spec.longest)
+    def resolve_spec(self, modality: str) -> WindowedMelSpec:
+        spec = super().resolve_spec(modality)
+        outputs = spec.max_samples // spec.hop_length // 2
+        self.check_config("audio_config", max_source_positions=outputs, max_position_embeddings=outputs)
+        windows = self.max_windows(spec.max_samples // spec.sampling_rate, outputs // self.stack_factor)
+        return WindowedMelSpec(**asdict(spec) | {"max_samples": windows * spec.max_samples}, window_samples=spec.max_samples)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, mels]` up to where all is silent; how many are of each window (`audio_frames`);
-        `audio_windows` and `audio_rows`, numbers of the item's windows and embeddings.
+        """The features of all windows, without the repeated frames of silence at their ends.
+
+        `input_features` `[frames, num_mel_bins]`, `audio_frames` `[windows]` (frames of each window), `audio_windows` (their
+        number) and `audio_rows` (rows of the item).
         """
-        if not isinstance(item, AudioItem):
-            raise TypeError(f"a {type(item).__name__} is no sound")
-        spec, grid = self.window, self.geometry(item.header)
-        windows = self.windows(item.samples)
+        samples, spec, geometry = audio_samples(item), self.mel_spec, self.geometry(item.header)
+        windows = self.window_features(samples)
         frames = torch.tensor([len(window) for window in windows])
         return {
             "input_features": FieldElem(torch.cat(windows).to(dtype), FlatField()),
             "audio_frames": FieldElem(frames, FlatField(keep_on_cpu=True)),
-            "audio_windows": FieldElem(torch.tensor(spec.pieces(len(item.samples))), BatchedField(keep_on_cpu=True)),
-            "audio_rows": FieldElem(torch.tensor(grid.num_embeds), BatchedField(keep_on_cpu=True)),
-        }, grid
+            "audio_windows": FieldElem(torch.tensor(spec.num_windows(len(samples))), BatchedField(keep_on_cpu=True)),
+            "audio_rows": FieldElem(torch.tensor(geometry.num_embeds), BatchedField(keep_on_cpu=True)),
+        }, geometry
 
-    def windows(self, samples: Tensor) -> list[Tensor]:
-        """Frames of each, up to where all is silent."""
-        spec = self.window
-        pieces = list(samples.split(spec.piece)) if self.apart else [samples]
-        heard = [log_mel(piece, spec, spec.pieces(len(piece)) * spec.piece, spec.audible(len(piece))) for piece in pieces]
-        return heard if self.apart else list(heard[0].split(spec.piece // spec.hop))
+    def window_features(self, samples: Tensor) -> list[Tensor]:
+        """Features `[frames, num_mel_bins]` of each window."""
+        spec = self.mel_spec
+        parts = samples.split(spec.window_samples) if self.clip_per_window else [samples]
+        features = [
+            log_mel(part, spec, spec.num_windows(len(part)) * spec.window_samples, spec.num_distinct_frames(len(part)))
+            for part in parts
+        ]
+        return features if self.clip_per_window else list(features[0].split(spec.window_frames))

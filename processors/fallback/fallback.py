@@ -23,14 +23,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..mm.errors import ConfigError, InputError, typed
-from ..mm.fields import BatchedField, FieldElem
-from ..mm.hashing import digest
-from ..mm.media.policy import DecodeSpec
-from ..mm.types import AudioItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from .base import FamilyInfo
-from .files import ProcessorFiles
-from .interface import Span
+from ...mm.errors import ConfigError, InputError, typed
+from ...mm.fields import BatchedField, FieldElem
+from ...mm.hashing import digest
+from ...mm.media.policy import DecodeSpec
+from ...mm.types import AudioItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..bases.base import BaseProcessingInfo
+from ..files import ProcessorFiles
+from ..interface import Span, TokenRun
 
 RUN = "input_ids"  # the tokens of the item, which the class writes its rows over
 _ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
@@ -59,14 +59,14 @@ class ReadSpec:
     options: str
 
 
-class FallbackProcessingInfo(FamilyInfo):
+class FallbackProcessingInfo(BaseProcessingInfo):
     """ProcessingInfo of any processor that writes a token of its own in place of each picture or sound.
 
     All tokens it writes for an item are the item's rows, since a class may give other embeddings to those around too.
     `ItemGeometry.tiles` is the item's size, (height, width) or (samples, 0), from which its tokens are found again.
     """
 
-    rows = None
+    embeds_layout = None
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         if files.folder is None:
@@ -78,22 +78,22 @@ class FallbackProcessingInfo(FamilyInfo):
                 f"{type(self._processor).__name__} names no token that stands for a picture or a sound; "
                 "a model of text alone is not served here"
             )
-        self.slots = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
-        self.known = {name: self._options(name) for name in self.modalities}
+        self.placeholders = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
+        self.valid_kwargs = {name: self._options(name) for name in self.modalities}
         self._run = lru_cache(maxsize=4096)(self._written)
         self._kinds: dict[object, int] = {}
         super().__init__(files, *options)
 
-    def read(self, modality: str) -> ReadSpec:
+    def resolve_spec(self, modality: str) -> ReadSpec:
         import transformers
 
-        given = {key: value for layer in self.layers[modality] for key, value in layer.items()}
+        given = {key: value for kwargs in self.processor_kwargs[modality] for key, value in kwargs.items()}
         for key, value in given.items():
             _bound(key, value, getattr(self._part(modality), key, None))
         own = digest("sensorium.processor", self.files.image, self.files.audio)
         return ReadSpec(type(self._processor).__name__, transformers.__version__, own, json.dumps(given, sort_keys=True))
 
-    def decoding(self) -> DecodeSpec:
+    def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec(rate=self._part("audio").sampling_rate) if "audio" in self.modalities else DecodeSpec()
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
@@ -127,7 +127,8 @@ class FallbackProcessingInfo(FamilyInfo):
         return placed if placed.num_embeds == grid.num_embeds else grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        return Span(self._run(modality, geometry.tiles))
+        rows = geometry.num_embeds
+        return Span(rows, rows, lambda: [TokenRun(self._run(modality, geometry.tiles), 1, True)])
 
     def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], ItemGeometry, dict[str, Any]]:
         """A small item of noise, as `process` gives it, and all that the processor makes of a prompt with it in between."""

@@ -1,4 +1,4 @@
-"""What Ernie-4.5-VL is fed: pictures, and clips with times drawn onto their frames, between marks. Knows no model."""
+"""Input processing of Ernie-4.5-VL: images and videos at native resolution; timestamps are drawn onto frames of videos."""
 
 from __future__ import annotations
 
@@ -13,89 +13,91 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..mm.embeddings import EmbeddingSpec
-from ..mm.errors import ConfigError
-from ..mm.geometry import SamplingPolicy
-from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
-from .base import build_span
-from .interface import Span
-from .native import NativeInfo
-from .patches import PatchSpec
+from ...mm.embeddings import EmbeddingSpec
+from ...mm.errors import ConfigError
+from ...mm.geometry import FrameSampling
+from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..bases.native import NativeResolutionInfo
+from ..interface import Span
+from ..patches import PatchSpec
+from ..spans import build_span
 
-PAIR = 2  # frames that are joined to one step of positions
-_AREA = 28 * 28  # pixels of an embedding
+TEMPORAL_MERGE = 2  # frames that are merged to one temporal step
+_PIXELS_PER_ROW = 28 * 28
 _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 
 
-class Ernie45VLProcessingInfo(NativeInfo):
-    """ProcessingInfo of Ernie-4.5-VL. An item's marks are part of it: they go to the experts of pictures, too.
+class Ernie45VLProcessingInfo(NativeResolutionInfo):
+    """ProcessingInfo of Ernie-4.5-VL. The marks around an item belong to its span, because the vision experts compute them too.
 
-    A prompt may leave the marks out, they are written in any case.
+    A prompt may contain the marks or leave them out.
     """
 
-    slots = {"image": ("image_token_id", "im_patch_id", 100295), "video": ("video_token_id", 103367)}
+    placeholders = {"image": ("image_token_id", "im_patch_id", 100295), "video": ("video_token_id", 103367)}
     marks: ClassVar[Mapping[str, tuple[int, int]]] = {"image": (101304, 101305), "video": (101306, 101307)}
-    published = {"vocab_size": 103424, "hidden_size": 2560}
-    patches = {
-        "image": PatchSpec(temporal=1, max_pixels=6177 * _AREA),
-        "video": PatchSpec(temporal=1, min_pixels=299 * _AREA, max_pixels=1196 * _AREA),
+    text_config_defaults = {"vocab_size": 103424, "hidden_size": 2560}
+    patch_specs = {
+        "image": PatchSpec(temporal=1, max_pixels=6177 * _PIXELS_PER_ROW),
+        "video": PatchSpec(temporal=1, min_pixels=299 * _PIXELS_PER_ROW, max_pixels=1196 * _PIXELS_PER_ROW),
     }
-    frames = SamplingPolicy(min_frames=16, max_frames=180)
+    frame_sampling = FrameSampling(min_frames=16, max_frames=180)
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        """A patch is of one frame, what the JSON calls its frames are those that the model joins."""
-        given = super().json(modality)
-        if modality == "video" and given.get("temporal_patch_size", PAIR) != PAIR:
-            raise ConfigError(f"temporal_patch_size is {given['temporal_patch_size']}; only {PAIR} is supported")
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        """A patch covers one frame: `temporal_patch_size` of the JSON counts the frames that the model merges."""
+        given = super().preprocessor_json(modality)
+        if modality == "video" and given.get("temporal_patch_size", TEMPORAL_MERGE) != TEMPORAL_MERGE:
+            raise ConfigError(f"temporal_patch_size is {given['temporal_patch_size']}; only {TEMPORAL_MERGE} is supported")
         return {key: value for key, value in given.items() if key != "temporal_patch_size"}
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         grid = super().geometry(header)
-        return grid if header.frames is None else replace(grid, t=grid.t + grid.t % PAIR, merge_t=PAIR)
+        return grid if header.frames is None else replace(grid, t=grid.t + grid.t % TEMPORAL_MERGE, merge_t=TEMPORAL_MERGE)
 
-    def rows_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """A clip's grid counts its frames."""
-        grid = super().rows_geometry(item)
-        return replace(grid, merge_t=PAIR) if item.modality == "video" else grid
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        """The grid of a video counts frames."""
+        grid = super().embeds_geometry(item)
+        return replace(grid, merge_t=TEMPORAL_MERGE) if item.modality == "video" else grid
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """As of every family of its kind; the last of an odd number of frames comes twice."""
+        """Draw timestamps onto the frames of a video, and repeat the last frame if their number is odd."""
         if not isinstance(item, VideoItem):
             return super().process(item, dtype)
-        frames, json = item.frames, self.json("video")
+        frames, json = item.frames, self.preprocessor_json("video")
         if json.get("draw_on_frames", True):
-            frames = stamped(frames, item.plan.timestamps, self._font(json.get("font") or "Roboto-Regular.ttf"))
-        return super().process(replace(item, frames=torch.cat([frames, frames[-1:]]) if len(frames) % PAIR else frames), dtype)
+            frames = draw_timestamps(frames, item.plan.timestamps, self._font(json.get("font") or "Roboto-Regular.ttf"))
+        return super().process(
+            replace(item, frames=torch.cat([frames, frames[-1:]]) if len(frames) % TEMPORAL_MERGE else frames), dtype
+        )
 
-    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Marks right around a slot are the item's own."""
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Drop the marks around a placeholder: the span writes them."""
         out: list[int] = []
         for token in ids:
             out.append(token)
-            for modality, slot in self.slot_ids.items():
+            for modality, placeholder in self.placeholder_ids.items():
                 first, last = self._marks(modality)
-                if out[-3:] == [first, slot, last]:
-                    out[-3:] = [slot]
+                if out[-3:] == [first, placeholder, last]:
+                    out[-3:] = [placeholder]
         return out
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         first, last = self._marks(modality)
-        return build_span([(first,), geometry.num_embeds, (last,)], self.slot_ids[modality])
+        return build_span([(first,), geometry.num_embeds, (last,)], self.placeholder_ids[modality])
 
-    def shrink_options(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Frames go in pairs."""
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        """The number of frames stays even."""
         if modality == "image":
-            return super().shrink_options(modality, grid, rows)
-        given = dict(super().shrink_options(modality, (grid[0] // PAIR, *grid[1:]), rows) or {})
-        return given | ({"num_frames": PAIR * given["num_frames"]} if "num_frames" in given else {})
+            return super().shrink_kwargs(modality, grid, rows)
+        given = dict(super().shrink_kwargs(modality, (grid[0] // TEMPORAL_MERGE, *grid[1:]), rows) or {})
+        return given | ({"num_frames": TEMPORAL_MERGE * given["num_frames"]} if "num_frames" in given else {})
 
-    def _row_spec(self, modality: str) -> EmbeddingSpec:
-        spec = super()._row_spec(modality)
-        return replace(spec, merge_t=PAIR) if modality == "video" else spec
+    def _embedding_spec(self, modality: str) -> EmbeddingSpec:
+        spec = super()._embedding_spec(modality)
+        return replace(spec, merge_t=TEMPORAL_MERGE) if modality == "video" else spec
 
     def _marks(self, modality: str) -> tuple[int, int]:
         first, last = self.marks[modality]
-        return self.token(f"{modality}_start_token_id", first), self.token(f"{modality}_end_token_id", last)
+        return self.config_token_id(f"{modality}_start_token_id", first), self.config_token_id(f"{modality}_end_token_id", last)
 
     def _font(self, name: str) -> Path:
         font = None if self.files.folder is None else self.files.folder / Path(name).name
@@ -105,32 +107,32 @@ class Ernie45VLProcessingInfo(NativeInfo):
         return font
 
 
-def stamped(frames: Tensor, seconds: Sequence[float], font: Path) -> Tensor:
-    """uint8 `[n, h, w, 3]`, each with its time in its upper left corner: black with a white border, a tenth of a side high.
+def draw_timestamps(frames: Tensor, seconds: Sequence[float], font: Path) -> Tensor:
+    """Draw the time of each frame of uint8 `[n, h, w, 3]` into its upper left corner, in black with a white outline.
 
-    Frames too small for any letter stay as they are.
+    The text is as high as a tenth of the shorter side; frames that are too small for it are returned unchanged.
     """
     size = int(min(frames.shape[1:3]) * 0.1)
     if not size:
         return frames
-    letters, border, shown = _letters(str(font), size), int(size * 0.1), []
+    loaded, outline, drawn = _load_font(str(font), size), int(size * 0.1), []
     for frame, time in zip(frames.numpy(), seconds, strict=True):
         image = Image.fromarray(frame)
         draw = ImageDraw.Draw(image)
-        draw.text((0, 0), clock(time), _BLACK, letters, stroke_width=border, stroke_fill=_WHITE)
-        shown.append(np.asarray(image))
-    return torch.from_numpy(np.stack(shown))
+        draw.text((0, 0), timestamp_text(time), _BLACK, loaded, stroke_width=outline, stroke_fill=_WHITE)
+        drawn.append(np.asarray(image))
+    return torch.from_numpy(np.stack(drawn))
 
 
-def clock(seconds: float) -> str:
+def timestamp_text(seconds: float) -> str:
     """`"time: hh:mm:ss.ss"`."""
     minutes, rest = divmod(seconds, 60)
     return f"time: {int(minutes // 60):02d}:{int(minutes % 60):02d}:{rest:05.2f}"
 
 
 @lru_cache(maxsize=16)
-def _letters(font: str, size: int) -> ImageFont.FreeTypeFont:
+def _load_font(font: str, size: int) -> ImageFont.FreeTypeFont:
     try:
         return ImageFont.truetype(font, size)
     except OSError:
-        raise ConfigError(f"{font} is no font that can be read; download it again") from None
+        raise ConfigError(f"{font} is not a readable font; download it again") from None

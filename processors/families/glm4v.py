@@ -1,94 +1,116 @@
-"""What GLM-4.1V to 4.6V and GLM-OCR are fed: pictures and clips at their own size, a time after each step. Knows no model."""
+"""Input processing of GLM-4.1V to 4.6V and GLM-OCR: images and videos at native resolution, a timestamp after each step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..mm.geometry import SamplingPolicy
-from ..mm.media.policy import DecodeSpec
-from ..mm.types import ItemGeometry
-from .base import build_span
-from .files import ProcessorFiles
-from .interface import Span
-from .native import NativeInfo
-from .patches import PatchSpec
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.types import ItemGeometry
+from ..bases.native import NativeResolutionInfo
+from ..interface import Span
+from ..patches import PatchSpec
+from ..spans import Piece, build_span
 
-_AREA = 28 * 28  # pixels of an embedding
+_PIXELS_PER_ROW = 28 * 28
 
 
-class Glm4VProcessingInfo(NativeInfo):
-    """ProcessingInfo of GLM-4.1V. Each temporal step of a clip has a picture's marks, and its time behind them as text.
+@dataclass(frozen=True)
+class VideoStyle:
+    """How a generation of the published processors samples videos and writes their timestamps.
 
-    One architecture, the mixture of experts, may come with this processor or the one of GLM-4.6V: a checkpoint whose JSON
-    names that one gets it. Its slots have other published ids.
+    `ignored_keys`: keys of the preprocessor's JSON that the published sampler does not read. `full_rate_seconds`: longer
+    videos use no more frames than one of this length; None: no such limit.
     """
 
-    slots = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
-    marks: ClassVar[tuple[int, int]] = (151339, 151340)
-    published = {"vocab_size": 151552, "hidden_size": 4096}
-    patches = {
-        "image": PatchSpec(min_pixels=112 * 112, max_pixels=15000 * _AREA, together=True),
-        "video": PatchSpec(min_pixels=112 * 112, max_pixels=60000 * _AREA, together=True),
+    frame_sampling: FrameSampling
+    ignored_keys: tuple[str, ...]
+    full_rate_seconds: float | None
+    format_timestamp: Callable[[float], str]
+
+
+GLM_4_1V = VideoStyle(FrameSampling(fps=2.0, spread="after"), ("num_frames",), 300.0, lambda seconds: str(int(seconds)))
+GLM_4_6V = VideoStyle(
+    FrameSampling(fps=1.0, max_frames=640, spread="after", fps_by_duration=((30.0, 6.0), (300.0, 2.0))),
+    ("fps", "num_frames"),
+    None,
+    lambda seconds: f"{seconds:.1f} seconds",
+)
+
+
+class Glm4VProcessingInfo(NativeResolutionInfo):
+    """ProcessingInfo of GLM-4.1V. Each temporal step of a video is written as an image, followed by its timestamp.
+
+    The mixture of experts comes with this processor or with that of GLM-4.6V, as the preprocessor's JSON says, and has other
+    placeholders.
+    """
+
+    placeholders = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
+    marks: ClassVar[tuple[int, int]] = (151339, 151340)  # published ids of the marks around an image
+    text_config_defaults = {"vocab_size": 151552, "hidden_size": 4096}
+    patch_specs = {
+        "image": PatchSpec(min_pixels=112 * 112, max_pixels=15000 * _PIXELS_PER_ROW, bounds_all_frames=True),
+        "video": PatchSpec(min_pixels=112 * 112, max_pixels=60000 * _PIXELS_PER_ROW, bounds_all_frames=True),
     }
-    frames = SamplingPolicy(fps=2.0, spread="after")
-    timed = 0.0
-    unused: ClassVar[tuple[str, ...]] = ("num_frames",)  # of the preprocessor's JSON: the published sampler looks at others
-    longest: ClassVar[float | None] = 300.0  # seconds of which frames are used at the full rate
+    timestamp_position = 0.0
+    video_style: ClassVar[VideoStyle | None] = None  # None: as the preprocessor's JSON says
 
-    def __new__(cls, files: ProcessorFiles, *options: Mapping[str, Any]) -> Glm4VProcessingInfo:
-        said = (files.video.get("video_processor_type"), files.image.get("image_processor_type"))
-        later = cls is Glm4VProcessingInfo and any(str(name).startswith("Glm46V") for name in said)
-        return super().__new__(Glm46VProcessingInfo if later else cls)
+    def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
+        if self.files.config.get("model_type") == "glm4v_moe":
+            return {"image": ("image_token_id", 151363), "video": ("video_token_id", 151364)}
+        return self.placeholders
 
-    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
-        if files.config.get("model_type") == "glm4v_moe":
-            self.slots = {"image": ("image_token_id", 151363), "video": ("video_token_id", 151364)}
-        super().__init__(files, *options)
-        names = ("image_start_token_id", "image_end_token_id")
-        self.start, self.end = (self.token(*both) for both in zip(names, self.marks, strict=True))
+    def resolve_token_ids(self) -> None:
+        start, end = self.marks
+        self.start = self.config_token_id("image_start_token_id", start)
+        self.end = self.config_token_id("image_end_token_id", end)
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        return {key: value for key, value in super().json(modality).items() if key not in self.unused}
+    @property
+    def style(self) -> VideoStyle:
+        if self.video_style is not None:
+            return self.video_style
+        types = (self.files.video.get("video_processor_type"), self.files.image.get("image_processor_type"))
+        return GLM_4_6V if any(str(name).startswith("Glm46V") for name in types) else GLM_4_1V
 
-    def decoding(self) -> DecodeSpec:
-        """Frames are chosen one by one; a last step that lacks one repeats it."""
-        sampling = replace(super().decoding().sampling, multiple=1)
-        if self.longest is None or sampling.fps is None:
+    @property
+    def frame_sampling(self) -> FrameSampling:  # type: ignore[override]
+        return self.style.frame_sampling
+
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        json = super().preprocessor_json(modality)
+        return {key: value for key, value in json.items() if key not in self.style.ignored_keys}
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        """Frames are sampled one by one; the last frame is repeated to fill the last step."""
+        sampling = replace(super().resolve_decode_spec().sampling, multiple=1)
+        longest = self.style.full_rate_seconds
+        if longest is None or sampling.fps is None:
             return DecodeSpec(sampling)
-        return DecodeSpec(
-            replace(sampling, max_frames=int(self.json("video").get("max_duration", self.longest) * sampling.fps))
-        )
+        longest = self.preprocessor_json("video").get("max_duration", longest)
+        return DecodeSpec(replace(sampling, max_frames=int(longest * sampling.fps)))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":
             return super().span(modality, geometry)
         rows = geometry.num_embeds // geometry.t
-        pieces: list[tuple[int, ...] | int] = []
+        pieces: list[Piece] = []
         for seconds in geometry.times:
-            pieces += [(self.start,), rows, (self.end, *self.encode(self.written(seconds)))]
-        return build_span(pieces, self.slot_ids["image"])
-
-    def written(self, seconds: float) -> str:
-        """A time as text."""
-        return str(int(seconds))
+            pieces += [(self.start,), rows, (self.end, *self.encode(self.style.format_timestamp(seconds)))]
+        return build_span(pieces, self.placeholder_ids["image"])
 
 
 class Glm46VProcessingInfo(Glm4VProcessingInfo):
-    """ProcessingInfo of GLM-4.6V. The longer a clip, the fewer of its frames are used in a second."""
+    """ProcessingInfo of GLM-4.6V. The longer a video, the fewer frames are used per second."""
 
-    frames = SamplingPolicy(fps=1.0, max_frames=640, spread="after", paces=((30.0, 6.0), (300.0, 2.0)))
-    unused = ("fps", "num_frames")
-    longest = None
-
-    def written(self, seconds: float) -> str:
-        return f"{seconds:.1f} seconds"
+    video_style = GLM_4_6V
 
 
-class GlmOcrProcessingInfo(Glm46VProcessingInfo):
+class GlmOcrProcessingInfo(Glm4VProcessingInfo):
     """ProcessingInfo of GLM-OCR."""
 
-    slots = {"image": ("image_token_id", 59280), "video": ("video_token_id", 59281)}
+    placeholders = {"image": ("image_token_id", 59280), "video": ("video_token_id", 59281)}
     marks = (59256, 59257)
-    published = {"vocab_size": 59392, "hidden_size": 1024}
+    text_config_defaults = {"vocab_size": 59392, "hidden_size": 1024}
+    video_style = GLM_4_6V

@@ -1,4 +1,4 @@
-"""What Granite Speech wants to be fed: sounds as pairs of log-mel frames, three tokens for 300 ms. Knows no model.
+"""Input processing of Granite Speech: audio as pairs of log-mel frames, three tokens per 300 ms.
 
 Source: the published feature extractor.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..mm.errors import ConfigError
-from ..mm.fields import BatchedField, FieldElem, FlatField
-from ..mm.speech import SpeechRequest
-from ..mm.types import AudioItem, ItemGeometry, MediaItem, MultiModalKwargsItem
-from .mel import MelSpec, log_mel, read_mel_spec
-from .speech import SpeechInfo
+from ...mm.errors import ConfigError
+from ...mm.speech import SpeechRequest
+from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
+from ..bases.speech import SpeechMixin
+from ..mel import MelSpec, log_mel, read_mel_spec
 
-_PAIR = 2  # frames of a row
+_STACK = 2  # frames of one encoder input
 _TASKS = {
     "transcribe": "can you transcribe the speech into a written format?",
     "translate": "translate the speech to English.",
@@ -25,52 +25,50 @@ _TASKS = {
 
 
 @dataclass(frozen=True)
-class PairSpec(MelSpec):
-    """`seen` rows of the encoder make `made` embeddings; a group that is not full makes as many."""
+class ProjectedMelSpec(MelSpec):
+    """`window_rows` encoder outputs are projected to `num_queries` rows; an incomplete window makes as many."""
 
-    seen: int = 15
-    made: int = 3
+    window_rows: int = 15
+    num_queries: int = 3
 
 
-class GraniteSpeechProcessingInfo(SpeechInfo):
-    """ProcessingInfo and SupportsTranscription of Granite Speech. One slot token becomes as many as the item has embeddings."""
+class GraniteSpeechProcessingInfo(AudioInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Granite Speech."""
 
-    adapters = {"audio": "."}
-    slots = {"audio": ("audio_token_index", "audio_token_id", 49155)}
-    published = {"hidden_size": 2048, "vocab_size": 49160, "max_position_embeddings": 131072}
-    mel = MelSpec(mels=80, window=512, heard=400, ends=True, plain=True)
-    codes = ("en", "fr", "de", "es", "pt")
+    adapter_folders = {"audio": "."}
+    placeholders = {"audio": ("audio_token_index", "audio_token_id", 49155)}
+    text_config_defaults = {"hidden_size": 2048, "vocab_size": 49160, "max_position_embeddings": 131072}
+    mel_defaults = MelSpec(num_mel_bins=80, n_fft=512, win_length=400, end_frame=True, htk=True)
+    language_codes = ("en", "fr", "de", "es", "pt")
     tasks = tuple(_TASKS)
 
-    def read(self, modality: str) -> PairSpec:
-        """The longest sound fills the decoder's context."""
+    def resolve_spec(self, modality: str) -> ProjectedMelSpec:
+        """The longest audio fills the decoder's context."""
         given = self.files.audio
         spectrogram = given.get("melspec_kwargs") or {}
-        spec = read_mel_spec({**given, **spectrogram}, replace(self.mel, heard=spectrogram.get("win_length", self.mel.heard)))
-        self.agree("encoder_config", input_dim=_PAIR * spec.mels)
+        win_length = spectrogram.get("win_length", self.mel_defaults.win_length)
+        spec = read_mel_spec({**given, **spectrogram}, replace(self.mel_defaults, win_length=win_length))
+        self.check_config("encoder_config", input_dim=_STACK * spec.num_mel_bins)
         config = {"window_size": 15, "downsample_rate": 5, **self.files.config}
-        seen, made = config["window_size"], config["window_size"] // config["downsample_rate"]
-        for key, have in (("projector_window_size", seen), ("projector_downsample_rate", config["downsample_rate"])):
-            if given.get(key, have) != have:
-                raise ConfigError(f"{key} of the feature extractor is {given[key]}, config.json says {have}")
-        groups = max(1, int(self.text["max_position_embeddings"]) // made)
-        longest = (groups * seen * _PAIR) * spec.hop - 1
-        return PairSpec(**vars(replace(spec, longest=longest)), seen=seen, made=made)
+        window, queries = config["window_size"], config["window_size"] // config["downsample_rate"]
+        for key, expected in (("projector_window_size", window), ("projector_downsample_rate", config["downsample_rate"])):
+            if given.get(key, expected) != expected:
+                raise ConfigError(f"{key} of the feature extractor is {given[key]}, config.json says {expected}")
+        windows = max(1, int(self.text_config["max_position_embeddings"]) // queries)
+        max_samples = windows * window * _STACK * spec.hop_length - 1
+        return ProjectedMelSpec(**vars(replace(spec, max_samples=max_samples)), window_rows=window, num_queries=queries)
 
     def num_rows(self, frames: int) -> int:
-        spec: PairSpec = self.specs["audio"]
-        return math.ceil(frames // _PAIR / spec.seen) * spec.made
+        spec: ProjectedMelSpec = self.specs["audio"]
+        return math.ceil(frames // _STACK / spec.window_rows) * spec.num_queries
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[rows, 2 * mels]`, and `audio_frames`, how many rows; a frame that is left over is dropped."""
-        if not isinstance(item, AudioItem):
-            raise TypeError(f"a {type(item).__name__} is no sound")
-        features, grid = log_mel(item.samples, self.window), self.geometry(item.header)
-        rows = features[: len(features) // _PAIR * _PAIR].reshape(-1, _PAIR * self.window.mels)
-        frames = FieldElem(torch.tensor(len(rows)), BatchedField(keep_on_cpu=True))
-        return {"input_features": FieldElem(rows.to(dtype), FlatField()), "audio_frames": frames}, grid
+        """`input_features` `[inputs, 2 * num_mel_bins]`, and `audio_frames`, their number; an odd last frame is dropped."""
+        features, geometry = log_mel(audio_samples(item), self.mel_spec), self.geometry(item.header)
+        inputs = features[: len(features) // _STACK * _STACK].reshape(-1, _STACK * self.mel_spec.num_mel_bins)
+        return audio_kwargs(inputs, len(inputs), dtype), geometry
 
-    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The questions of the model's card; it finds out the language."""
-        asked = f"<|start_of_role|>user<|end_of_role|><|audio|>{_TASKS[task]}<|end_of_text|>\n"
-        return SpeechRequest(f"{asked}<|start_of_role|>assistant<|end_of_role|>")
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """The questions of the model card; the model detects the language."""
+        question = f"<|start_of_role|>user<|end_of_role|><|audio|>{_TASKS[task]}<|end_of_text|>\n"
+        return SpeechRequest(f"{question}<|start_of_role|>assistant<|end_of_role|>")

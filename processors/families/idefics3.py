@@ -1,4 +1,4 @@
-"""What Idefics3 and SmolVLM want to be fed: rows of tiles by the longest edge, written with tags. Knows no model."""
+"""Input processing of Idefics3 and SmolVLM: rows of tiles by the longest edge, each after a tag."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any
 
-from ..mm.errors import ConfigError
-from ..mm.geometry import SamplingPolicy
-from ..mm.media.policy import DecodeSpec
-from ..mm.tiling import EdgeTiles
-from ..mm.types import ItemGeometry, MediaHeader
-from .base import build_span, with_words
-from .interface import Span
-from .options import with_sampling
-from .pictures import HALF, read_pixels, with_resample
-from .tiles import DETAIL, TiledInfo, TileSpec, is_low, pair
+from ...mm.errors import ConfigError
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.tiling import EdgeTiles
+from ...mm.types import ItemGeometry, MediaHeader
+from ..bases.base import insert_text_around
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, apply_resample, read_pixel_spec
+from ..interface import Span
+from ..options import apply_sampling
+from ..spans import Piece, build_span
 
-Pieces = list[tuple[int, ...] | int]
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
@@ -27,115 +27,121 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 
 
 class Idefics3ProcessingInfo(TiledInfo):
-    """ProcessingInfo of Idefics3: each tile behind a tag of its row and column, the whole picture last."""
+    """ProcessingInfo of Idefics3: each tile after a tag of its row and column, then the whole image."""
 
     modalities: tuple[str, ...] = ("image",)
-    slots = {"image": ("image_token_id", 128257)}
-    known = {"image": (*DETAIL, "do_image_splitting", "size")}
+    placeholders = {"image": ("image_token_id", 128257)}
+    valid_kwargs = {"image": (*TILE_KWARGS, "do_image_splitting", "size")}
 
-    def read(self, modality: str) -> TileSpec:
-        json: dict[str, Any] = {**self.json(modality)}
+    def resolve_spec(self, modality: str) -> TileSpec:
+        json: dict[str, Any] = {**self.preprocessor_json(modality)}
         config, vision = self.files.config, self.files.config.get("vision_config") or {}
-        spec = TileSpec(HALF, HALF, filter="lanczos", patch=vision.get("patch_size", 32), merge=config.get("scale_factor", 2))
-        spec = read_pixels(json, spec)
-        for layer in self.layers[modality]:
-            spec, json = with_resample(spec, layer), json | layer
-        tile = pair(json.get("max_image_size") or 364, "max_image_size")[0]
+        spec = TileSpec(
+            IMAGENET_STANDARD_MEAN,
+            IMAGENET_STANDARD_STD,
+            filter="lanczos",
+            patch=vision.get("patch_size", 32),
+            merge=config.get("scale_factor", 2),
+        )
+        spec = read_pixel_spec(json, spec)
+        for kwargs in self.processor_kwargs[modality]:
+            spec, json = apply_resample(spec, kwargs), json | kwargs
+        tile = height_width(json.get("max_image_size") or 364, "max_image_size")[0]
         if vision.get("image_size", 224) // spec.patch < tile // spec.patch:
             raise ConfigError(f"image_size {vision.get('image_size', 224)} in vision_config is below max_image_size {tile}")
-        split = modality == "image" and json.get("do_image_splitting", True) and not is_low(json)
-        return replace(spec, tiling=EdgeTiles(pair(json.get("size") or 4 * 364)[0], tile, split))
+        split = modality == "image" and json.get("do_image_splitting", True) and not is_low_detail(json)
+        return replace(spec, tiling=EdgeTiles(height_width(json.get("size") or 4 * 364)[0], tile, split))
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        """The preprocessor's."""
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        """The preprocessor's JSON."""
         return self.files.image
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Lines of tiles, an empty line, the whole; a mark before each and at the end."""
+        """Rows of tiles, an empty line, the whole image; a mark before each and at the end."""
         rows, columns = geometry.tiles
         each = geometry.num_embeds // (rows * columns + 1)
-        around, pieces = self.mark("<fake_token_around_image>"), Pieces()
+        around, pieces = self.token_or_text("<fake_token_around_image>"), list[Piece]()
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
-                pieces += [around, self.mark(f"<row_{row}_col_{column}>"), each]
+                pieces += [around, self.token_or_text(f"<row_{row}_col_{column}>"), each]
             pieces.append(self.encode("\n" if row < rows else "\n\n"))
-        return build_span([*pieces, *self.whole(each)], self.slot_ids["image"])
+        return build_span([*pieces, *self.global_image(each)], self.placeholder_ids["image"])
 
-    def whole(self, rows: int) -> Pieces:
-        """Of a picture seen as one."""
-        around = self.mark("<fake_token_around_image>")
-        return [around, self.mark("<global-img>"), rows, around]
+    def global_image(self, rows: int) -> list[Piece]:
+        """The whole image, or a frame."""
+        around = self.token_or_text("<fake_token_around_image>")
+        return [around, self.token_or_text("<global-img>"), rows, around]
 
-    def mark(self, text: str) -> tuple[int, ...]:
-        """The token that spells the text, where there is none the text itself."""
-        token = self.files.special(text) if self.files.special is not None else None
+    def token_or_text(self, text: str) -> tuple[int, ...]:
+        """The special token of this text or, if there is none, the tokens of the text."""
+        token = self.files.token_to_id(text) if self.files.token_to_id is not None else None
         return self.encode(text) if token is None else (token,)
 
-    def fewer(self, pieces: int) -> Mapping[str, Any] | None:
-        """A square of tiles, and the whole."""
-        side = isqrt(max(0, pieces - 1))
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        """A square of tiles, and the whole image."""
+        side = isqrt(max(0, tiles - 1))
         if side < 2:
             return {"do_image_splitting": False}
         return {"size": {"longest_edge": side * self.specs["image"].tiling.tile}}
 
 
 class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
-    """ProcessingInfo of SmolVLM: also clips, each frame seen as one, with its time in front."""
+    """ProcessingInfo of SmolVLM: also videos, each frame as one tile after its timestamp."""
 
     modalities = ("image", "video")
-    slots = {"image": ("image_token_id", 128257), "video": ("video_token_id", "<video>")}
-    known = {**Idefics3ProcessingInfo.known, "video": ("fps", "max_duration", "num_frames", "resample")}
+    placeholders = {"image": ("image_token_id", 128257), "video": ("video_token_id", "<video>")}
+    valid_kwargs = {**Idefics3ProcessingInfo.valid_kwargs, "video": ("fps", "max_duration", "num_frames", "resample")}
 
-    def json(self, modality: str) -> Mapping[str, Any]:
-        """Older checkpoints have what holds for clips under `video_sampling` of the pictures' file."""
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        """Older checkpoints keep the values for videos in `video_sampling` of the image processor's JSON."""
         if modality == "image":
             return self.files.image
         own = self.files.video or self.files.image
         size = (own.get("video_sampling") or {}).get("video_size") or own.get("size")
         return {**own, "size": size}
 
-    def decoding(self) -> DecodeSpec:
-        json = self.json("video")
+    def resolve_decode_spec(self) -> DecodeSpec:
+        json = self.preprocessor_json("video")
         json = {**json, **(json.get("video_sampling") or {})}
-        own = SamplingPolicy(fps=1.0, max_frames=64, spread="ends", nearest=True, margin=1.0)
+        own = FrameSampling(fps=1.0, max_frames=64, spread="ends", nearest=True, margin=1.0)
         own = replace(own, max_frames=json.get("max_frames") or json.get("num_frames") or own.max_frames)
-        return DecodeSpec(self.sampling("video", with_sampling(own, {"fps": json.get("fps")})))
+        return DecodeSpec(self.sampling_policy("video", apply_sampling(own, {"fps": json.get("fps")})))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """`times` of a clip: those of its frames, then its length."""
+        """The `times` of a video are those of its frames, then its duration."""
         grid, plan = super().geometry(header), header.frames
         if plan is None:
             return grid
         seconds = len(plan.indices) / plan.fps if plan.fps else max(plan.timestamps)
         return replace(grid, times=(*plan.timestamps, seconds))
 
-    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """The first word before a clip and the empty line behind it, which are read together with the prompt's text."""
-        return with_words(ids, self.slot_ids["video"], "You", "\n\n", self.files) if items.get("video") else ids
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Insert the first word before a video and the empty line after it: both are tokenized with the prompt's text."""
+        return insert_text_around(ids, self.placeholder_ids["video"], "You", "\n\n", self.files) if items.get("video") else ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Of a clip: how many frames of how long a clip, then each behind its minute and second."""
+        """For a video: the number of frames and the duration, then each frame after its minute and second."""
         if modality == "image":
             return super().span(modality, geometry)
-        *times, length = geometry.times or [*map(float, range(geometry.t + 1))]  # ready-made rows have no times
+        *times, length = geometry.times or [*map(float, range(geometry.t + 1))]  # precomputed embeddings have no times
         hours, rest = divmod(int(length + 1e-6), 3600)
-        text = f" are provided the following series of {in_words(geometry.t)} frames from a "
+        text = f" are provided the following series of {number_words(geometry.t)} frames from a "
         text += f"{hours}:{rest // 60:02d}:{rest % 60:02d} [H:MM:SS] video.\n"
-        pieces = Pieces()
+        pieces = list[Piece]()
         for time in times:
             text += f"\nFrame from {int(time // 60):02d}:{int(time % 60):02d}:"
-            pieces += [self.encode(text), *self.whole(geometry.num_embeds // geometry.t)]
+            pieces += [self.encode(text), *self.global_image(geometry.num_embeds // geometry.t)]
             text = ""
-        return build_span(pieces, self.slot_ids["image"])
+        return build_span(pieces, self.placeholder_ids["image"])
 
 
-def in_words(number: int) -> str:
-    """A count of frames in English: 21 is "twenty-one", 105 "one hundred and five", 1200 "one thousand, two hundred"."""
+def number_words(number: int) -> str:
+    """A number in English: 21 is "twenty-one", 105 "one hundred and five", 1200 "one thousand, two hundred"."""
     if number < 20:
         return _ONES.split()[number]
     if number < 100:
-        return _TENS.split()[number // 10 - 2] + (f"-{in_words(number % 10)}" if number % 10 else "")
+        return _TENS.split()[number // 10 - 2] + (f"-{number_words(number % 10)}" if number % 10 else "")
     unit, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    head, rest = f"{in_words(number // unit)} {name}", number % unit
+    head, rest = f"{number_words(number // unit)} {name}", number % unit
     joint = ", " if rest >= 100 else " and "
-    return f"{head}{joint}{in_words(rest)}" if rest else head
+    return f"{head}{joint}{number_words(rest)}" if rest else head

@@ -1,4 +1,4 @@
-"""What InternVL wants to be fed: tiles by best aspect ratio and a thumbnail; of clips a tile a frame. Knows no model."""
+"""Input processing of InternVL: images as tiles of the best aspect ratio and a thumbnail, videos as one tile per frame."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..mm.errors import ConfigError
-from ..mm.geometry import SamplingPolicy
-from ..mm.media.policy import DecodeSpec
-from ..mm.tiling import AspectTiles, Fixed
-from ..mm.types import ItemGeometry
-from .base import build_span, with_words
-from .files import ProcessorFiles, find_template
-from .interface import Span
-from .options import with_sampling
-from .pictures import read_pixels, with_resample
-from .tiles import DETAIL, MOST_PIECES, TiledInfo, TileSpec, is_low, number_of, pair
+from ...mm.errors import ConfigError
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.tiling import AspectTiles, FixedSize
+from ...mm.types import ItemGeometry
+from ..bases.base import insert_text_around
+from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail, positive_int
+from ..files import ProcessorFiles, find_template
+from ..images import apply_resample, read_pixel_spec
+from ..interface import Span
+from ..options import apply_sampling
+from ..spans import Piece, build_span
 
-IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-FRAMES = 8  # of a clip, where neither the checkpoint nor the caller says
-
-
+IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+DEFAULT_FRAMES = 8  # of a video, if neither the checkpoint nor the caller says
 _SYSTEM = "你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。"
 TEMPLATES = {
     "internvl2_5": """
@@ -40,113 +39,122 @@ TEMPLATES = {
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
 }
-"""What `template` in the publisher's config.json names: that of the tokenizer knows no pictures."""
+"""Chat templates by `template` of the publisher's config.json; the tokenizer's own templates do not support images."""
 
-WORDS_ALONE = """
+TEXT_ONLY = """
 {{%- for m in messages if m.content is not string %}}{{% for part in m.content or () if part.type != 'text' -%}}
   {{{{ raise_exception({}) }}}}
 {{%- endfor %}}{{% endfor %}}
 """
-"""Before a tokenizer's template, which would leave pictures out."""
+"""Prefix of a tokenizer's template, which would silently drop images."""
 
 
 class InternVLProcessingInfo(TiledInfo):
-    """ProcessingInfo of InternVL in the layout of the Hub."""
+    """ProcessingInfo of InternVL in the Hub's layout."""
 
     modalities: tuple[str, ...] = ("image", "video")
-    slots = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
-    known = {
-        "image": (*DETAIL, "crop_to_patches", "max_patches", "min_patches"),
+    placeholders = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
+    valid_kwargs = {
+        "image": (*TILE_KWARGS, "crop_to_patches", "max_patches", "min_patches"),
         "video": ("fps", "max_duration", "num_frames", "resample"),
     }
 
-    def read(self, modality: str) -> TileSpec:
+    def resolve_spec(self, modality: str) -> TileSpec:
         json = self.files.image if modality == "image" else self.files.video or self.files.image
         vision = self.files.config.get("vision_config") or {}
-        tile = pair(json.get("size") or 384)
-        if pair(vision.get("image_size", tile)) != tile:
+        tile = height_width(json.get("size") or 384)
+        if height_width(vision.get("image_size", tile)) != tile:
             raise ConfigError(
                 f"image_size in vision_config is {vision['image_size']}, but the {modality} processor's is {tile}"
             )
         merge = round(1 / self.files.config.get("downsample_ratio", 0.5))
-        spec = read_pixels(json, TileSpec(tiling=Fixed(tile), patch=pair(vision.get("patch_size", 14))[0], merge=merge))
-        for layer in self.layers[modality]:
-            spec = with_resample(spec, layer)
+        spec = read_pixel_spec(
+            json, TileSpec(tiling=FixedSize(tile), patch=height_width(vision.get("patch_size", 14))[0], merge=merge)
+        )
+        for kwargs in self.processor_kwargs[modality]:
+            spec = apply_resample(spec, kwargs)
         return replace(spec, tiling=self._tiling(tile)) if modality == "image" else spec
 
-    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | Fixed:
-        options = {**self.files.image, "crop_to_patches": True}  # the published processor cuts whatever its JSON says
-        for layer in self.layers["image"]:
-            options |= layer
-        if is_low(options) or not options["crop_to_patches"]:
-            return Fixed(tile)
-        most = number_of(options, "max_patches", 12, MOST_PIECES)
-        return AspectTiles(tile, number_of(options, "min_patches", 1), most)
+    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | FixedSize:
+        options = {**self.files.image, "crop_to_patches": True}  # the published processor ignores its JSON here
+        for kwargs in self.processor_kwargs["image"]:
+            options |= kwargs
+        if is_low_detail(options) or not options["crop_to_patches"]:
+            return FixedSize(tile)
+        most = positive_int(options, "max_patches", 12, MAX_TILES)
+        return AspectTiles(tile, positive_int(options, "min_patches", 1), most)
 
-    def decoding(self) -> DecodeSpec:
+    def resolve_decode_spec(self) -> DecodeSpec:
         json = self.files.video
-        own = with_sampling(SamplingPolicy(spread="middle"), {key: json.get(key) for key in ("fps", "num_frames")})
-        policy = self.sampling("video", own)
-        asked = policy.fps is not None or policy.num_frames is not None
-        return DecodeSpec(policy if asked else replace(policy, max_frames=FRAMES))
+        own = apply_sampling(FrameSampling(spread="middle"), {key: json.get(key) for key in ("fps", "num_frames")})
+        policy = self.sampling_policy("video", own)
+        is_set = policy.fps is not None or policy.num_frames is not None
+        return DecodeSpec(policy if is_set else replace(policy, max_frames=DEFAULT_FRAMES))
 
-    def prompt_ids(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """The first word before a clip, which is read together with the prompt's text."""
-        return with_words(ids, self.slot_ids["video"], "Frame", "", self.files) if items.get("video") else ids
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Insert the first word before a video: it is tokenized together with the prompt's text."""
+        return insert_text_around(ids, self.placeholder_ids["video"], "Frame", "", self.files) if items.get("video") else ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """`<img>`, its rows, `</img>`; of a clip each frame so, with its number in front."""
-        start, end = (self.special("<img>"),), (self.special("</img>"),)
+        """`<img>`, the rows, `</img>`; for a video each frame so, after its number."""
+        start, end = (self.special_token_id("<img>"),), (self.special_token_id("</img>"),)
         if modality == "image":
-            return build_span([start, geometry.num_embeds, end], self.slot_ids["image"])
+            return build_span([start, geometry.num_embeds, end], self.placeholder_ids["image"])
         rows = geometry.num_embeds // geometry.t
-        pieces: list[tuple[int, ...] | int] = []
+        pieces: list[Piece] = []
         for number in range(1, geometry.t + 1):
             words = self.encode(f"{number}: " if number == 1 else f"\nFrame{number}: ")
             pieces += [words, start, rows, end]
-        return build_span(pieces, self.slot_ids["image"])
+        return build_span(pieces, self.placeholder_ids["image"])
 
-    def fewer(self, pieces: int) -> Mapping[str, Any] | None:
-        """A thumbnail beside the tiles takes one."""
-        return {"max_patches": max(1, pieces - 1), "min_patches": 1}
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        """The thumbnail is one of the tiles."""
+        return {"max_patches": max(1, tiles - 1), "min_patches": 1}
 
 
 class InternVLChatProcessingInfo(InternVLProcessingInfo):
-    """ProcessingInfo of InternVL in its publisher's own layout: config.json says how pictures are cut, Pillow resizes them.
+    """ProcessingInfo of InternVL in its publisher's layout: config.json says how images are cut, and Pillow resizes them.
 
-    There is no token for clips; frames are given as pictures.
+    It has no placeholder for videos; give frames as images.
     """
 
     modalities = ("image",)
-    slots = {"image": ("image_token_id", "<IMG_CONTEXT>")}
-    known = {"image": InternVLProcessingInfo.known["image"]}
+    placeholders = {"image": ("image_token_id", "<IMG_CONTEXT>")}
+    valid_kwargs = {"image": InternVLProcessingInfo.valid_kwargs["image"]}
+    default_kwargs = {"resample": "pillow"}
 
-    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """Write the values of config.json as the JSON of an image processor."""
         config = files.config
         if config.get("pad2square"):
             raise ConfigError("pad2square in config.json is not supported; take a newer checkpoint")
         image = {
             "size": config.get("force_image_size") or (config.get("vision_config") or {}).get("image_size", 224),
-            "image_mean": IMAGENET_MEAN,
-            "image_std": IMAGENET_STD,
+            "image_mean": IMAGENET_DEFAULT_MEAN,
+            "image_std": IMAGENET_DEFAULT_STD,
             "min_patches": config.get("min_dynamic_patch", 1),
             "max_patches": config.get("max_dynamic_patch", 6) if config.get("dynamic_image_size", False) else 1,
         }
-        given = ({"resample": "pillow"}, *options)
-        super().__init__(replace(files, image=image, config={**config, "text_config": config.get("llm_config") or {}}), *given)
+        return replace(files, image=image, config={**config, "text_config": config.get("llm_config") or {}})
 
     @property
-    def template(self) -> str | None:  # type: ignore[override]
+    def chat_template(self) -> str | None:  # type: ignore[override]
         name = str(self.files.config.get("template"))
         own = find_template(self.files.folder) if self.files.folder else None
-        if name in TEMPLATES or own is None or str(self.slots["image"][1]) in own:
+        if name in TEMPLATES or own is None or str(self.placeholders["image"][1]) in own:
             return TEMPLATES.get(name)
-        said = f"how template {name[:60]!r} of config.json writes pictures is unknown; pass chat_template= or a rendered prompt"
-        return WORDS_ALONE.format(json.dumps(said)) + own
+        reason = (
+            f"how template {name[:60]!r} of config.json writes pictures is unknown; pass chat_template= or a rendered prompt"
+        )
+        return TEXT_ONLY.format(json.dumps(reason)) + own
 
-    def decoding(self) -> DecodeSpec:
+    def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec()
 
-    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | Fixed:
+    def _tiling(self, tile: tuple[int, int]) -> AspectTiles | FixedSize:
         made = super()._tiling(tile)
-        return made if isinstance(made, Fixed) else replace(made, thumbnail=bool(self.files.config.get("use_thumbnail", False)))
+        return (
+            made
+            if isinstance(made, FixedSize)
+            else replace(made, thumbnail=bool(self.files.config.get("use_thumbnail", False)))
+        )

@@ -1,16 +1,16 @@
-"""What PaddleOCR-VL wants to be fed: pages at their own size, as flat patches of one frame. Knows no model."""
+"""Input processing of PaddleOCR-VL: pages at native resolution, as flat patches of one frame."""
 
 from __future__ import annotations
 
-from .native import PIXELS, NativeInfo
-from .patches import PatchSpec
+from ..bases.native import IMAGE_KWARGS, NativeResolutionInfo
+from ..patches import PatchSpec
 
 
-class PaddleOcrVLProcessingInfo(NativeInfo):
-    """ProcessingInfo of PaddleOCR-VL. A side shorter than a merged patch is enlarged to one, and the other with it."""
+class PaddleOcrVLProcessingInfo(NativeResolutionInfo):
+    """ProcessingInfo of PaddleOCR-VL. A side shorter than a merged patch is enlarged to one, keeping the aspect ratio."""
 
     modalities = ("image",)
-    known = {"image": PIXELS}
-    slots = {"image": ("image_token_id", 100295)}
-    published = {"vocab_size": 103424, "hidden_size": 1024}
-    patches = {"image": PatchSpec(temporal=1, min_pixels=384**2, max_pixels=1536**2, enlarge=True)}
+    valid_kwargs = {"image": IMAGE_KWARGS}
+    placeholders = {"image": ("image_token_id", 100295)}
+    text_config_defaults = {"vocab_size": 103424, "hidden_size": 1024}
+    patch_specs = {"image": PatchSpec(temporal=1, min_pixels=384**2, max_pixels=1536**2, upscale_short_sides=True)}

@@ -1,39 +1,44 @@
-"""What Qwen2-Audio wants to be fed: sounds of up to 30 s as log-mel frames, one token for 40 ms. Knows no model."""
+"""Input processing of Qwen2-Audio: audio of up to 30 s as log-mel frames, one token per 40 ms."""
 
 from __future__ import annotations
 
-from ..mm.speech import SpeechRequest
-from .mel import MelSpec
-from .speech import SpeechInfo
+from ...mm.speech import SpeechRequest
+from ..bases.audio import AudioInfo
+from ..bases.speech import SpeechMixin
+from ..mel import MelSpec
 
 
-class Qwen2AudioProcessingInfo(SpeechInfo):
-    """ProcessingInfo and SupportsTranscription of Qwen2-Audio. One slot token becomes as many as the item has embeddings."""
+def conv_and_pool_rows(frames: int) -> int:
+    """Rows of Whisper's encoder with average pooling: a convolution of stride 2 rounds up, pooling of 2 rounds down."""
+    return (frames + 1) // 2 // 2
 
-    slots = {"audio": ("audio_token_index", "audio_token_id", 151646)}
-    published = {"hidden_size": 4096, "vocab_size": 151936}
-    mel = MelSpec(mels=128)
-    codes = ("zh", "en", "yue", "fr", "it", "es", "de", "ja")
 
-    def read(self, modality: str) -> MelSpec:
-        spec = super().read(modality)
-        self.agree("audio_config", max_source_positions=spec.longest // spec.hop // 2)
+class Qwen2AudioProcessingInfo(AudioInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Qwen2-Audio."""
+
+    placeholders = {"audio": ("audio_token_index", "audio_token_id", 151646)}
+    text_config_defaults = {"hidden_size": 4096, "vocab_size": 151936}
+    mel_defaults = MelSpec(num_mel_bins=128)
+    language_codes = ("zh", "en", "yue", "fr", "it", "es", "de", "ja")
+
+    def resolve_spec(self, modality: str) -> MelSpec:
+        spec = super().resolve_spec(modality)
+        self.check_config("audio_config", max_source_positions=spec.max_samples // spec.hop_length // 2)
         return spec
 
     def num_rows(self, frames: int) -> int:
-        """The second convolution halves frames, rounding up; the average of two halves them again, rounding down."""
-        return (frames + 1) // 2 // 2
+        return conv_and_pool_rows(frames)
 
-    def num_frames(self, sounding: int) -> int:
-        """Two more at most, the start of the silence that fills up the window: the convolutions reach no further."""
-        return (sounding + 1) // 2 * 2 + 1
+    def num_input_frames(self, frames: int) -> int:
+        """At most two more, the beginning of the padding: the convolutions reach no further."""
+        return (frames + 1) // 2 * 2 + 1
 
-    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The prompt that the model was trained with (its EVALUATION.md); it has no place for words to expect."""
-        told = "" if language is None else f" <|{language}|>"
-        return SpeechRequest(f"<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech:{told}")
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """The prompt that the model was trained with (its EVALUATION.md); `context` is not used."""
+        prefix = "" if language is None else f" <|{language}|>"
+        return SpeechRequest(f"<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech:{prefix}")
 
-    def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        """A model that was not told the language writes its token first."""
+    def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
+        """Without a language in the prompt, the answer begins with the language's token."""
         first = answer.strip().removeprefix("<|").partition("|>")[0]
-        return super().transcript(answer, language or (first if first in self.codes else None))
+        return super().parse_transcript(answer, language or (first if first in self.language_codes else None))

@@ -1,20 +1,20 @@
-"""What Qwen2-VL and Qwen2.5-VL want to be fed: pictures and clips at their own size, as flat patches. Knows no model."""
+"""Input processing of Qwen2-VL and Qwen2.5-VL: images and videos at native resolution, as flat patches."""
 
 from __future__ import annotations
 
-from .native import NativeInfo
-from .patches import PatchSpec
+from ..bases.native import NativeResolutionInfo
+from ..patches import PatchSpec
 
 
-class Qwen2VLProcessingInfo(NativeInfo):
-    """ProcessingInfo of Qwen2-VL. One slot token becomes as many as the item has embeddings."""
+class Qwen2VLProcessingInfo(NativeResolutionInfo):
+    """ProcessingInfo of Qwen2-VL."""
 
-    slots = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
-    patches = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768)}
+    placeholders = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
+    patch_specs = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768)}
 
 
 class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
-    """ProcessingInfo of Qwen2.5-VL: a clip's temporal positions follow its seconds."""
+    """ProcessingInfo of Qwen2.5-VL: the temporal positions of a video follow its seconds."""
 
     def time_step(self, fps: float) -> float:
         """`tokens_per_second` times the seconds that one temporal patch covers."""

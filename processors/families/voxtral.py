@@ -1,43 +1,42 @@
-"""What Voxtral wants to be fed: sounds in windows of 30 s as log-mel frames, 12.5 tokens a second. Knows no model.
+"""Input processing of Voxtral: audio in windows of 30 s as log-mel frames, 12.5 tokens per second.
 
-Source: mistral-common's audio requests: silence fills up the last window, and has tokens like all else.
+Source: mistral-common's audio requests: the last window is padded with silence, which has tokens like the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from ..mm.speech import SpeechRequest
-from .files import ProcessorFiles
-from .mel import MelSpec
-from .windows import WindowedInfo
+from ...mm.speech import SpeechRequest
+from ..bases.speech import SpeechMixin
+from ..bases.windows import WindowedAudioInfo
+from ..files import ProcessorFiles
+from ..mel import MelSpec
 
 
-class VoxtralProcessingInfo(WindowedInfo):
-    """ProcessingInfo and SupportsTranscription of Voxtral. One slot token becomes as many as the item has embeddings."""
+class VoxtralProcessingInfo(WindowedAudioInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Voxtral, in the Hub's layout and in its publisher's."""
 
-    slots = {"audio": ("audio_token_id", 24)}
-    published = {"hidden_size": 3072, "vocab_size": 131072, "max_position_embeddings": 131072}
-    mel = MelSpec(mels=128)
-    codes = ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")
+    placeholders = {"audio": ("audio_token_id", 24)}
+    text_config_defaults = {"hidden_size": 3072, "vocab_size": 131072, "max_position_embeddings": 131072}
+    mel_defaults = MelSpec(num_mel_bins=128)
+    language_codes = ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """The publisher's layout has no preprocessor file: its feature extractor is part of the config."""
+        return replace(files, audio=files.audio or files.config.get("feature_extractor") or {})
+
+    def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
+        in_publishers_layout = "feature_extractor" in self.files.config
+        return {"audio": ("audio_token_id", "[AUDIO]")} if in_publishers_layout else self.placeholders
 
     def num_rows(self, frames: int) -> int:
-        """Of whole windows."""
-        window = self.window.piece // self.window.hop
-        return -(-frames // window) * (window // 2 // self.joined)
+        """All rows of the windows that the frames reach into."""
+        window = self.mel_spec.window_frames
+        return -(-frames // window) * (window // 2 // self.stack_factor)
 
-    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The format of instruct transcriptions; a language that is not told is found out."""
-        told = "" if language is None else f"lang:{language}"
-        return SpeechRequest(f"[INST][BEGIN_AUDIO][AUDIO][/INST]{told}[TRANSCRIBE]")
-
-
-class VoxtralFormatProcessingInfo(VoxtralProcessingInfo):
-    """ProcessingInfo of Voxtral in its publisher's own layout, whose config holds what the Hub has in a file for sounds."""
-
-    slots = {"audio": ("audio_token_id", "[AUDIO]")}
-
-    def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
-        super().__init__(replace(files, audio=files.audio or files.config["feature_extractor"]), *options)
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """The published transcription format; without a language the model detects it."""
+        prefix = "" if language is None else f"lang:{language}"
+        return SpeechRequest(f"[INST][BEGIN_AUDIO][AUDIO][/INST]{prefix}[TRANSCRIBE]")

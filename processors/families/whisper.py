@@ -1,56 +1,61 @@
-"""What Whisper wants to be fed: one sound of up to 30 s as the log-mel frames of a whole window. Knows no model.
+"""Input processing of Whisper: audio of up to 30 s as the log-mel frames of a full window.
 
-Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and whether times are wanted.
+Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and whether timestamps are written.
 """
 
 from __future__ import annotations
 
-from ..mm.errors import ConfigError
-from ..mm.parse import MultiModalDataParser
-from ..mm.speech import LANGUAGES, SpeechRequest, TimestampRule
-from ..mm.types import ItemGeometry
-from .interface import Span
-from .mel import MelSpec
-from .speech import SpeechInfo
+from ...mm.errors import ConfigError
+from ...mm.parse import MultiModalDataParser
+from ...mm.speech import LANGUAGES, SpeechRequest, TimestampRule
+from ...mm.types import ItemGeometry
+from ..bases.audio import AudioInfo
+from ..bases.speech import SpeechMixin
+from ..interface import Span
+from ..mel import MelSpec
+from ..spans import build_span
 
 _START = "<|startoftranscript|>"
-_STEP = 0.02  # seconds from one timestamp to the next
+_TIMESTAMP_STEP = 0.02  # seconds
 
 
-class WhisperProcessingInfo(SpeechInfo):
-    """ProcessingInfo and SupportsTranscription of Whisper. A sound has no slot: the decoder reads it across."""
+class WhisperProcessingInfo(AudioInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Whisper. Audio has no placeholder: the decoder cross-attends to it."""
 
-    published = {"d_model": 1280, "max_source_positions": 1500}
+    text_config_defaults = {"d_model": 1280, "max_source_positions": 1500}
 
-    def read(self, modality: str) -> MelSpec:
-        spec = super().read(modality)
-        for key, have in (("num_mel_bins", spec.mels), ("max_source_positions", spec.longest // spec.hop // 2)):
-            if self.files.config.get(key, have) != have:
-                raise self.files.contradict(f"{key} is {self.files.config[key]} in config.json", have)
+    def resolve_spec(self, modality: str) -> MelSpec:
+        spec = super().resolve_spec(modality)
+        for key, expected in (
+            ("num_mel_bins", spec.num_mel_bins),
+            ("max_source_positions", spec.max_samples // spec.hop_length // 2),
+        ):
+            if self.files.config.get(key, expected) != expected:
+                raise self.files.mismatch_error(f"{key} is {self.files.config[key]} in config.json", expected)
         return spec
 
     def num_rows(self, frames: int) -> int:
-        """Half of the frames of a whole window, however short the sound: the encoder sees the silence after it."""
-        return self.window.longest // self.window.hop // 2
+        """Half of the frames of a full window: the encoder also sees the silence after the audio."""
+        return self.mel_spec.max_samples // self.mel_spec.hop_length // 2
 
     @property
-    def row_width(self) -> int:
-        return int(self.text["d_model"])
+    def embed_width(self) -> int:
+        return int(self.text_config["d_model"])
 
     def parser(self) -> MultiModalDataParser:
         return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """None of the prompt's tokens are the sound's."""
-        return Span(())
+        """Empty: audio takes no tokens of the prompt."""
+        return build_span([], 0)
 
     @property
-    def codes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those that the vocabulary has a token for; an English-only model is not told."""
+    def language_codes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The languages that the vocabulary has a token for; the prompt of an English-only model names none."""
         if not self._multilingual:
             return ("en",)
         tokens = self.files.generation.get("lang_to_id") or map("<|{}|>".format, LANGUAGES)
-        find = self.files.special
+        find = self.files.token_to_id
         return tuple(token.strip("<|>") for token in tokens if find is None or find(token) is not None)
 
     @property
@@ -61,33 +66,33 @@ class WhisperProcessingInfo(SpeechInfo):
     def has_timestamps(self) -> bool:  # type: ignore[override]
         return "no_timestamps_token_id" in self.files.generation
 
-    def detection(self) -> SpeechRequest | None:
+    def language_detection_request(self) -> SpeechRequest | None:
         if not self._multilingual:
             return None
-        if not self.codes:
+        if not self.language_codes:
             reason = "the tokenizer has no token of a language, such as <|en|>, but generation_config.json is of a multilingual"
             raise ConfigError(f"{reason} model; use the tokenizer's files of this checkpoint")
-        return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.codes})
+        return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.language_codes})
 
-    def transcription(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         before = f"<|startofprev|> {context.strip()}" if context.strip() else ""
-        told = f"<|{language}|><|{task}|>" if self._multilingual else ""
+        language_and_task = f"<|{language}|><|{task}|>" if self._multilingual else ""
         given = self.files.generation
         return SpeechRequest(
-            f"{before}{_START}{told}" + ("" if timestamps else "<|notimestamps|>"),
+            f"{before}{_START}{language_and_task}" + ("" if timestamps else "<|notimestamps|>"),
             suppressed=tuple(given.get("suppress_tokens") or ()),
             suppressed_first=tuple(given.get("begin_suppress_tokens") or ()),
             times=self._times() if timestamps else None,
         )
 
-    def transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        return super().transcript(answer, language or "en")
+    def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
+        return super().parse_transcript(answer, language or "en")
 
     def _times(self) -> TimestampRule:
         given = self.files.generation
         none = given["no_timestamps_token_id"]
         latest = given.get("max_initial_timestamp_index")
-        return TimestampRule(none + 1, none, given["eos_token_id"], _STEP, latest)
+        return TimestampRule(none + 1, none, given["eos_token_id"], _TIMESTAMP_STEP, latest)
 
     @property
     def _multilingual(self) -> bool:

@@ -11,11 +11,11 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from ..mm.errors import CheckpointError, InputError, typed
-from ..mm.hashing import MAX_DEPTH
-from ..mm.types import Media
-from .parts import split_media
-from .text import Tokenizer
+from ...mm.errors import CheckpointError, InputError, typed
+from ...mm.hashing import MAX_DEPTH
+from ...mm.types import Media
+from .message_parts import split_media
+from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,10 @@ def render_chat(
         InputError: messages or parts of a wrong form, texts too long, or a template that refuses them.
     """
     if continue_final_message and add_generation_prompt:
-        raise InputError("continue_final_message and add_generation_prompt exclude each other; turn one of them off")
+        raise InputError(
+            "continue_final_message and add_generation_prompt exclude each other; turn one of them off",
+            param="continue_final_message",
+        )
     plain, media = split_media(messages)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
@@ -96,9 +99,9 @@ def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, m
     texts = [
         part.get("text", "") for content in contents for part in ([{"text": content}] if isinstance(content, str) else content)
     ]
-    least = sum(map(tokenizer.least_tokens, texts)) - len(texts)  # the ends of two may share a token
+    least = sum(map(tokenizer.min_tokens, texts)) - len(texts)  # the ends of two may share a token
     if least >= most:
-        raise InputError(f"the messages have {least} tokens at least, max_model_len is {most}; shorten them")
+        raise InputError(f"the messages have {least} tokens at least, max_model_len is {most}; shorten them", code="too_long")
 
 
 def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
@@ -107,7 +110,7 @@ def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
     texts = [part for part in content if "text" in part] if isinstance(content, list) else []
     holder, key = (messages[-1], "content") if isinstance(content, str) else (texts[-1] if texts else {}, "text")
     if key not in holder:
-        raise InputError("continue_final_message: the last message has no text to continue")
+        raise InputError("continue_final_message: the last message has no text to continue", param="continue_final_message")
     text = str(holder[key])
     holder[key] = text + end
     return text
@@ -116,7 +119,9 @@ def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
 def _up_to(rendered: str, last: str, end: str) -> str:
     """What is rendered before the mark. The space behind the mark tells whether the template trims the text's end."""
     if last.strip() not in rendered or end.strip() not in rendered:
-        raise InputError("continue_final_message: the chat template leaves out or changes the last message")
+        raise InputError(
+            "continue_final_message: the chat template leaves out or changes the last message", param="continue_final_message"
+        )
     place = rendered.rindex(end.strip())
     return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
 
@@ -180,9 +185,9 @@ def _render(template: str, context: dict[str, Any]) -> str:
     try:
         return str(compiled.render(**context))
     except TemplateError as error:
-        raise InputError(f"the chat template refuses the messages: {error}") from None
+        raise InputError(f"the chat template refuses the messages: {error}", param="messages") from None
     except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise InputError(f"the chat template cannot take these messages: {error}") from None
+        raise InputError(f"the chat template cannot take these messages: {error}", param="messages") from None
 
 
 @functools.lru_cache(maxsize=32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..mm.errors import InputError, hint, typed
-from ..mm.media.policy import MediaUrl
-from ..mm.types import Media
+from ...mm.errors import InputError, hint, typed
+from ...mm.media.policy import MediaUrl
+from ...mm.types import Media
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 _MODALITIES = {
@@ -125,7 +125,7 @@ def _object(value: object, kind: str, where: str) -> object:
 def _checked(name: str, value: object, where: str) -> Any:
     expected, holds = _CHECKS[name]
     if not holds(value):
-        raise InputError(f"{where}: {name} is {str(value)[:40]!r}; give {expected}")
+        raise InputError(f"{where}: {name} is {str(value)[:40]!r}; give {expected}", param=name)
     return value
 
 

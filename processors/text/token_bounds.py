@@ -14,7 +14,7 @@ _KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
 
 
 @dataclass(frozen=True)
-class Reach:
+class TokenBounds:
     """Characters of a text that one token covers at most; None: no bound.
 
     `greedy`: tokens that swallow the whitespace around them; a text that spells one has no bound.
@@ -23,14 +23,14 @@ class Reach:
     characters: int | None
     greedy: tuple[str, ...] = ()
 
-    def least_tokens(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """A lower bound on the tokens of a text, 0 where none can be stated; no copy of it is made."""
         if self.characters is None or any(literal in text for literal in self.greedy):
             return 0
         return -(-len(text) // self.characters)
 
 
-def reach_of(tokenizer: Any) -> Reach:
+def read_token_bounds(tokenizer: Any) -> TokenBounds:
     """Of a `tokenizers.Tokenizer`.
 
     A token of a byte-level vocabulary has one letter per byte, so that its length bounds its characters there too.
@@ -42,12 +42,12 @@ def reach_of(tokenizer: Any) -> Reach:
     shrink = _shrink(normalizer)
     level = any("ByteLevel" in _kinds(part) for part in (normalizer, splitter))
     if shrink is None or not _keeps(splitter) or not _complete(tokenizer.model, vocab, level):
-        return Reach(None)
+        return TokenBounds(None)
     if any(token.normalized for token in greedy):
-        return Reach(None)
+        return TokenBounds(None)
     normalise = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
     longest = [max(len(token.content), len(normalise(token.content))) for token in added]
-    return Reach(max([1, *map(len, vocab), *longest]) * shrink, tuple(token.content for token in greedy))
+    return TokenBounds(max([1, *map(len, vocab), *longest]) * shrink, tuple(token.content for token in greedy))
 
 
 def unknown_id(tokenizer: Any) -> int | None:

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..mm.errors import CheckpointError, InputError
-from .files import read_json
-from .reach import Reach, reach_of, unknown_id
+from ...mm.errors import CheckpointError, InputError
+from ..files import read_json
+from .token_bounds import TokenBounds, read_token_bounds, unknown_id
 
 _REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
 
@@ -27,7 +27,7 @@ class _Backend(Protocol):
     def plain(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def token_to_id(self, token: str) -> int | None: ...
-    def reach(self) -> Reach: ...
+    def reach(self) -> TokenBounds: ...
     def vocabulary(self, end: int) -> object: ...
 
 
@@ -44,7 +44,7 @@ class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         self._backend = _load(Path(path))
         self.specials = self._backend.specials  # text -> id
-        self.special_ids = frozenset(self.specials.values())
+        self.all_special_ids = frozenset(self.specials.values())
         self.vocab_size = self._backend.vocab_size
         self.special_tokens = _named_specials(Path(path))  # "bos_token" -> text, and so on, for chat templates
 
@@ -52,7 +52,7 @@ class Tokenizer:
         """Ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
         return self._backend.trusted(_utf8(text), add_special_tokens)
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_ordinary(self, text: str) -> list[int]:
         """Ids of untrusted text: never a special token, whatever it spells."""
         return self._backend.plain(_utf8(text))
 
@@ -64,31 +64,31 @@ class Tokenizer:
         """
         if len(pieces) == 1:
             ids = self.encode(pieces[0], add_special_tokens=False)
-            if sum(map(self.is_special, ids)) == len(self._split.findall(pieces[0])):
+            if sum(map(self.is_special_token, ids)) == len(self._split.findall(pieces[0])):
                 return ids  # otherwise a normaliser made a special token of text that does not spell one
         ids = []
         pending = ""
         for part, whole in ((part, part == piece) for piece in pieces for part in self._split.split(piece)):
             if part in self.specials and not (whole and len(part) == 1 and len(pieces) > 1):
-                ids += [*self.encode_plain(pending), self.specials[part]]
+                ids += [*self.encode_ordinary(pending), self.specials[part]]
                 pending = ""
             else:
                 pending += part
-        return ids + self.encode_plain(pending)
+        return ids + self.encode_ordinary(pending)
 
-    def without_specials(self, text: str) -> str:
+    def remove_special_tokens(self, text: str) -> str:
         """A text that spells no special token: those that appear when others are taken out are taken out, too."""
         before = None
         while self.specials and before != text:
             before, text = text, "".join(part for part in self._split.split(text) if part not in self.specials)
         return text
 
-    def least_tokens(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """A lower bound on the length of any encoding of a text, in no time: its length over the longest token's.
 
         0 where none can be stated: for vocabularies that drop or join characters, such as unknown ones or whitespace.
         """
-        return self._reach.least_tokens(text)
+        return self._reach.min_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no character become U+FFFD."""
@@ -98,16 +98,18 @@ class Tokenizer:
         """Id of one token's text, None where there is none."""
         return self._backend.token_to_id(token)
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
+    def is_special_token(self, token_id: int) -> bool:
+        return token_id in self.all_special_ids
 
     def grammar_vocabulary(self) -> tuple[Any, None, int]:
         """Arguments of llguidance's tokenizer: the vocabulary with its bytes, no other size, the token that ends a text."""
-        end = self.specials.get(self.special_tokens.get("eos_token", ""), max(self.special_ids, default=self.vocab_size - 1))
+        end = self.specials.get(
+            self.special_tokens.get("eos_token", ""), max(self.all_special_ids, default=self.vocab_size - 1)
+        )
         return self._backend.vocabulary(end), None, end
 
     @cached_property
-    def _reach(self) -> Reach:
+    def _reach(self) -> TokenBounds:
         return self._backend.reach()  # reads the whole vocabulary: not on load
 
     @cached_property
@@ -195,8 +197,8 @@ class _Fast:
         number = self._trusted.token_to_id(token)
         return None if number is None else int(number)
 
-    def reach(self) -> Reach:
-        return reach_of(self._trusted)
+    def reach(self) -> TokenBounds:
+        return read_token_bounds(self._trusted)
 
     def vocabulary(self, end: int) -> str:
         return str(self._trusted.to_str())
@@ -241,9 +243,9 @@ class _Tekken:
         ids = self.plain(token)
         return ids[0] if len(ids) == 1 else None
 
-    def reach(self) -> Reach:
+    def reach(self) -> TokenBounds:
         pieces = (self._tekken.id_to_byte_piece(number, self._policies.KEEP) for number in range(self.vocab_size))
-        return Reach(max(map(len, pieces)))  # a character is one byte at least
+        return TokenBounds(max(map(len, pieces)))  # a character is one byte at least
 
     def vocabulary(self, end: int) -> object:
         from llguidance import TokenizerWrapper

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium.cli.main import main
-from sensorium.cli.ocr import SHIPPED
-from sensorium.engine.runner import ModelRunner
+from sensorium.cli.ocr import SHIPPED_MODEL
+from sensorium.engine.worker.model_runner import ModelRunner
 
 
 @pytest.fixture
@@ -42,14 +42,12 @@ def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_an_answer_that_is_cut_off_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    image = str(SHIPPED.parent / "media" / "line1.png")
-    words = ["chat", "--model", str(SHIPPED), "--image", image, "Read the text.", "--temperature", "0"]
+    image = str(SHIPPED_MODEL.parent / "media" / "line1.png")
+    words = ["chat", "--model", str(SHIPPED_MODEL), "--image", image, "Read the text.", "--temperature", "0"]
     assert main(words) == 0
     assert not capsys.readouterr().err
     assert main([*words, "--max-tokens", "2"]) == 0
-    assert capsys.readouterr().err == (
-        "sensorium: warning: the answer is cut off where no more tokens are allowed; raise --max-tokens\n"
-    )
+    assert capsys.readouterr().err == ("sensorium: warning: the answer was cut off at the token limit; raise --max-tokens\n")
 
 
 def test_a_bug_of_ours(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,10 +56,10 @@ def test_a_bug_of_ours(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys
     def broken(*_: object) -> None:
         raise IndexError("gone")
 
-    monkeypatch.setattr(ModelRunner, "launch", broken)
+    monkeypatch.setattr(ModelRunner, "execute_model", broken)
     assert chat(checkpoint, "Hello") == 1
     assert capsys.readouterr().err.startswith("sensorium: error: internal error in a step: IndexError: gone; report it")
-    assert main(["ocr", str(SHIPPED.parent / "media" / "line1.png")]) == 1
+    assert main(["ocr", str(SHIPPED_MODEL.parent / "media" / "line1.png")]) == 1
 
 
 def test_in_any_thread(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,17 @@
-"""Messages about arguments in the words of a command line."""
+"""LLM's argument names in messages become command-line options."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
 import pytest
-from sensorium.cli.files import in_options
+from sensorium.cli.common import with_option_names
 
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("dtype 'x' is not served; pass dtype= one of a, b", "dtype 'x' is not served; pass --dtype one of a, b"),
         ("max_model_len=9 is above max_position_embeddings=8", "--max-model-len 9 is above max_position_embeddings=8"),
@@ -21,5 +21,5 @@ ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None
         ("raise kv_cache_memory_bytes to 5", "raise kv_cache_memory_bytes to 5"),
     ],
 )
-def test_arguments_become_options(text: str, told: str) -> None:
-    assert in_options(text, ARGS) == told
+def test_arguments_become_options(text: str, expected: str) -> None:
+    assert with_option_names(text, ARGS) == expected

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from sensorium.cli import demo
 from sensorium.cli.main import main
-from sensorium.engine.doctor import embedding_grid
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.engine.setup.doctor import embedding_grid
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video
 
@@ -60,11 +60,11 @@ def test_shipped_media_are_as_described() -> None:
     files = {path.name for path in folder.iterdir()} - {"answers.json"}
     assert files == set(answers)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000
-    clip = decode_video((folder / "clip.mp4").read_bytes(), SamplingPolicy(fps=2.0), MediaPolicy())
+    clip = decode_video((folder / "clip.mp4").read_bytes(), FrameSampling(fps=2.0), MediaPolicy())
     assert tuple(clip.frames.shape) == (8, 64, 64, 3)
 
 
 def test_a_folder_without_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "answers.json").write_text(json.dumps({"a.mp4": {"prompt": "p", "answer": "a"}}))
     assert main(["demo", "--media", str(tmp_path)]) == 2
-    assert "no picture" in capsys.readouterr().err
+    assert "names no image" in capsys.readouterr().err

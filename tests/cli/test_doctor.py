@@ -10,6 +10,7 @@ import pytest
 import torch
 from sensorium.cli import doctor
 from sensorium.cli.main import main
+from sensorium.kernels import native
 
 
 def sections(text: str) -> dict[str, dict[str, str]]:
@@ -29,6 +30,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["packages"]["torch"] == torch.__version__
     assert found["device"]["device"] == "cpu"
     assert "cpu features" in found["device"]
+    assert found["device"]["C++ kernels"] == native.instructions()
     for dtype in ("float32", "bfloat16", "float16"):
         assert {"attention", "linear", "rms_norm"} <= found[f"kernels, {dtype}"].keys()
 
@@ -65,7 +67,7 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
 def test_an_option_that_contradicts_a_flag(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["doctor", "--model", str(checkpoint), "--option"]
     assert main([*words, "device=cuda", "--device", "cpu"]) == 2
-    said = "sensorium: error: --device cpu and --option device=cuda say the same option; give one of them\n"
+    said = "sensorium: error: --device cpu and --option device=cuda set the same option; give one of them\n"
     assert capsys.readouterr() == ("", said)
     assert main([*words, "model=other"]) == 2
     assert f"--model {checkpoint} and --option model=other" in capsys.readouterr().err
@@ -76,7 +78,7 @@ def test_an_option_that_contradicts_a_flag(checkpoint: Path, capsys: pytest.Capt
 def test_where_no_clip_fits(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "max_model_len=8"]) == 0
     found = sections(capsys.readouterr().out)["memory"]
-    assert found["largest video"] == "no clip of 1280x720 pixels fits, limited by max_model_len"
+    assert found["largest video"] == "no video of 1280x720 pixels fits, limited by max_model_len"
 
 
 def test_a_float16_checkpoint_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from sensorium.cli.main import main
-from sensorium.cli.ocr import SHIPPED
+from sensorium.cli.ocr import SHIPPED_MODEL
 
-MEDIA = SHIPPED.parent / "media"
+MEDIA = SHIPPED_MODEL.parent / "media"
 LINES = [str(MEDIA / f"line{number}.png") for number in (1, 2, 3)]
 URLS = [Path(LINES[0]).as_uri(), "data:image/png;base64," + b64encode(Path(LINES[0]).read_bytes()).decode()]
 ANSWERS = json.loads((MEDIA / "answers.json").read_text("utf-8"))
 
 
-def test_one_picture_is_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_image_is_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", str(MEDIA / "receipt1.png"), "--question", "Read the receipt."]) == 0
     out, err = capsys.readouterr()
     assert out == ANSWERS["receipt1.png"]["answer"] + "\n"
@@ -44,7 +44,7 @@ def test_a_text_that_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", LINES[0], "--json", "--max-tokens", "1"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["finish_reason"] == "length"
-    assert err == f"sensorium: warning: {LINES[0]}: its text is cut off where no more tokens are allowed; raise --max-tokens\n"
+    assert err == f"sensorium: warning: the text of {LINES[0]} was cut off at the token limit; raise --max-tokens\n"
 
 
 def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_python_takes_any_form_of_picture() -> None:
 
     with Image.open(LINES[0]) as picture:
         forms = [LINES[0], Path(LINES[0]), Path(LINES[0]).read_bytes(), picture.convert("RGB"), *URLS, Media(LINES[0], "line")]
-    llm = LLM(SHIPPED)
+    llm = LLM(SHIPPED_MODEL)
     assert {page.text for page in llm.ocr([*forms, Media(None, "line")])} == {ANSWERS["line1.png"]["answer"]}
     assert [page.text for page in llm.ocr(forms[3], use_tqdm=False)] == [ANSWERS["line1.png"]["answer"]]
     whole, small = (llm.ocr(one)[0].output for one in (LINES[0], Media(LINES[0], max_pixels=3000)))

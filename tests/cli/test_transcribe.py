@@ -54,7 +54,8 @@ def test_json_is_an_object_a_line(whisper: Path, sounds: list[str], capsys: pyte
     assert [one["error"] is None for one in found] == [True, True, False, False]
     assert all(one["language"] in ROW.build.__globals__["LANGUAGES"] for one in found[:2])
     assert all(part.keys() == {"start", "end", "text"} for one in found[:2] for part in one["segments"])
-    assert "at most 1 s" in found[2]["error"]
+    assert "at most 1 s" in found[2]["error"]["message"]
+    assert [found[2]["error"][name] for name in ("code", "modality", "index")] == ["invalid_media", "audio", 0]
     assert f"sensorium: error: {sounds[2]}: audio 0: it lasts 1.06 s" in err
 
 
@@ -74,9 +75,9 @@ def test_an_interrupt_prints_what_is_done_and_ends_at_once(whisper: Path, sounds
 import os, signal, sys, threading, time
 from sensorium.cli import main
 from sensorium.engine.core import EngineCore
-from sensorium.pipelines import asking
+from sensorium.pipelines import tasks
 
-real, step, ended, taken = asking.finished, EngineCore.step, [], threading.Event()
+real, step, ended, taken = tasks.as_completed, EngineCore.step, [], threading.Event()
 def slow(self):
     if ended and self.scheduler.requests:
         taken.wait(60)
@@ -85,11 +86,11 @@ def slow(self):
     outputs = step(self)
     ended.extend(output for output in outputs if output.finish_reason)
     return outputs
-def finished(*rest):
+def as_completed(*rest):
     for one in real(*rest):
         yield one
         taken.set()
-EngineCore.step, asking.finished = slow, finished
+EngineCore.step, tasks.as_completed = slow, as_completed
 sys.exit(main.main(["transcribe", *{sounds[:2] * 40!r}, "--model", {str(whisper)!r}, "--device", "cpu", "--language", "de"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
@@ -111,4 +112,4 @@ def test_wrong_wishes(
 
 def test_a_model_without_speech(sounds: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert transcribe(checkpoint, sounds[0]) == 2
-    assert "does not write down speech" in capsys.readouterr().err
+    assert "does not transcribe speech" in capsys.readouterr().err

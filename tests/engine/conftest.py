@@ -8,17 +8,18 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
-from sensorium.engine.admission import SchedulerLimits
 from sensorium.engine.core import EngineCore
-from sensorium.engine.encoder_cache import EncoderCache
-from sensorium.engine.encoder_store import EncoderStore
-from sensorium.engine.encoding import Encoding
-from sensorium.engine.kv import KVBlocks, PoolSpec, group_layers
-from sensorium.engine.quarantine import Quarantine
-from sensorium.engine.runner import ModelRunner
+from sensorium.engine.kv_cache.block_pool import BlockPools
+from sensorium.engine.kv_cache.groups import PoolSpec, group_layers
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.scheduler import Scheduler
+from sensorium.engine.scheduler.encoder_cache import EncoderCache
+from sensorium.engine.scheduler.limits import SchedulerLimits
+from sensorium.engine.scheduler.quarantine import Quarantine
+from sensorium.engine.scheduler.scheduler import Scheduler
 from sensorium.engine.types import EngineRequest
+from sensorium.engine.worker.encoder_runner import EncoderRunner
+from sensorium.engine.worker.encoder_store import EncoderStore
+from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.hashing import digest
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
@@ -77,10 +78,10 @@ class ToyModel:
                 keys[meta.slot_mapping], values[meta.slot_mapping] = source, torch.cos(source * (layer + 1))
             out = torch.empty_like(x)
             for i, length in enumerate(meta.seq_lens):
-                first, last = meta.query_start[i], meta.query_start[i + 1]
+                first, last = meta.query_start_loc[i], meta.query_start_loc[i + 1]
                 token = torch.arange(length)
                 slot = meta.block_tables[i, token // meta.block_size].long() * meta.block_size + token % meta.block_size
-                start, stop = meta.ranges(i)[:, :, None]
+                start, stop = meta.key_ranges(i)[:, :, None]
                 hidden = (token < start) | (token >= stop)
                 out[first:last] = (x[first:last] @ keys[slot].T).masked_fill(hidden, -torch.inf).softmax(-1) @ values[slot]
             x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
@@ -121,14 +122,14 @@ def make_core(
     max_len: int = 200,
     encoder_rows: int = 40,
     encoder_budget: int = 1 << 20,
-    prefill: str = "causal",
+    prompt_attention: str = "causal",
     caching: bool = True,
-    kept: int | None = None,
+    max_cached: int | None = None,
     folder: str | None = None,
     quarantine: float = 60.0,
     model: torch.nn.Module | None = None,
     invariant: bool = False,
-    overlaps: bool = False,
+    async_scheduling: bool = False,
     late: int = 0,
 ) -> EngineCore:
     """An engine around the toy; `encoder_rows` fit into its encoder cache. `late`: looks that a call beside steps needs."""
@@ -136,13 +137,20 @@ def make_core(
     pools = [PoolSpec(blocks, group.spec.kind, group.spec.window) for group in group_layers(model.cache_specs)]
     device = torch.device("cpu")
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
-    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prefill, caching, encode_beside=overlaps)
+    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prompt_attention, caching, encode_beside=async_scheduling)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
-    scheduler = Scheduler(KVBlocks(pools, block_size, kept), encoder, limits)
+    scheduler = Scheduler(BlockPools(pools, block_size, max_cached), encoder, limits)
     runner = ModelRunner(
-        model, [blocks] * len(pools), block_size, device, store, invariant=invariant, prefill=prefill, overlaps=overlaps
+        model,
+        [blocks] * len(pools),
+        block_size,
+        device,
+        store,
+        invariant=invariant,
+        prompt_attention=prompt_attention,
+        async_scheduling=async_scheduling,
     )
-    runner.encoding = Encoding(store, device, lambda: Late(late), moment=600.0)
+    runner.encoder_runner = EncoderRunner(store, device, lambda: Late(late), poll_seconds=600.0)
     return EngineCore(scheduler, runner, Quarantine(quarantine))
 
 
@@ -204,7 +212,7 @@ def drain(core: EngineCore, limit: int = 2000) -> dict[str, list]:
         if not (core.scheduler.waiting or core.scheduler.running):
             core.step()
             return outputs
-        for output in core.step():
+        for output in core.step().outputs:
             outputs.setdefault(output.request_id, []).append(output)
     raise AssertionError("the engine did not come to rest")
 
@@ -213,9 +221,9 @@ def tokens_of(outputs: list) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def alone(request: EngineRequest, model: ToyModel | None = None, prefill: str = "causal") -> tuple[list[int], str]:
+def alone(request: EngineRequest, model: ToyModel | None = None, prompt_attention: str = "causal") -> tuple[list[int], str]:
     """The answer of an engine that has nothing else to do, and why it ended."""
-    core = make_core(blocks=64, budget=500, caching=False, model=model, prefill=prefill)
+    core = make_core(blocks=64, budget=500, caching=False, model=model, prompt_attention=prompt_attention)
     core.add(request)
     outputs = drain(core)[request.request_id]
     return tokens_of(outputs), outputs[-1].finish_reason
@@ -242,11 +250,11 @@ def scheduled(core: EngineCore) -> tuple[dict[str, int], list[str]]:
 def assert_empty(core: EngineCore) -> None:
     core.step()
     assert not core.scheduler.requests
-    assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.kv.pools)
-    encoder = core.scheduler.encoder
-    assert not any(encoder.holders(key) for key in core.runner.store.rows)
+    assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.block_pools.pools)
+    encoder = core.scheduler.encoder_cache
+    assert not any(encoder.users_of(key) for key in core.runner.store.rows)
     assert encoder.bytes == sum(rows.nbytes for rows in core.runner.store.rows.values())
-    assert not core.runner.tracks
+    assert not core.runner.sequences
 
 
 @pytest.fixture(scope="session")

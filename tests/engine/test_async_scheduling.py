@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 from sensorium import LLM, SamplingParams
-from sensorium.engine.staging import Staging
+from sensorium.engine.worker.staging import StagingBuffers
 from sensorium.mm.errors import ConfigError, InputError
 
 
 def started(core):
     """Names and first tokens of every step that the runner starts from now on."""
-    seen, launch = [], core.runner.launch
+    seen, execute_model = [], core.runner.execute_model
 
     def look(output, after=None):
         seen.append(([(task.request_id, task.num_computed) for task in output.scheduled], after is not None))
-        return launch(output, after)
+        return execute_model(output, after)
 
-    core.runner.launch = look
+    core.runner.execute_model = look
     return seen
 
 
@@ -27,7 +27,7 @@ def started(core):
 def test_answers_are_the_same_and_every_decode_step_starts_early(toy, chunk):
     rng = random.Random(3)
     requests = [toy.make_request(f"r{i}", rng, max_tokens=9, ignore_eos=True) for i in range(5)]
-    core = toy.make_core(budget=chunk, overlaps=True)
+    core = toy.make_core(budget=chunk, async_scheduling=True)
     seen = started(core)
     for request in requests:
         core.add(request)
@@ -46,7 +46,7 @@ def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
     rng = random.Random(5)
     request = toy.make_request("live", rng, hold_open=True, max_tokens=30)
     stop = toy.alone(toy.of("x", request.prompt_token_ids, request.features))[0][2]
-    core = toy.make_core(overlaps=True)
+    core = toy.make_core(async_scheduling=True)
     ends = toy.make_request("live", random.Random(5), hold_open=True, max_tokens=30, stop_token_ids=[stop], ignore_eos=True)
     core.add(ends)
     seen = started(core)
@@ -63,12 +63,12 @@ def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
 
 @pytest.mark.parametrize("change", ["abort", "truncate", "again"])
 def test_what_changes_while_a_step_is_on_its_way(toy, change):
-    core = toy.make_core(overlaps=True)
+    core = toy.make_core(async_scheduling=True)
     request = toy.of("r", [5, 6, 7, 8, 9, 10], hold_open=True)
     core.add(request)
     other = toy.of("other", [9, 9, 4])
     core.add(other)
-    got = [output for _ in range(2) for output in core.step()]
+    got = [output for _ in range(2) for output in core.step().outputs]
     core.abort("r") if change != "truncate" else core.truncate("r", 5)
     if change == "again":
         core.add(request)
@@ -85,31 +85,31 @@ def test_what_changes_while_a_step_is_on_its_way(toy, change):
 
 
 def test_a_start_that_fails_ends_its_sequences_only(toy):
-    core = toy.make_core(overlaps=True)
+    core = toy.make_core(async_scheduling=True)
     core.add(toy.of("first", [5, 6, 7]))
-    launch = core.runner.launch
+    execute_model = core.runner.execute_model
 
     def broken(output, after=None):
         if after is not None:
             raise RuntimeError("no memory for a row more")
-        return launch(output)
+        return execute_model(output)
 
-    core.runner.launch = broken
-    assert [output.error for output in core.step()] == [None], "the step before is not touched by it"
-    (failed,) = core.step()
-    assert "no memory for a row more" in failed.error
-    core.runner.launch = launch
+    core.runner.execute_model = broken
+    assert [output.error for output in core.step().outputs] == [None], "the step before is not touched by it"
+    (failed,) = core.step().outputs
+    assert "no memory for a row more" in failed.error.message
+    core.runner.execute_model = execute_model
     core.add(toy.of("second", [5, 6, 7]))
     assert toy.tokens_of(toy.drain(core)["second"]) == toy.alone(toy.of("x", [5, 6, 7]))[0]
     toy.assert_empty(core)
 
 
 def test_a_refused_append_takes_no_token_from_an_answer(toy):
-    core = toy.make_core(overlaps=True, max_len=60)
+    core = toy.make_core(async_scheduling=True, max_len=60)
     requests = [toy.of("r", [5, 6, 7], hold_open=True), toy.of("other", [9, 9, 4])]
     for request in requests:
         core.add(request)
-    got = [output for output in core.step() if output.request_id == "r"]
+    got = [output for output in core.step().outputs if output.request_id == "r"]
     with pytest.raises(InputError, match="max_model_len is 60"):
         core.append("r", [5] * 60)
     got += toy.drain(core)["r"]
@@ -118,21 +118,21 @@ def test_a_refused_append_takes_no_token_from_an_answer(toy):
 
 def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
     request = toy.make_request("r", random.Random(2), max_tokens=12, ignore_eos=True)
-    core = toy.make_core(overlaps=True)
+    core = toy.make_core(async_scheduling=True)
     core.add(request)
-    got, launch = list(core.step()), core.runner.launch
+    got, execute_model = list(core.step().outputs), core.runner.execute_model
 
     def interrupted(*arguments):
-        launched = launch(*arguments)
+        launched = execute_model(*arguments)
 
         def collect():
             raise KeyboardInterrupt
 
-        return replace(launched, collect=collect)
+        return replace(launched, get_output=collect)
 
-    core.runner.launch = interrupted
-    got += core.step()
-    core.runner.launch = launch
+    core.runner.execute_model = interrupted
+    got += core.step().outputs
+    core.runner.execute_model = execute_model
     with pytest.raises(KeyboardInterrupt):
         core.step()
     got += toy.drain(core)["r"]
@@ -140,7 +140,7 @@ def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
 
 
 def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
-    core = toy.make_core(overlaps=True, seqs=2)
+    core = toy.make_core(async_scheduling=True, seqs=2)
     for name, options in {"plain": {}, "counts": {"repetition_penalty": 1.2}}.items():
         core.add(toy.make_request(name, random.Random(1), max_tokens=6, ignore_eos=True, **options))
     toy.drain(core)
@@ -198,7 +198,7 @@ class _Event:
 def test_memory_is_not_written_while_it_is_read():
     stream = Late()
 
-    class Device(Staging):
+    class Device(StagingBuffers):
         def _send(self, pinned):
             target = torch.full_like(pinned, -7)
             stream.copies.append((target, pinned))

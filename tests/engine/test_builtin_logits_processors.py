@@ -6,9 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sensorium.engine.builtin_logits_processors import (
+    NO_REPEAT_NGRAMS,
+    AllowedTokens,
+    NoRepeatNGrams,
+    SuppressTokens,
+    TimestampRules,
+)
 from sensorium.engine.logits_processors import apply_processors, make_processors
 from sensorium.engine.sampling_params import SamplingParams, from_generation_config
-from sensorium.engine.token_rules import NGRAMS, NoRepeatNGrams, OnlyTokens, SuppressTokens, Timestamps
 from sensorium.mm.errors import InputError
 from transformers import (
     NoRepeatNGramLogitsProcessor,
@@ -36,7 +42,7 @@ def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None
     given = logits(seed=seed)
     given[::2, FIRST:] += 2 * (seed % 2)  # with and without a time that is likelier than all words
     ours = given.clone()
-    assert apply_processors([[Timestamps(**RULE | {"latest": latest})] for _ in ANSWERS], ANSWERS, ours) == {}
+    assert apply_processors([[TimestampRules(**RULE | {"latest": latest})] for _ in ANSWERS], ANSWERS, ours) == {}
     for answer, mine, row in zip(ANSWERS, ours, given, strict=True):
         expected = theirs(torch.tensor([[1, 2, 3, *answer]]), row[None].clone())[0]
         assert torch.equal(mine, expected), answer
@@ -53,7 +59,7 @@ def test_suppressed_tokens_are_transformers_rule() -> None:
 
 def test_only_these() -> None:
     given, ours = logits(1), logits(1)
-    OnlyTokens([3, 5, -1])([], ours[0])
+    AllowedTokens([3, 5, -1])([], ours[0])
     assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])
     assert ours[0].isfinite().sum() == 2
 
@@ -94,11 +100,11 @@ def test_ngrams_may_end_in_a_token_of_the_list() -> None:
 @pytest.mark.parametrize("arguments", [{"ngram_size": 0}, {"ngram_size": 2.0}, {"ngram_size": 3, "window_size": True}, {}])
 def test_ngrams_of_no_size_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(InputError, match="no_repeat_ngrams"):
-        make_processors({NGRAMS: arguments})
+        make_processors({NO_REPEAT_NGRAMS: arguments})
 
 
 def test_rules_of_different_requests_do_not_mix() -> None:
-    together, rules = logits(), [Timestamps(**RULE | {"latest": i % 3}) for i in range(len(ANSWERS))]
+    together, rules = logits(), [TimestampRules(**RULE | {"latest": i % 3}) for i in range(len(ANSWERS))]
     apply_processors([[SuppressTokens([i]), rule] for i, rule in enumerate(rules)], ANSWERS, together)
     for i, (answer, rule, row) in enumerate(zip(ANSWERS, rules, logits(), strict=True)):
         SuppressTokens([i])(answer, row)

@@ -7,6 +7,7 @@ import torch
 from sensorium.engine import types
 from sensorium.engine.codec import decode, encode
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.mm.errors import ErrorInfo
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.types import FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 
@@ -47,28 +48,31 @@ def messages():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias={4: 1.5}, bad_words=["x"], seed=2**63)
     request = types.EngineRequest(
         "r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True, "salt", "lora", feature(),
-        types.Pooling((3, 4)),
+        types.PoolingParams((3, 4)),
     )  # fmt: skip
     scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False, True)
     update = types.RequestUpdate("r", 2, (4,), (feature(),), True, ((3, 4),))
+    error = ErrorInfo("invalid_media", "image 0: e", "image", 0, "max_pixels")
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
     item = types.ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
     stats = types.SequenceStats(16, 1, ("cache", "encoded"))
-    encoded = types.EncodeResult("h", "disk", "e", True)
-    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, None, 2, {"queue": 0.5}, stats, torch.ones(3))
+    encoded = types.EncodeResult("h", "disk", ErrorInfo("not_finite", "e"), True)
+    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, error, 2, {"queue": 0.5}, stats, torch.ones(3))
     return [
-        params, request, types.Pooling((3, 4)), scheduled, update, feature(),
+        error, params, request, types.PoolingParams((3, 4)), scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
         types.SchedulerOutput(
             3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)
         ),
         done, stats, encoded, types.StepOutput((done,), (encoded,)), types.EngineStats(1, 2),
+        types.CoreInfo(64, 4, 100, 8, 32, "float32", "cpu", ("a",), ("image",), True, True),
+        types.CoreOutputs((done,), False, types.EngineStats(3)),
         completion,
         types.RequestOutput(
-            "r", None, (1,), (completion,), (None, logprob), False, "e", (plan,), {"decode": 1.0}, (item,), 3, 1,
+            "r", None, (1,), (completion,), (None, logprob), False, error, (plan,), {"decode": 1.0}, (item,), 3, 1,
             torch.ones(3),
         ),
         item,
@@ -98,13 +102,13 @@ def test_an_engine_fed_through_bytes_gives_the_same(toy):
     def run(through_bytes):
         core = toy.make_core(budget=7)
         if through_bytes:
-            real = core.runner.launch
+            real = core.runner.execute_model
 
-            def launch(output, after=None):
+            def execute_model(output, after=None):
                 launched = real(decode(encode(output)), after)
-                return replace(launched, collect=lambda: decode(encode(launched.collect())))
+                return replace(launched, get_output=lambda: decode(encode(launched.get_output())))
 
-            core.runner.launch = launch
+            core.runner.execute_model = execute_model
         for i in range(5):
             request = toy.make_request(f"r{i}", random.Random(i), temperature=float(i % 2), logprobs=2)
             core.add(decode(encode(request)) if through_bytes else request)

@@ -8,9 +8,9 @@ import torch
 from sensorium.engine.config import (
     EngineConfig,
     check_max_model_len,
-    load_model_files,
     make_config,
 )
+from sensorium.engine.model_files import load_model_files
 from sensorium.mm.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
@@ -51,6 +51,7 @@ def test_bad_options(options, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")) as caught:
         make_config("m", options)
     assert "\n" not in str(caught.value)
+    assert caught.value.info.param == next(iter(options))
 
 
 def test_none_means_the_default():

@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.engine.repetition import RepetitionDetection
-from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from sensorium.mm.errors import InputError
 
 
@@ -21,7 +20,7 @@ def fresh(toy, request, tokens, features):
 def turn(toy, core, name):
     got = []
     for _ in range(200):
-        for output in core.step():
+        for output in core.step().outputs:
             if output.request_id == name:
                 got += output.token_ids
                 if output.finish_reason:
@@ -61,9 +60,9 @@ def test_truncate_then_append_equals_a_fresh_run(toy):
     request = toy.make_request("live", rng, hold_open=True, max_tokens=9, ignore_eos=True)
     core.add(request)
     tokens = list(request.prompt_token_ids) + turn(toy, core, "live")
-    used = core.scheduler.kv.num_free
+    used = core.scheduler.block_pools.num_free
     core.truncate("live", len(tokens) - 7)
-    assert core.scheduler.kv.num_free > used, "rolled back blocks are free again"
+    assert core.scheduler.block_pools.num_free > used, "rolled back blocks are free again"
     core.append("live", [8, 9])
     tokens = tokens[:-7] + [8, 9]
     assert turn(toy, core, "live") == fresh(toy, request, tokens, request.features)
@@ -89,7 +88,7 @@ def test_a_prompt_cut_while_it_is_computed_has_its_log_probabilities(toy, keep):
     prompt = tuple(range(5, 17))
 
     def told(core, steps):
-        outputs = [output for _ in range(steps) for output in core.step()]
+        outputs = [output for _ in range(steps) for output in core.step().outputs]
         return [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
 
     options = {"params": SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=4, ignore_eos=True)}
@@ -114,16 +113,19 @@ def test_a_sequence_that_rests_goes_on_as_if_it_had_ended(toy):
     core = toy.make_core()
     request = toy.make_request("live", random.Random(3), hold_open=True, max_tokens=9, ignore_eos=True)
     core.add(request)
-    tokens = [*request.prompt_token_ids, *(token for _ in range(4) for output in core.step() for token in output.token_ids)]
-    core.rest("live")
-    core.rest("live")
-    assert core.step() == ()
+    tokens = [
+        *request.prompt_token_ids,
+        *(token for _ in range(4) for output in core.step().outputs for token in output.token_ids),
+    ]
+    core.pause("live")
+    core.pause("live")
+    assert core.step().outputs == ()
     core.append("live", [8, 9])
     tokens += [8, 9]
     assert turn(toy, core, "live") == fresh(toy, request, tokens, request.features)
     core.abort("live")
     with pytest.raises(InputError, match="not being served"):
-        core.rest("live")
+        core.pause("live")
     toy.assert_empty(core)
 
 
@@ -233,7 +235,7 @@ def test_many_live_sequences_in_a_small_pool(toy, seed, blocks, chunk):
         given_to[request.request_id] = (request, list(request.prompt_token_ids), list(request.features))
         answers[request.request_id] = []
     for _ in range(8):
-        for output in (output for _ in range(rng.randint(1, 30)) for output in core.step()):
+        for output in (output for _ in range(rng.randint(1, 30)) for output in core.step().outputs):
             request, tokens, features = given_to[output.request_id]
             answers[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -286,7 +288,7 @@ def test_a_loop_is_repaired_without_another_encoder_call(toy):
     toy.assert_empty(core)
 
 
-LOOP = RepetitionDetection(max_cycle=4, min_repeats=3, min_tokens=6)
+LOOP = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6)
 
 
 def looping(toy):
@@ -297,7 +299,7 @@ def looping(toy):
     def forward(batch):
         hidden = real(batch)
         following = {30: 31, 31: 30, 20: 30}
-        ends = torch.tensor(batch.attn[0].query_start[1:]) - 1
+        ends = torch.tensor(batch.attn[0].query_start_loc[1:]) - 1
         core.runner.model.wanted = [following.get(token, 20 if token == 7 else 30) for token in batch.input_ids[ends].tolist()]
         return hidden
 

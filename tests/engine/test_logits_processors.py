@@ -7,8 +7,8 @@ import torch
 from sensorium import SamplingParams
 from sensorium.engine.codec import decode, encode
 from sensorium.engine.logits_processors import register_logits_processor
-from sensorium.engine.sample_row import SampleRow
-from sensorium.engine.sampler import sample
+from sensorium.engine.worker.sampler import sample
+from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.mm.errors import InputError
 
 VOCAB = 20
@@ -59,7 +59,7 @@ register_logits_processor("test exits", lambda: sys.exit(3))
 
 
 def row(processors, seed=0, **params):
-    return SampleRow(SamplingParams(temperature=0.0, logits_processors=processors, **params), [1, 2, 3], 1, seed, (0,))
+    return SamplingState(SamplingParams(temperature=0.0, logits_processors=processors, **params), [1, 2, 3], 1, seed, (0,))
 
 
 def logits(rows):
@@ -90,7 +90,9 @@ def test_a_mistake_ends_its_own_row(name):
     x = logits(rows)
     first, second, third, fourth = sample(x.clone(), rows)
     shift = 2 if name == "test together" else 0
-    assert isinstance(second, ZeroDivisionError)
+    assert second.info.message == "a logits processor raised ZeroDivisionError: own mistake"
+    assert second.info.param == "logits_processors"
+    assert isinstance(second.__cause__, ZeroDivisionError)
     assert (first.token, third.token, fourth.token) == (4 + shift, int(x[2].argmax()), 7 + shift)
 
 
@@ -109,7 +111,7 @@ def test_an_exit_ends_its_own_row_and_an_interrupt_is_one(name):
 def test_a_factory_that_exits_is_the_rows_error():
     first, second = sample(logits([0, 0]), [row({"test exits": {}}), row(None)])
     assert isinstance(first, InputError)
-    assert "cannot be made of {}: SystemExit: 3" in str(first)
+    assert "cannot be made from {}: SystemExit: 3" in str(first)
     assert second.token >= 0
 
 

@@ -20,6 +20,7 @@ def test_values_outside_their_limits(name, value):
     with pytest.raises(InputError, match=name) as caught:
         SamplingParams(**{name: value})
     assert "\n" not in str(caught.value)
+    assert caught.value.info.param.partition(".")[0] == name
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, Media, SamplingParams
-from sensorium.engine.media import MediaProcessor, MediaSettings
+from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.processors.files import ProcessorFiles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +26,9 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8))
-    picture.save(tmp_path / "cat.jpg")
-    picture.save(tmp_path / "chart.png")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8))
+    image.save(tmp_path / "cat.jpg")
+    image.save(tmp_path / "chart.png")
     shutil.copy(ROOT / "assets" / "media" / "clip.mp4", tmp_path / "clip.mp4")
     soundfile.write(tmp_path / "sound.wav", np.sin(np.arange(4000) / 9), 8000)
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
     speech = LLM(build_checkpoint(tmp_path / "speech", "qwen2_audio"), max_model_len=512)
     chart = base64.b64encode((folder / "chart.png").read_bytes()).decode()
     names = {"llm": LLM(checkpoint, max_model_len=512), "speech": speech, "PNG_BASE64": chart}
-    names["WIDTH"] = names["llm"]._driver.core.runner.model.hidden_size
+    names["WIDTH"] = names["llm"]._engine_loop.core.runner.model.hidden_size
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
 
@@ -89,9 +89,9 @@ def test_the_processor_that_contributing_shows():
     names: dict = {}
     exec(compile(block, "CONTRIBUTING.md", "exec"), names)
     files = ProcessorFiles({"image_token_index": 9, "text_config": {"hidden_size": 8}})
-    media = MediaProcessor(names["SquareProcessingInfo"](files), MediaSettings(row_bytes=16))
-    picture = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    (item,) = media.open({"image": Media(picture, uuid="a")}, {}, {}, None)
+    media = MultiModalProcessor(names["SquareProcessingInfo"](files), MultiModalSettings(row_bytes=16))
+    image = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    (item,) = media.open({"image": Media(image, uuid="a")}, {}, {}, None)
     (rows,) = media.open({"image": torch.ones(5, 8)}, {}, {}, None)
     assert (item.plan.num_tokens, item.plan.size, item.plan.bytes) == (576, (90, 120), 576 * 16)
     assert rows.plan.num_tokens == 5
@@ -99,7 +99,7 @@ def test_the_processor_that_contributing_shows():
     assert kwargs["pixel_values"].data.shape == (576, 3 * 14 * 14)
     assert (grid.t, grid.h, grid.w) == (1, 24, 24)
     (again,) = media.open({"image": None}, {"image": ["a"]}, {}, None)
-    assert again.done is not None
+    assert again.processed is not None
 
 
 def test_the_model_that_contributing_shows():

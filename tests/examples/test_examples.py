@@ -40,22 +40,22 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("several_pictures", ["text.png"], "image 0: it is not in a picture format"),
-        ("several_pictures", ["nothing.png"], "'nothing.png' cannot be read"),
-        ("one_picture", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
+        ("several_images", ["text.png"], "image 0: it is not in a picture format"),
+        ("several_images", ["nothing.png"], "'nothing.png' cannot be read"),
+        ("one_image", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("streaming", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("video", ["--video", "nothing.mp4"], "'nothing.mp4' cannot be read"),
         ("ocr", ["nothing.png"], "error: nothing.png: image 0: "),
         ("folder_batch", ["nothing"], "nothing is not a folder"),
-        ("folder_batch", ["empty"], "there are no pictures in empty"),
-        ("transcribe", ["--model", "empty"], "name sound files"),
+        ("folder_batch", ["empty"], "there are no images in empty"),
+        ("transcribe", ["--model", "empty"], "name audio files"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
         ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a picture format"),
     ],
 )
 def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     (tmp_path / "empty").mkdir()
     script = next(path for path in EXAMPLES if path.stem == name)
     done = subprocess.run([sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -85,8 +85,8 @@ def test_good_sounds_are_written_down_beside_a_missing_one(tmp_path: Path) -> No
     assert done.stderr.startswith("error: nothing.flac: audio 0: ")
 
 
-def test_several_pictures_shows_both() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "several_pictures.py")], capture_output=True, text=True, check=True)
+def test_several_images_shows_both() -> None:
+    done = subprocess.run([sys.executable, str(FOLDER / "several_images.py")], capture_output=True, text=True, check=True)
     assert "line1.png: " in done.stdout
     assert "line2.png: " in done.stdout
 

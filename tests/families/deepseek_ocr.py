@@ -251,7 +251,7 @@ def tensors(inputs, features):
 FAMILY = Family(
     "deepseek_ocr",
     build,
-    slots={"image": "<image>"},
+    placeholders={"image": "<image>"},
     sizes={"image": [(39, 39), (40, 30), (30, 38), (37, 40), (20, 40), (90, 50)]},
     grid={"image": PICTURES},
     refuses=SECOND.refuses,

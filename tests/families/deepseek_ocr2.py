@@ -64,7 +64,7 @@ def finish(folder):
 FAMILY = Family(
     "deepseek_ocr2",
     build,
-    slots={"image": "<image>"},
+    placeholders={"image": "<image>"},
     sizes={"image": [(47, 47), (40, 30), (30, 47), (44, 44), (20, 48), (90, 50)]},
     grid={"image": PICTURES},
     refuses=refuses,

@@ -57,7 +57,7 @@ def refuses(modality, size):
 FAMILY = Family(
     "ernie4_5_vl",
     build,
-    slots={m: "".join(SPECIALS[name] for name in (f"{m}_start", m, f"{m}_end")) for m in ("image", "video")},
+    placeholders={m: "".join(SPECIALS[name] for name in (f"{m}_start", m, f"{m}_end")) for m in ("image", "video")},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
     grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
     refuses=refuses,

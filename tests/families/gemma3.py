@@ -62,14 +62,14 @@ KEYS = "a bias of the keys moves all scores of a row alike"
 FAMILY = Family(
     "gemma3",
     build,
-    slots={"image": "<start_of_image>"},
+    placeholders={"image": "<start_of_image>"},
     sizes={"image": [(90, 130), (60, 60), (150, 40)]},
     grid={"image": PICTURES},
     prompt=prompt,
     call=call,
     tensors=patches_in_squares(2, PATCH),
     finish=finish,
-    prefill="item_atomic",
+    prompt_attention="bidirectional_items",
     silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
     variants={
         "tied": {"tie": True},

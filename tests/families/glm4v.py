@@ -70,7 +70,7 @@ def row(name, kind, **more):
     return Family(
         name,
         partial(build, kind),
-        slots={m: f"<|begin_of_{m}|><|{m}|><|end_of_{m}|>" for m in ("image", "video")},
+        placeholders={m: f"<|begin_of_{m}|><|{m}|><|end_of_{m}|>" for m in ("image", "video")},
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
         refuses=refuses,

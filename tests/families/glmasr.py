@@ -41,7 +41,7 @@ def tensors(inputs, features):
 FAMILY = Family(
     "glmasr",
     build,
-    slots={"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
+    placeholders={"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
     sizes={"audio": [(30_000,), (9000,), (81_234,)]},
     grid={"audio": [*SOUNDS, (960,), (961,), (64_000,), (65_000,)]},
     refuses=lambda modality, size: size[0] <= 960,  # makes no row

@@ -168,7 +168,7 @@ FAINT = [
 PLAIN = Family(
     "granite_speech",
     build,
-    slots={"audio": "<|audio|>"},
+    placeholders={"audio": "<|audio|>"},
     sizes={"audio": [(30_000,), (9001,), (70_234,)]},
     grid={"audio": [*SOUNDS, (257,), (4799,), (4800,), (4801,), (64_000,)]},
     call=call,

@@ -96,8 +96,8 @@ FAMILIES = [
     row(
         "idefics3",
         "Idefics3",
-        slots={"image": "<image>"},
+        placeholders={"image": "<image>"},
         variants={"tied": {"tie": True}, "whole": {"split": False}, "larger places": {"image_size": 70}},
     ),
-    row("smolvlm", "SmolVLM", slots={"image": "<image>", "video": "<video>"}, cases=["", "i", "v", "ii", "iii"]),
+    row("smolvlm", "SmolVLM", placeholders={"image": "<image>", "video": "<video>"}, cases=["", "i", "v", "ii", "iii"]),
 ]

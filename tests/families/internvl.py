@@ -45,7 +45,7 @@ def finish(folder):
 FAMILY = Family(
     "internvl",
     build,
-    slots={"image": "<IMG_CONTEXT>", "video": "<video>"},
+    placeholders={"image": "<IMG_CONTEXT>", "video": "<video>"},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(3, 80, 100), (2, 56, 90), (4, 60, 60)]},
     grid={"image": PICTURES, "video": CLIPS},
     ours=ours,

@@ -122,7 +122,7 @@ PUBLISHED = [  # transformers writes these otherwise, and reads both
 FAMILY = Family(
     "kimi_k25",
     build,
-    slots={"vision_chunk": SLOT},
+    placeholders={"vision_chunk": SLOT},
     sizes={"vision_chunk": [(90, 130), (6, 80, 100), (60, 60), (8, 60, 60)]},
     grid={"vision_chunk": [*PICTURES, *CLIPS]},
     cases=["", "c", "c", "", "", "", "cc", "cccc"],  # those without items grow beside the longest

@@ -45,7 +45,7 @@ def refuses(modality, size):
 FAMILY = Family(
     "lighton_ocr",
     build,
-    slots={"image": "<|image_pad|>"},
+    placeholders={"image": "<|image_pad|>"},
     sizes={"image": [(90, 130), (60, 60), (100, 70)]},  # 6 x 8 patches, 5 x 5, 8 x 5
     refuses=refuses,
     tensors=tensors,

@@ -157,7 +157,7 @@ def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
     return Family(
         name,
         build_,
-        slots=more.pop("slots", {"image": "<image>"}),
+        placeholders=more.pop("placeholders", {"image": "<image>"}),
         sizes=more.pop("sizes", {"image": SIZES}),
         grid=more.pop("grid", {"image": PICTURES}),
         cases=more.pop("cases", ("", "i", "ii", "iii", "ii")),
@@ -200,7 +200,7 @@ FAMILIES = [
         ONE,
         cases=("", "i", "v", "ii", "ivi", "vi"),
         built={"vision": SIGLIP, "text": "qwen2", "layer": -1, "select": "full"},
-        slots={"image": "<image>", "video": "<video>"},
+        placeholders={"image": "<image>", "video": "<video>"},
         sizes={"image": SIZES, "video": [(3, 40, 60), (5, 30, 30), (2, 70, 20)]},
         grid={"image": PICTURES, "video": [(1, 56, 56), (2, 90, 60), (3, 60, 90), (6, 80, 100), (13, 64, 64)]},
     ),

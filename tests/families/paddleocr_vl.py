@@ -61,7 +61,7 @@ def row(name, **more):
     return Family(
         name,
         build,
-        slots={"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
+        placeholders={"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
         grid={"image": PICTURES},
         refuses=refuses,

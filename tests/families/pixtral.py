@@ -59,7 +59,7 @@ def row(name, **more):
     return Family(
         name,
         partial(build, name),
-        slots={"image": "[IMG]"},
+        placeholders={"image": "[IMG]"},
         sizes={"image": [(90, 130), (60, 60), (40, 170)]},
         grid={"image": [size for size in PICTURES if max(size) <= 112 * min(size)]},  # else transformers' have no lines
         tensors=partial(tensors, merge),

@@ -23,7 +23,7 @@ def sounding(inputs, features):
 FAMILY = Family(
     "qwen2_audio",
     build,
-    slots={"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
+    placeholders={"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
     sizes={"audio": [(30_000,), (12_345,), (5001,)]},
     grid={"audio": [*SOUNDS, (200,), (64_000,), (64_001,)]},
     refuses=refuses,

@@ -21,7 +21,7 @@ def row(name: str, **more: Any) -> Family:
     return Family(
         name,
         partial(build, name),
-        slots={"image": MARKED.format("image"), "video": MARKED.format("video")},
+        placeholders={"image": MARKED.format("image"), "video": MARKED.format("video")},
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
         grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
         refuses=refuses,

@@ -40,7 +40,7 @@ def tensors(inputs, features):
 FAMILY = Family(
     "qwen3_asr",
     build,
-    slots={"audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
+    placeholders={"audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
     sizes={"audio": [(30_000,), (9000,), (61_234,)]},
     grid={"audio": [*SOUNDS, (1,), (8000,), (16_159,), (16_160,), (160_000,), (1_000_000,)]},
     cases=["a"] * 4,  # the oracle's processor takes one sound a prompt

@@ -181,7 +181,7 @@ def row(name, build, **more):
         tensors=tensors,
         layouts=LAYOUTS,
         fullest={"image": [(150, 150), (140, 150), (150, 140)]},
-        **{"slots": MARKED, "ours": ours, "call": call, "oracle_positions": positions} | more,
+        **{"placeholders": MARKED, "ours": ours, "call": call, "oracle_positions": positions} | more,
     )
 
 
@@ -189,7 +189,9 @@ def together(name, build, cases, **more):
     """Clips with their sound. Qwen3's oracle lets several sounds of one prompt change one another."""
     slots = {modality: MARKED[modality] for modality in ("image", "video")}
     asked = {"ours": ours_together, "call": call_together, "request": request_together}
-    return row(name, build, slots=slots, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more)
+    return row(
+        name, build, placeholders=slots, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more
+    )
 
 
 # of a whole checkpoint, which also speaks

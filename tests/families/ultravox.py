@@ -161,7 +161,7 @@ def run(model, inputs, answer, positions):
 FAMILY = Family(
     "ultravox",
     build,
-    slots={"audio": PLACEHOLDER},
+    placeholders={"audio": PLACEHOLDER},
     sizes={"audio": [(36_960,), (9001,), (70_234,)]},
     grid={"audio": [*SOUNDS, (1,), (319,), (2560,), (2561,), (32_000,), (32_001,)]},
     call=call,

@@ -90,7 +90,7 @@ def tensors(inputs, features):
 FAMILY = Family(
     "voxtral",
     build,
-    slots={"audio": "[BEGIN_AUDIO][AUDIO]"},
+    placeholders={"audio": "[BEGIN_AUDIO][AUDIO]"},
     sizes={"audio": [(30_000,), (9000,), (70_234,)]},
     grid={"audio": [*SOUNDS, (31_900,), (32_000,), (32_001,), (64_000,)]},
     fullest={"audio": [(32_000,), (64_000,)]},  # windows without silence

@@ -67,7 +67,7 @@ def tensors(inputs, features):
 FAMILY = Family(
     "whisper",
     build,
-    slots={"audio": ""},
+    placeholders={"audio": ""},
     sizes={"audio": [(12_000,), (16_000,), (5001,)]},
     grid={"audio": [*SOUNDS, (1,), (16_000,), (16_001,)]},
     refuses=lambda modality, size: size[0] > 16_000,

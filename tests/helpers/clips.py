@@ -1,4 +1,4 @@
-"""Small moving clips in many codecs and containers, made by PyAV's own encoders, for tests."""
+"""Small videos in many codecs and containers, encoded with PyAV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIPS = {  # name: codec, container, options
     "mjpeg-avi": ("mjpeg", "avi", {}),
     "gif": ("gif", "gif", {}),
 }
-UNTIMED = {  # their packets have no presentation stamps to rely on
+UNTIMED = {  # their packets have no reliable presentation timestamps
     "h264-avi": ("libx264", "avi", {"g": "12", "bf": "3"}),
     "mpeg4-avi": ("mpeg4", "avi", {"g": "12", "bf": "2"}),
     "h264-raw": ("libx264", "h264", {"g": "12"}),
@@ -35,7 +35,7 @@ PIXELS = {"mjpeg": "yuvj420p", "gif": "rgb8"}
 
 
 def encode(codec, container, options=None, count=40, size=(64, 64), stamps=None, rotation=0, muxer=None) -> bytes:
-    """`count` moving noisy frames at 10 a second, or at `stamps` in milliseconds."""
+    """Encode `count` moving noisy frames at 10 fps, or at `stamps` in milliseconds."""
     if codec not in av.codecs_available:
         pytest.skip(f"this PyAV has no {codec}")
     noise, buffer = np.random.default_rng(1), io.BytesIO()
@@ -60,12 +60,12 @@ def encode(codec, container, options=None, count=40, size=(64, 64), stamps=None,
 
 @cache
 def clip(name: str) -> bytes:
-    """40 frames of 64x64, 4 s."""
+    """Make a video of 40 frames of 64x64, 4 s."""
     return encode(*(CLIPS | UNTIMED)[name])
 
 
 def plainly(data: bytes) -> tuple[np.ndarray, list[float]]:
-    """All frames and their times as PyAV's own loop gives them."""
+    """Decode all frames and their timestamps with plain PyAV."""
     with av.open(io.BytesIO(data)) as container:
         frames = list(container.decode(video=0))
     times = [0.0 if f.pts is None else float((f.pts - frames[0].pts) * f.time_base) for f in frames]

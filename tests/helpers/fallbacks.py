@@ -1,4 +1,4 @@
-"""Small checkpoints of classes of transformers that no file of ours knows, and items for them. Tests only."""
+"""Small checkpoints of transformers' classes that have no model here, and items for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOT = {"video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamin
 
 
 def words(family):
-    """The small tokenizer with a family's tokens after all others, as transformers wraps it."""
+    """Return the small tokenizer, wrapped by transformers, with a family's tokens appended."""
     import transformers as tf
 
     tok = Tokenizer.from_str(tokenizer().to_str())
@@ -45,7 +45,7 @@ VISION = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "n
 
 
 def aya_vision(tok):
-    """Tiles with tags, layers without positions among layers with a window, attention and MLP side by side."""
+    """Build Aya Vision: tiles with tags, layers without positions, windows, parallel attention and MLP."""
     import transformers as tf
 
     config = tf.AyaVisionConfig(
@@ -59,7 +59,7 @@ def aya_vision(tok):
 
 
 def ovis2(tok):
-    """Rows are means over a table of visual words; the tags around them have embeddings of that table, too."""
+    """Build Ovis2: rows are means over a table of visual tokens; the tags around them use the same table."""
     import transformers as tf
 
     vision = VISION | {"image_size": 56, "vocab_size": 90, "hidden_stride": 2}
@@ -76,7 +76,7 @@ def ovis2(tok):
 
 
 def video_llama_3(tok):
-    """Pictures at their own size, as flat patches with a grid, a rotary tower."""
+    """Build VideoLLaMA 3: images at native resolution, as flat patches with a grid, with a rotary vision tower."""
     import transformers as tf
 
     config = tf.VideoLlama3Config(
@@ -91,7 +91,7 @@ def video_llama_3(tok):
 
 
 def glm4v_moe(tok):
-    """Positions of three axes, half of each head rotated, a mixture of experts."""
+    """Build GLM-4.5V: three position axes, partial rotary embeddings and a mixture of experts."""
     import transformers as tf
     from transformers.models.glm4v_moe.configuration_glm4v_moe import Glm4vMoeTextConfig, Glm4vMoeVisionConfig
 
@@ -112,7 +112,7 @@ def glm4v_moe(tok):
 
 
 def audioflamingo3(tok):
-    """Sounds in windows of a Whisper tower, as many tokens as they last."""
+    """Build Audio Flamingo 3: windows of a Whisper encoder, with as many tokens as the audio lasts."""
     import transformers as tf
 
     audio = tf.AudioFlamingo3EncoderConfig(
@@ -145,7 +145,7 @@ def build(folder, family, seed=0):
 
 
 def item(family, seed, size):
-    """Noise: a picture of (height, width), or a sound of so many samples."""
+    """Return noise: an image of (height, width), or audio of the given number of samples."""
     rng = np.random.default_rng(seed)
     if family == "audioflamingo3":
         return (rng.standard_normal(size) * 0.1).astype(np.float32)

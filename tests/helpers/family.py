@@ -1,6 +1,6 @@
-"""What the parity suite (tests/models/test_families.py) has to know of a family: its row. Tests only.
+"""The parity suite (tests/models/families/test_parity.py) takes one `Family` object per model family.
 
-How to write one: `tests/families/<family>.py` sets FAMILY (or FAMILIES, a list). A complete example:
+To add one, set FAMILY (or FAMILIES, a list) in `tests/families/<family>.py`. A complete example:
 
     import transformers as tf
     from family import Family
@@ -14,23 +14,23 @@ How to write one: `tests/families/<family>.py` sets FAMILY (or FAMILIES, a list)
             image_token_id=words.convert_tokens_to_ids("<image>"),
         )
         model = tf.LlavaForConditionalGeneration(config).eval()
-        randomise(model, seed)  # every tensor has a say; `sharpen(model.model.vision_tower)` where attention is flat
+        randomise(model, seed)  # makes every tensor matter; add `sharpen(model.model.vision_tower)` if attention is flat
         return model, tf.LlavaProcessor(image_processor=..., tokenizer=words, patch_size=14, image_token="<image>")
 
     FAMILY = Family(
         "llava",
         build,
-        slots={"image": "<image>"},                      # what stands in a prompt's text for one item
-        sizes={"image": [(90, 130), (60, 60), (200, 40)]},  # (h, w); of clips (frames, h, w); of sounds (samples,)
-        variants={"tied": {"tie": True}},                # further checkpoints whose logits are compared
+        placeholders={"image": "<image>"},               # the placeholder of one item in a prompt's text
+        sizes={"image": [(90, 130), (60, 60), (200, 40)]},  # images (h, w), videos (frames, h, w), audio (samples,)
+        variants={"tied": {"tie": True}},                # more checkpoints whose logits are compared
         layouts={"transformers 4": [("model.language_model.", "language_model.model.")]},  # (new, old) prefixes
     )
 
-All else has a default that fits most families; override what differs (see `Family`). Whatever a test must leave out is
-said in `silent`, `tolerance_note` or `own_positions`, with the reason; the suite prints it. Keep the checkpoint small
-(hidden 64, 3 layers): a family's default tests take about 5 s on one core. Run one row with
+Other fields have defaults that fit most families; override what differs (see `Family`). If a test must leave something
+out, give the reason in `silent`, `tolerance_note` or `own_positions`; the suite prints it. Keep the checkpoint small
+(hidden size 64, 3 layers): the default tests of a family take about 5 s on one core. Run one family with
 
-    make test ARGS="tests/models/test_families.py -k llava"
+    make test ARGS="tests/models/families/test_parity.py -k llava"
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from oracle import load_oracle, save_checkpoint
 from PIL import Image
 
 Data = Mapping[str, list[Any]]
-"""Media of one prompt by modality: PIL pictures, uint8 clips `[frames, h, w, 3]`, float32 sounds `[samples]`."""
+"""Media of one prompt by modality: PIL images, uint8 videos `[frames, h, w, 3]`, float32 audio `[samples]`."""
 
 LETTERS = {"i": "image", "v": "video", "a": "audio", "c": "vision_chunk"}
 RATE = 16_000
-FPS = 4.0  # of clips, where a family does not say
+FPS = 4.0  # frames per second of videos, unless a family sets it
 LAYOUTS: Mapping[str, Sequence[tuple[str, str]]] = {
     "transformers 4": [
         ("vision_tower.", "vision_tower.vision_model."),
@@ -65,9 +65,9 @@ LAYOUTS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("language_model.lm_head.", "lm_head."),
     ],
 }
-"""Names of an image encoder, a projector and a decoder, as releases before and after wrote them; see `Family.layouts`."""
+"""Prefixes of vision tower, projector and decoder in older and newer transformers releases; see `Family.layouts`."""
 
-# (height, width): round sizes, odd ones, slivers, and ratios up to 1:150
+# (height, width): even sizes, odd sizes, slivers, and ratios up to 1:150
 PICTURES = [
     (28, 28), (56, 56), (64, 64), (224, 224), (336, 336), (448, 448), (480, 640), (640, 480), (97, 103), (103, 97),
     (1, 1), (1, 100), (100, 1), (13, 300), (300, 13), (29, 27), (42, 70), (70, 42), (55, 57), (200, 40),
@@ -81,7 +81,7 @@ SOUNDS = [
 
 
 def call_processor(processor: Any, text: str, data: Data) -> dict[str, Any]:
-    """transformers' processor on one prompt."""
+    """Run transformers' processor on one prompt."""
     names = {"image": "images", "video": "videos", "audio": "audio"}
     media = {names[modality]: values for modality, values in data.items() if values}
     rate = {"sampling_rate": RATE} if "audio" in media else {}
@@ -89,7 +89,7 @@ def call_processor(processor: Any, text: str, data: Data) -> dict[str, Any]:
 
 
 def call_sampled(processor: Any, text: str, data: Data) -> dict[str, Any]:
-    """As `call_processor` where clips were sampled before: every frame is used, at FPS. Some draw on them."""
+    """Run transformers' processor on videos that are already sampled: every frame is used, at FPS."""
     clips, options = data.get("video", ()), dict[str, Any]()
     if clips:
         told = [{"fps": FPS, "total_num_frames": len(clip), "frames_indices": list(range(len(clip)))} for clip in clips]
@@ -100,14 +100,14 @@ def call_sampled(processor: Any, text: str, data: Data) -> dict[str, Any]:
 
 
 def as_sampled(modality: str, media: Any) -> Any:
-    """Media as `multi_modal_data` holds it, clips as `call_sampled` has them."""
+    """Return media for `multi_modal_data`, with videos as `call_sampled` passes them."""
     return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
 
 
 def run_oracle(model: Any, inputs: Mapping[str, Any], answer: Sequence[int], positions: torch.Tensor | None) -> torch.Tensor:
-    """Logits of transformers `[prompt + answer - 1, vocab]`: the prompt, then the answer teacher-forced behind its cache.
+    """Return the oracle's logits `[prompt + answer - 1, vocab]`: first the prompt, then the answer teacher-forced on its cache.
 
-    Two calls, as an answer may hold placeholder tokens as such. `positions`: int64 `[axes, prompt + answer]`, or None.
+    Two calls, because an answer may hold placeholder tokens as text. `positions`: int64 `[axes, prompt + answer]`, or None.
     """
     known = inspect.signature(model.forward).parameters
     kept = {name: value for name, value in inputs.items() if name in known}
@@ -125,7 +125,7 @@ def run_oracle(model: Any, inputs: Mapping[str, Any], answer: Sequence[int], pos
 
 
 def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Processed tensors of all items laid end to end, ours and the oracle's of the same name."""
+    """ProcessedItem tensors of all items concatenated, paired with the oracle's of the same name."""
     ours: dict[str, list[torch.Tensor]] = {}
     for feature in features:
         for name, element in feature.kwargs.items():
@@ -137,7 +137,7 @@ def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[t
 def patches_in_squares(
     merge: int, patch: int
 ) -> Callable[[Mapping[str, Any], Sequence[Any]], Iterator[tuple[str, torch.Tensor, torch.Tensor]]]:
-    """`Family.tensors` of families that are fed patches in squares of merge x merge, where transformers has whole planes."""
+    """`Family.tensors` for families that take patches in squares of merge x merge where transformers has whole images."""
 
     def pairs(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         ordered = sorted(features, key=lambda feature: feature.range.offset)
@@ -151,7 +151,7 @@ def patches_in_squares(
 
 
 def rope_index(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Positions `[axes, prompt]` that transformers gives a prompt with media, None for a family without a rule of its own."""
+    """Return transformers' positions `[axes, prompt]` of a prompt with media, or None if the family has no position rule."""
     rule = getattr(getattr(model, "model", None), "get_rope_index", None)
     if rule is None:
         return None
@@ -160,7 +160,7 @@ def rope_index(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def takes_all(modality: str, size: Sequence[int]) -> bool:
-    """No size is refused."""
+    """Return False: no size is refused."""
     return False
 
 
@@ -169,7 +169,7 @@ def write_prompt(slots: Sequence[str], seed: int) -> str:
 
 
 def give(modality: str, media: Any) -> Any:
-    """Media as `multi_modal_data` holds it: a sound with its rate."""
+    """Return media for `multi_modal_data`: audio with its rate."""
     return (media, RATE) if modality == "audio" else media
 
 
@@ -178,7 +178,7 @@ def ask_llm(text: str, data: Data) -> dict[str, Any]:
 
 
 def no_more_files(folder: Path) -> None:
-    """`save_pretrained` wrote all."""
+    """Do nothing: `save_pretrained` wrote every file."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,37 +186,38 @@ class Family:
     """One row of the parity suite.
 
     Args:
-        name: unique; names the test.
+        name: unique name, used in test ids.
         build: `build(seed, **variant)` -> a small random model and processor of transformers.
-        slots: modality -> what stands in a prompt's text for one item; "" where it is read across, by a decoder of its own.
-        sizes: modality -> sizes of items, used in turn; three at least, all different.
-        grid: modality -> sizes whose tokens are counted; those for which `refuses` is true must be refused.
-        cases: prompts by the letters of their items (i v a c); None: none, one of each, two, and a mixture.
-        prompt: slots' texts and a seed -> the prompt's text.
-        ours: modality, media -> what `multi_modal_data` holds for it.
-        request: text, data -> the prompt for `LLM.generate`.
-        call: processor, text, data -> the oracle's inputs (batch of one).
+        placeholders: modality -> the text of its placeholder in a prompt; "" where the decoder reads it by cross-attention.
+        sizes: modality -> sizes of items, used in turn; at least three, all different.
+        grid: modality -> sizes whose tokens are counted; sizes for which `refuses` is true must be refused.
+        cases: prompts by the letters of their items (i v a c); default: no item, one of each, two, and a mixture.
+        prompt: (placeholders, seed) -> the prompt's text.
+        ours: (modality, media) -> value for `multi_modal_data`.
+        request: (text, data) -> the prompt for `LLM.generate`.
+        call: (processor, text, data) -> the oracle's inputs (batch of one).
         run: see `run_oracle`.
-        tensors: see `same_names`; yields pairs that are to be equal.
-        tensor_tolerance: of the pairs; pictures equal bit for bit before they are scaled differ by float rounding after.
+        tensors: see `same_names`; yields pairs that must be equal.
+        tensor_tolerance: tolerance of the pairs; images are bit-equal before normalisation and differ by rounding afterwards.
         oracle_positions: see `rope_index`.
-        own_positions: why the oracle's positions are not the rule (conformance 37), or None.
-        prefill: as in the family's ProcessingInfo; the suite checks that it is so, and that no step cuts an atom.
-        variants: further checkpoints, name -> arguments of `build`, whose logits are compared.
-        layouts: further layouts of the weights, name -> (new, old) prefixes of names; those of transformers in memory and on
+        own_positions: why the oracle's positions differ from the published rule, or None.
+        prompt_attention: as in the family's ProcessingInfo; the suite checks it, and that no step
+            cuts a bidirectional span.
+        variants: more checkpoints whose logits are compared, name -> arguments of `build`.
+        layouts: more weight layouts, name -> (new, old) prefixes of names; transformers' names in memory and on
             disk are always tried.
-        silent: start of an oracle tensor's name -> why nothing depends on it.
-        tolerance: of float32 logits, as a factor of max(1, std); `tolerance_note` says why it is not 2e-4.
-        half: standard deviation of bfloat16's and float16's errors over that of the logits, at most.
-        fullest: modality -> sizes of items that take the most memory for each row they make, where sizes differ in that.
-        options: of `LLM`.
-        finish: called with the folder once a checkpoint is saved, for files that `save_pretrained` does not write.
-        load: the oracle's model and processor of a saved checkpoint, where transformers has no class for them.
+        silent: prefix of an oracle tensor's name -> why the logits do not depend on it.
+        tolerance: tolerance of float32 logits, as a factor of max(1, std); `tolerance_note` says why it is not 2e-4.
+        half: largest standard deviation of bfloat16's and float16's errors, relative to that of the logits.
+        fullest: modality -> sizes of items with the most memory per row, if sizes differ in that.
+        options: options of `LLM`.
+        finish: called with the folder after a checkpoint is saved, to write files that `save_pretrained` does not.
+        load: loads the oracle's model and processor of a saved checkpoint, if transformers has no class for them.
     """
 
     name: str
     build: Callable[..., tuple[Any, Any]]
-    slots: Mapping[str, str]
+    placeholders: Mapping[str, str]
     sizes: Mapping[str, Sequence[tuple[int, ...]]]
     grid: Mapping[str, Sequence[tuple[int, ...]]] = field(
         default_factory=lambda: {"image": PICTURES, "video": CLIPS, "audio": SOUNDS}
@@ -232,7 +233,7 @@ class Family:
     tensor_tolerance: float = 1e-5
     oracle_positions: Callable[[Any, Mapping[str, Any]], torch.Tensor | None] = rope_index
     own_positions: str | None = None
-    prefill: str = "causal"
+    prompt_attention: str = "causal"
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layouts: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
@@ -245,17 +246,17 @@ class Family:
     load: Callable[[Path], tuple[Any, Any]] = load_oracle
 
     def default_cases(self) -> list[str]:
-        """Letters of the items of each prompt."""
+        """Return the letters of the items of each prompt."""
         if self.cases is not None:
             return list(self.cases)
-        letters = "".join(letter for letter, modality in LETTERS.items() if modality in self.slots)
+        letters = "".join(letter for letter, modality in LETTERS.items() if modality in self.placeholders)
         mixed = letters + letters[0] if len(letters) > 1 else letters * 3
         return ["", *letters, letters[0] * 2, mixed]
 
 
 @dataclass(frozen=True, repr=False)
 class Question:
-    """One prompt: its text and media as both sides take them."""
+    """One prompt: its text and media for both sides."""
 
     family: Family
     text: str
@@ -271,7 +272,7 @@ class Question:
 
 
 def make_media(modality: str, size: Sequence[int], seed: int) -> Any:
-    """Noise in patches, so that resizing tells, and a tone for sounds."""
+    """Return noise in blocks for images (so that resizing errors show) and a tone for audio."""
     rng = np.random.default_rng(seed)
     if modality == "audio":
         time = np.arange(size[0])
@@ -285,7 +286,7 @@ def make_media(modality: str, size: Sequence[int], seed: int) -> Any:
 
 
 def ask(family: Family, case: str, seed: int = 0, sizes: Sequence[tuple[int, ...]] | None = None) -> Question:
-    """A question with an item per letter; `sizes` one per letter instead of the family's own in turn."""
+    """Make a question with one item per letter; `sizes` gives one size per letter instead of the family's in turn."""
     data: dict[str, list[Any]] = {}
     slots = []
     for number, letter in enumerate(case):
@@ -293,15 +294,15 @@ def ask(family: Family, case: str, seed: int = 0, sizes: Sequence[tuple[int, ...
         known = family.sizes[modality]
         size = sizes[number] if sizes else known[(seed + number) % len(known)]
         data.setdefault(modality, []).append(make_media(modality, size, 1000 * seed + number))
-        slots.append(family.slots[modality])
+        slots.append(family.placeholders[modality])
     return Question(family, family.prompt(slots, seed), data)
 
 
 @functools.cache
 def load_rows() -> dict[str, Family]:
-    """Every family of tests/families, by name."""
+    """Return every family of tests/families by name."""
     found: dict[str, Family] = {}
-    for path in sorted((Path(__file__).parent / "families").glob("*.py")):
+    for path in sorted((Path(__file__).parents[1] / "families").glob("*.py")):
         spec = importlib.util.spec_from_file_location(f"families_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -314,7 +315,7 @@ def load_rows() -> dict[str, Family]:
 
 
 def save(family: Family, folder: Path, seed: int = 0, **variant: Any) -> Path:
-    """A checkpoint of the family as the Hub ships it, and the folder."""
+    """Save a checkpoint of the family in the Hub's layout and return the folder."""
     model, processor = family.build(seed, **variant)
     save_checkpoint(folder, model, processor)
     family.finish(folder)
@@ -322,7 +323,7 @@ def save(family: Family, folder: Path, seed: int = 0, **variant: Any) -> Path:
 
 
 def load(folder: Path) -> tuple[Any, Any]:
-    """The oracle's model and processor of a saved checkpoint."""
+    """Load the oracle's model and processor of a saved checkpoint."""
     return load_oracle(folder)
 
 

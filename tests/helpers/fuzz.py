@@ -1,6 +1,6 @@
-"""Mutated pictures, clips and sounds through gate and processors, beside what the bare codec makes of them.
+"""Send mutated images, videos and audio through decoding and processors, and compare with the bare codec.
 
-`python tests/fuzz.py audio --seed 7 --first 12 --count 1` repeats one case; a failing test prints its own.
+`python tests/helpers/fuzz.py audio --seed 7 --first 12 --count 1` repeats one case; a failing test prints its own.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ import torch
 from mutants import FILES, RATE, mutated
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import AudioItem, ImageItem, MediaHeader, MediaItem, VideoItem
+from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
+from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.qwen2_audio import Qwen2AudioProcessingInfo
-from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
 POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
-SPEC = DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
-SOME = DecodeSpec(SamplingPolicy(fps=3.0, max_frames=4), RATE)
-LOUDEST = 1e10  # beyond it, and where it is not finite, the gate takes no sound
-SECONDS = 120  # for one case, after which it counts as hung
+SPEC = DecodeSpec(FrameSampling(num_frames=-1), RATE)
+SOME = DecodeSpec(FrameSampling(fps=3.0, max_frames=4), RATE)
+LOUDEST = 1e10  # louder or non-finite audio is refused
+SECONDS = 120  # seconds for one case, after which it counts as hung
 
 
-# What the bare codec makes of it: an array, or None for what it refuses or what is over the limits.
+# The bare codecs: an array, or None for refused or too large input.
 
 
 def bare_image(data: bytes) -> np.ndarray[Any, Any] | None:
-    """Pillow alone: uint8 `[height, width, 3]`."""
+    """Decode with Pillow alone: uint8 `[height, width, 3]`."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > POLICY.max_pixels:
                 return None
             image.load()
             picture = image
-    except Exception:  # whatever Pillow raises, it refuses
+    except Exception:  # any exception of Pillow is a refusal
         return None
     pixels = _rgb(picture)
     turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(_orientation(picture))
@@ -66,7 +66,7 @@ def bare_image(data: bytes) -> np.ndarray[Any, Any] | None:
 def _orientation(picture: Image.Image) -> object:
     try:
         return picture.getexif().get(0x0112)
-    except Exception:  # damaged EXIF turns nothing
+    except Exception:  # damaged EXIF rotates nothing
         return None
 
 
@@ -80,7 +80,7 @@ def _rgb(picture: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def bare_video(data: bytes) -> np.ndarray[Any, Any] | None:
-    """PyAV alone, every frame without an error: uint8 `[frames, height, width, 3]`."""
+    """Decode with PyAV alone, keeping every frame without an error: uint8 `[frames, height, width, 3]`."""
     frames: list[np.ndarray[Any, Any]] = []
     try:
         with av.open(io.BytesIO(data)) as container:
@@ -99,13 +99,13 @@ def bare_video(data: bytes) -> np.ndarray[Any, Any] | None:
 
 
 def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
-    """soundfile alone, or PyAV alone for what it does not know: float32 `[samples]`."""
+    """Decode with soundfile alone, or PyAV alone for other formats: float32 `[samples]`."""
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate:
                 return None
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
-    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last for what it takes for raw samples
+    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last error is for files it takes for raw samples
         heard = _bare_container(data)
         if heard is None:
             return None
@@ -142,17 +142,17 @@ def _bare_container(data: bytes) -> tuple[np.ndarray[Any, Any], int] | None:
 BARE = {"image": bare_image, "video": bare_video, "audio": bare_audio}
 
 
-# What must hold of every case.
+# Expectations of every case.
 
 
 class Wrong(AssertionError):
-    """What must not happen."""
+    """A violated expectation."""
 
 
 def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]:
-    """Whether the gate takes it, the bare codec does, both agree; and whether frames jumped to are those played through.
+    """Return whether our decoder accepts it, the bare codec does, both agree, and seeking gives the frames of playing.
 
-    `whole`: an undamaged file, whose header has to be true.
+    `whole`: the file is undamaged, so its header must be right.
     """
     bare = BARE[modality](data)
     header, item = through(data, modality, SPEC, POLICY)
@@ -168,7 +168,7 @@ def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]
 
 
 def through(data: bytes, modality: str, spec: DecodeSpec, policy: MediaPolicy) -> tuple[MediaHeader | None, MediaItem | None]:
-    """Header and item, None where they are refused."""
+    """Return header and item, or None where they are refused."""
     header = None
     try:
         source = gate.load(MediaSource(modality, 0, data), policy)
@@ -183,7 +183,7 @@ def through(data: bytes, modality: str, spec: DecodeSpec, policy: MediaPolicy) -
 
 
 def processed(header: MediaHeader, item: MediaItem, info: Any) -> None:
-    """The processor takes it or says why not, and makes no more of it than was planned."""
+    """Check that the processor accepts the item or gives a reason, and makes no more than planned."""
     try:
         planned = info.geometry(header)
         _, grid = info.process(item, torch.float32)
@@ -199,7 +199,7 @@ def _one_line(error: InputError) -> None:
 
 
 def _same_when_sampled(data: bytes, whole: VideoItem) -> bool:
-    """Frames that are jumped to are those of decoding it all; the other backend and stand-ins break nothing."""
+    """Check that seeking gives the frames of a full decode, and that the other backend and frame recovery work."""
     through(data, "video", SOME, replace(POLICY, video_backend="opencv"))
     through(data, "video", SOME, replace(POLICY, frame_recovery=True))
     some = through(data, "video", SOME, POLICY)[1]
@@ -211,7 +211,7 @@ def _same_when_sampled(data: bytes, whole: VideoItem) -> bool:
 
 
 def _bounded(header: MediaHeader, item: MediaItem) -> None:
-    """What is decoded is never more than what was planned for."""
+    """Check that decoding never yields more than planned."""
     got = item.header
     if isinstance(item, ImageItem) and got != header:
         raise Wrong(f"planned {header}, decoded {got}")
@@ -237,7 +237,7 @@ def _array(item: MediaItem) -> np.ndarray[Any, Any]:
     return item.samples.numpy() if isinstance(item, AudioItem) else item.frames.numpy()
 
 
-# The loop, in a process of its own: it may crash, and its memory is watched.
+# The loop runs in its own process: it may crash, and its memory is measured.
 
 
 def main() -> None:
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--progress", type=Path, help="file that says which case is running")
+    parser.add_argument("--progress", type=Path, help="file to write the running case to")
     options = parser.parse_args()
     modality, files = options.modality, FILES[options.modality]()
     info = (Qwen2AudioProcessingInfo if modality == "audio" else Qwen2VLProcessingInfo)(ProcessorFiles())
@@ -259,7 +259,7 @@ def main() -> None:
         signal.alarm(SECONDS)
         try:
             found = check(modality, data, "+" not in how, info)
-        except Exception as error:  # the point of it all
+        except Exception as error:  # any exception is a finding
             place = traceback.extract_tb(error.__traceback__)[-1]
             wrong.append(f"case {case} ({how}): {type(error).__name__}: {error} [{Path(place.filename).name}:{place.lineno}]")
             continue

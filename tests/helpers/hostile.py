@@ -1,4 +1,4 @@
-"""Pictures, prompts and encoders that do harm, and good ones beside them, for the model that ships."""
+"""Harmful images, prompts and encoders, and good ones, for the shipped model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-MODEL = Path(__file__).parents[1] / "assets" / "tiny-vl"
+MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
-NO_NUMBER = "<|vision_pad|>"  # a prompt that ends in it has the logits that `numberless` gives it
-MARK = (255, 0, 255)  # no other picture has a patch of this colour
+NO_NUMBER = "<|vision_pad|>"  # prompts that end in it get the logits of `numberless`
+MARK = (255, 0, 255)  # no other image has a patch of this colour
 
 
 def picture(seed: int, width: int = 64, height: int = 32) -> Image.Image:
-    """Noise: each seed is another content."""
+    """Return noise; each seed gives other content."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def marked(seed: int = 0) -> Image.Image:
-    """A picture that `Poisoned` encoders break on."""
+    """Return an image that makes `Poisoned` encoders fail."""
     image = picture(seed)
     image.paste(MARK, (0, 0, 16, 16))
     return image
@@ -41,7 +41,7 @@ def asked(*images: object, text: str = "Read the text.", **more: Any) -> dict[st
 
 
 def has_mark(patches: torch.Tensor) -> torch.Tensor:
-    """Bool `[patches]`: which of them, normalised and flat as the tower takes them, are all of the mark's colour."""
+    """Return bool `[patches]`: True for normalised, flat patches entirely in the mark's colour."""
     mean = torch.tensor([0.48145467, 0.45782751, 0.40821072])
     std = torch.tensor([0.26862955, 0.26130259, 0.2757771])
     colour = (torch.tensor(MARK) / 255 - mean) / std
@@ -49,7 +49,7 @@ def has_mark(patches: torch.Tensor) -> torch.Tensor:
 
 
 class Poisoned:
-    """An `embed_multimodal` that hands the rows of marked pictures through `harm`, which may raise. `calls`: how often."""
+    """Wrap `embed_multimodal`: rows of marked images go through `harm`, which may raise. `calls` counts the calls."""
 
     def __init__(self, real: Callable[..., list[torch.Tensor]], harm: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.real, self.harm, self.calls = real, harm, 0
@@ -64,7 +64,7 @@ class Poisoned:
 
 
 def raising(kind: type[BaseException], *args: object) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A harm. Each error is a new one: the same one again would hold the frames of all before."""
+    """A harm that raises. Each error is new, because a reused one would keep the frames of all earlier ones."""
 
     def harm(rows: torch.Tensor) -> torch.Tensor:
         raise kind(*args)
@@ -73,11 +73,11 @@ def raising(kind: type[BaseException], *args: object) -> Callable[[torch.Tensor]
 
 
 def numberless(real: Callable[[Any], torch.Tensor], token: int, value: float) -> Callable[[Any], torch.Tensor]:
-    """A `forward` whose hidden states, keys and values are `value` for sequences that have `token` in this step."""
+    """Wrap `forward`: hidden states, keys and values become `value` for sequences that have `token` in this step."""
 
     def forward(batch: Any) -> torch.Tensor:
         hidden = real(batch)
-        for start, stop in pairwise(batch.attn[0].query_start):
+        for start, stop in pairwise(batch.attn[0].query_start_loc):
             if (batch.input_ids[start:stop] == token).any():
                 hidden[start:stop] = value
                 for cache, attn in zip(batch.kv_caches, batch.attn, strict=True):

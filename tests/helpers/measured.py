@@ -1,4 +1,4 @@
-"""What tensors and calls really take in memory. Tests only."""
+"""Measure the real memory of tensors and calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Made = TypeVar("Made", bound=torch.nn.Module)
 
 
 def filled(model: Made) -> Made:
-    """With random weights, packed."""
+    """Fill with random weights and pack them."""
     draw = torch.Generator().manual_seed(0)
     views = dict(view for _, layers in named_layers(model).values() for view in layers.items())
     weights = [(name, torch.randn(view.shape, generator=draw).to(view.dtype)) for name, view in views.items()]
@@ -24,7 +24,7 @@ def filled(model: Made) -> Made:
 
 
 def held(model: torch.nn.Module) -> int:
-    """Bytes of all tensors that layers hold, each once; packed weights have no address."""
+    """Return the bytes of all tensors of the layers, each counted once; packed weights have no address."""
     seen: dict[int, int] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -35,7 +35,7 @@ def held(model: torch.nn.Module) -> int:
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """The most that tensors made during a call take together, as the profiler sees them; it is called twice."""
+    """Return the peak bytes of tensors created during a call, from the profiler; calls it twice."""
     with torch.inference_mode():
         call()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -47,7 +47,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def allocating_at_most(size: int) -> Iterator[None]:
-    """AssertionError where Python, numpy included, allocates more bytes inside: whatever takes long would, on any machine."""
+    """Fail if Python (numpy included) allocates more bytes inside the context; slow algorithms would, on any machine."""
     tracemalloc.start()
     try:
         yield
@@ -58,7 +58,7 @@ def allocating_at_most(size: int) -> Iterator[None]:
 
 
 def given_bytes(*values: Any) -> int:
-    """Of the tensors among these values, and in the sequences and mappings and objects among them, each once."""
+    """Return the bytes of all tensors in these values, nested ones included, each counted once."""
     seen: dict[int, int] = {}
 
     def look(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tiny media files of every kind, and what breaks them. Knows no gate."""
+"""Tiny media files of every format, and mutations of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = [0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFF, 0x100
 
 
 def pictures() -> dict[str, bytes]:
-    """Encoded pictures by name: every format, its modes, compressions and chunks."""
+    """Return encoded images by name: every format with its modes, compressions and chunks."""
     noise = np.random.default_rng(0).integers(0, 256, (17, 23, 4), np.uint8)
     rgb = Image.fromarray(noise[..., :3])
     ImageDraw.Draw(rgb).rectangle((3, 3, 15, 9), fill=(200, 30, 90))
@@ -65,7 +65,7 @@ def _saved(image: Image.Image, form: str, options: dict[str, Any]) -> bytes:
 
 
 def clips() -> dict[str, bytes]:
-    """Encoded clips by name: twelve frames of 48x32 in the containers and codecs that people use."""
+    """Return encoded videos by name: twelve frames of 48x32 in common containers and codecs."""
     kinds = {
         "mp4-h264": ("mp4", "libx264", "yuv420p", {"g": "5", "bf": "2"}),
         "mp4-mpeg4": ("mp4", "mpeg4", "yuv420p", {"g": "5"}),
@@ -94,7 +94,7 @@ def _clip(container: str, codec: str, pixels: str, options: dict[str, str]) -> b
 
 
 def sounds() -> dict[str, bytes]:
-    """Encoded sounds by name: a fifth of a second, one or two channels, in what soundfile and PyAV read."""
+    """Return encoded audio by name: a fifth of a second, one or two channels, in the formats of soundfile and PyAV."""
     time = np.arange(RATE // 5) / RATE
     stereo = np.stack([np.sin(880 * np.pi * time), 0.5 * np.sin(2000 * time**2)], 1).astype(np.float32) * 0.7
     kinds = {
@@ -113,7 +113,7 @@ def sounds() -> dict[str, bytes]:
     others = {
         "m4a": ("ipod", "aac"),
         "webm": ("webm", "libopus"),
-        "ogg": ("ogg", "vorbis"),  # these three get dates or numbers of their own from soundfile every time
+        "ogg": ("ogg", "vorbis"),  # soundfile writes dates or random numbers into these three
         "opus": ("ogg", "libopus"),
         "wav-float": ("wav", "pcm_f32le"),
     }
@@ -139,7 +139,7 @@ FILES = {"image": pictures, "video": clips, "audio": sounds}
 
 
 def mutated(modality: str, seed: int, case: int, files: dict[str, bytes]) -> tuple[str, bytes]:
-    """`(what was done, bytes)` of one case, the same for the same seed."""
+    """Return `(description, bytes)` of one case, deterministic in the seed."""
     rng = random.Random(f"{seed} {modality} {case}")
     name = rng.choice(sorted(files))
     data, done = bytearray(files[name]), [name]
@@ -151,7 +151,7 @@ def mutated(modality: str, seed: int, case: int, files: dict[str, bytes]) -> tup
 
 
 def _place(rng: random.Random, data: bytearray, size: int = 1) -> int:
-    """Where to change something: half of the time in the header."""
+    """Choose a position to change, half of the time in the header."""
     last = max(len(data) - size, 0)
     return rng.randint(0, min(last, 256) if rng.random() < 0.5 else last)
 
@@ -167,7 +167,7 @@ def fill(rng: random.Random, data: bytearray, files: dict[str, bytes]) -> None:
 
 
 def number(rng: random.Random, data: bytearray, files: dict[str, bytes]) -> None:
-    """A size or count that is at a limit, either way around."""
+    """Return a size or count at a limit, in either byte order."""
     size = rng.choice([1, 2, 4])
     at, value = _place(rng, data, size), rng.choice(NUMBERS) % (1 << 8 * size)
     data[at : at + size] = value.to_bytes(size, rng.choice(["little", "big"]))

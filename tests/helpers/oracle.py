@@ -1,4 +1,4 @@
-"""What the tests compare with: transformers on small random checkpoints, saved the way the Hub ships them. Tests only."""
+"""The oracle of the tests: transformers on small random checkpoints, saved in the Hub's layout."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CHAT_TEMPLATE = (
     "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_KEEP: list[Any] = []  # a torch Library dies with its Python object
+_KEEP: list[Any] = []  # a torch Library is unregistered with its Python object
 
 
 def ensure_torchvision() -> None:
-    """Let a torchvision wheel built for another torch import: only two operator schemas are missing. Idempotent."""
+    """Declare the two operators that a torchvision wheel for another torch lacks, so that it imports. Idempotent."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is None:
         return
     try:
@@ -50,7 +50,7 @@ def ensure_torchvision() -> None:
 
 @functools.cache
 def _words() -> Tokenizer:
-    """A byte-level BPE of 626 tokens, trained on three files of the standard library."""
+    """Train a byte-level BPE of 626 tokens on three files of the standard library."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -61,14 +61,14 @@ def _words() -> Tokenizer:
 
 
 def small_tokenizer(specials: Sequence[str]) -> Tokenizer:
-    """The small BPE with these special tokens, which take the ids from 626 on."""
+    """Return the small BPE with these special tokens, from id 626 on."""
     tok = Tokenizer.from_str(_words().to_str())
     tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     return tok
 
 
 def fast_tokenizer(specials: Sequence[str], **named: Any) -> Any:
-    """`small_tokenizer` as transformers takes it; `named`: eos_token, pad_token, chat_template and so on."""
+    """Wrap `small_tokenizer` for transformers; `named`: eos_token, pad_token, chat_template and so on."""
     import transformers as tf
 
     others = [name for name in specials if name not in named.values()]
@@ -76,7 +76,7 @@ def fast_tokenizer(specials: Sequence[str], **named: Any) -> Any:
 
 
 def text_config(words: Any, tie: bool = False, **changes: Any) -> dict[str, Any]:
-    """Arguments of a small text config for a `fast_tokenizer`: 3 layers of width 64, 4 heads, 2 of keys and values."""
+    """Return arguments of a small text config for a `fast_tokenizer`: 3 layers, hidden size 64, 4 heads, 2 KV heads."""
     return {
         "vocab_size": len(words),
         "hidden_size": 64,
@@ -94,7 +94,7 @@ def text_config(words: Any, tie: bool = False, **changes: Any) -> dict[str, Any]
 
 @functools.cache
 def small_tekken(version: str = "v7") -> dict[str, Any]:
-    """mistral-common's tekken.json cut to 2000 tokens, half of them special, those of later versions among them."""
+    """Return mistral-common's tekken.json cut to 2000 tokens, half of them special, including those of later versions."""
     import mistral_common
     from mistral_common.tokens.tokenizers.base import SpecialTokens
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -113,30 +113,30 @@ def small_tekken(version: str = "v7") -> dict[str, Any]:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """The small BPE with Qwen's special tokens."""
+    """Return the small BPE with Qwen's special tokens."""
     return small_tokenizer(SPECIALS)
 
 
 @functools.cache
 def audio_tokenizer() -> Tokenizer:
-    """The same with Qwen2-Audio's tokens after all others."""
+    """Return the small BPE with Qwen2-Audio's tokens appended."""
     tok = Tokenizer.from_str(tokenizer().to_str())
     tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in AUDIO_SPECIALS])
     return tok
 
 
 def token_ids() -> dict[str, int]:
-    """Special token -> id."""
+    """Return special token -> id."""
     return {name: int(tokenizer().token_to_id(name)) for name in SPECIALS}
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Give every tensor a say: norms 1 +- 0.2, biases +- 0.2, matrices of gain 1, head of gain 2."""
+    """Randomise so that every tensor matters: norms 1 +- 0.2, biases +- 0.2, matrices of gain 1, head of gain 2."""
     gen = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.ndim > 1:
             gain = 2.0 if "lm_head" in name or "embed_tokens" in name else 1.0
-            inputs = p.shape[-1] if "experts" in name else p[0].numel()  # of all experts in one tensor, each has its own
+            inputs = p.shape[-1] if "experts" in name else p[0].numel()  # one tensor holds all experts
             value = torch.randn(p.shape, generator=gen) * gain / inputs**0.5
         else:
             value = torch.rand(p.shape, generator=gen) * 0.4 - 0.2 + (1.0 if _is_norm(name) else 0.0)
@@ -144,7 +144,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def sharpen(tower: torch.nn.Module) -> None:
-    """Attention over hundreds of rows is a mean, whose weights say nothing, unless scores are large."""
+    """Scale attention scores up: over hundreds of rows, attention with small scores is a plain mean."""
     for name, p in tower.named_parameters():
         if "q_proj" in name or "k_proj" in name:
             p.data.mul_(3)
@@ -195,7 +195,7 @@ VARIANT: dict[str, Any] = {
     "max_pixels": 112 * 112, "dtype": torch.float32, "shard_size": "5GB", "eos": None,
     "audio_hidden": 64, "audio_intermediate": 96, "audio_layers": 3, "audio_heads": 4, "mels": 24, "seconds": 4,
 }  # fmt: skip
-"""What `build_checkpoint` can vary, and its defaults."""
+"""Options of `build_checkpoint` and their defaults."""
 
 
 def _build_audio_model(v: dict[str, Any]) -> Any:
@@ -221,7 +221,7 @@ def _build_audio_model(v: dict[str, Any]) -> Any:
 
 
 def build_model(family: str = "qwen2_5_vl", seed: int = 0, **variant: Any) -> Any:
-    """A small random model of transformers, in eval mode, eager attention; `variant` as in VARIANT."""
+    """Make a small random transformers model in eval mode with eager attention; `variant`: see VARIANT."""
     ensure_torchvision()
     import transformers as tf
 
@@ -265,7 +265,7 @@ def _build_audio_processor(v: dict[str, Any]) -> Any:
 
 
 def build_processor(family: str = "qwen2_5_vl", **variant: Any) -> Any:
-    """The published processor (torchvision backend) with the small tokenizer."""
+    """Return the published processor (torchvision backend) with the small tokenizer."""
     ensure_torchvision()
     import transformers as tf
 
@@ -297,12 +297,12 @@ def build_checkpoint(path: str | os.PathLike[str], family: str = "qwen2_5_vl", s
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: Any, processor: Any, shard_size: str = "5GB") -> Path:
-    """As the Hub's checkpoints lie in a folder: a file for each part of the processor."""
+    """Split the processor's JSON into one file per part, as Hub checkpoints have it."""
     target = Path(path)
     model.save_pretrained(target, max_shard_size=shard_size)
     processor.save_pretrained(target)
     parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor")]
-    file, said = target / "preprocessor_config.json", {}  # one for pictures and sounds
+    file, said = target / "preprocessor_config.json", {}  # one for images and audio
     for part in parts:
         if part is not None:
             part.save_pretrained(target)
@@ -314,17 +314,17 @@ def save_checkpoint(path: str | os.PathLike[str], model: Any, processor: Any, sh
 
 
 def load_oracle(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    """`(model, processor)` of transformers for a checkpoint folder; eager attention, eval mode."""
+    """Load `(model, processor)` of transformers from a folder, with eager attention, in eval mode."""
     ensure_torchvision()
     import transformers as tf
 
     name = json.loads((Path(path) / "config.json").read_text())["architectures"][0]
-    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # on a CPU, grouped experts round to bfloat16
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # grouped experts round to bfloat16 on a CPU
     return getattr(tf, name).from_pretrained(path, dtype=dtype, **plain).eval(), load_processor(path)
 
 
 def load_processor(path: str | os.PathLike[str]) -> Any:
-    """transformers' processor of a checkpoint folder."""
+    """Load transformers' processor from a folder."""
     ensure_torchvision()
     import transformers as tf
 

@@ -1,4 +1,4 @@
-"""Steps of requests over a paged cache, for tests of attention. Tests only."""
+"""Make steps of requests over a paged KV cache, for attention tests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from sensorium.kernels import kv8
+from sensorium.kernels import kv_quant
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
 TYPES = [torch.float32, torch.bfloat16]
 LIMITS = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
-REQUESTS = [(0, 1), (62, 1), (63, 1), (0, 64), (90, 67), (250, 3), (0, 130), (7, 1)]  # earlier tokens, rows of this step
+REQUESTS = [(0, 1), (62, 1), (63, 1), (0, 64), (90, 67), (250, 3), (0, 130), (7, 1)]  # cached tokens, tokens of this step
 Step = tuple[Tensor, Tensor, Tensor | None, Tensor, AttentionMetadata]
 
 
@@ -26,9 +26,9 @@ def case(
     planes: int = 2,
     rest: float = 0.0,
 ) -> Step:
-    """Of `(earlier tokens, rows of this step)` each: queries, keys and values of the step, a cache, and its layout.
+    """Make queries, keys and values of a step, a KV cache and its layout, from `(cached tokens, tokens of this step)` pairs.
 
-    The cache holds earlier keys and values on blocks in random order, and `rest` elsewhere, block 0 included.
+    The cache holds earlier keys and values in blocks in random order, and `rest` elsewhere, block 0 included.
     """
     lengths = [done + rows for done, rows in requests]
     needs = [-(-n // block) for n in lengths]
@@ -46,22 +46,22 @@ def case(
     return q, k, v if planes == 2 else None, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
 
 
-def coded(cache: Tensor, codes: torch.dtype | None) -> Tensor:
+def quantized_copy(cache: Tensor, codes: torch.dtype | None) -> Tensor:
     """The same keys and values in codes; what is no number gets a scale that is none."""
     if codes is None:
         return cache
     heads, dim = cache.shape[3:]
-    made = torch.zeros(*cache.shape[:3], heads, kv8.width(heads, dim), dtype=codes)
+    made = torch.zeros(*cache.shape[:3], heads, kv_quant.bytes_per_head(heads, dim), dtype=codes)
     for plane, numbers in zip(made.flatten(1, 2), cache.flatten(1, 2), strict=True):
-        kv8.write(numbers, plane, torch.arange(len(plane)))
+        kv_quant.write_quantized(numbers, plane, torch.arange(len(plane)))
     return made
 
 
-def sees_itself(meta: AttentionMetadata, atoms: dict[int, tuple[int, int]]) -> AttentionMetadata:
-    """Rows `[first, last)` of this step's rows of a request see each other as well."""
-    seen = torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
-    for request, (first, last) in atoms.items():
-        start = meta.query_start[request]
-        before = meta.seq_lens[request] - (meta.query_start[request + 1] - start)
-        seen[1, start + first : start + last] = before + last
-    return replace(meta, seen=seen)
+def sees_itself(meta: AttentionMetadata, spans: dict[int, tuple[int, int]]) -> AttentionMetadata:
+    """Let the tokens `[first, last)` of a request's step attend to each other as well."""
+    key_range = torch.cat([meta.key_ranges(i) for i in range(len(meta.seq_lens))], 1)
+    for request, (first, last) in spans.items():
+        start = meta.query_start_loc[request]
+        before = meta.seq_lens[request] - (meta.query_start_loc[request + 1] - start)
+        key_range[1, start + first : start + last] = before + last
+    return replace(meta, key_range=key_range)

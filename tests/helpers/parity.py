@@ -1,4 +1,4 @@
-"""What the tests over families share: their checkpoints, both sides loaded, and what each answers. Tests only."""
+"""Shared state of the family tests: checkpoints, both sides loaded, and their answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 from family import Family, Question, ask, load_rows
 from sensorium import LLM, SamplingParams
-from sensorium.engine.batch import Track
 from sensorium.engine.types import EngineRequest
+from sensorium.engine.worker.sequence_state import SequenceState
 
 TOKENS = 48
 BLOCK = 4
@@ -24,7 +24,7 @@ each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row 
 
 @dataclass(frozen=True, repr=False)
 class Answered:
-    """What both sides say to one question: the tokens of ours, and logits `[prompt + answer - 1, vocab]`."""
+    """Answer of both sides to one question: our tokens, and logits `[prompt + answer - 1, vocab]`."""
 
     question: Question
     ids: tuple[int, ...]
@@ -34,7 +34,7 @@ class Answered:
 
 
 class World:
-    """Checkpoints and what was made of them, once per session."""
+    """Checkpoints and loaded models, made once per session."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class World:
         return make_llm(ROWS[name], self.folder(name, seed, variant))
 
     def _alone(self, name: str, seed: int = 0) -> list[Answered]:
-        """Every case of a row, each asked alone."""
+        """Ask every case of a family alone."""
         row = ROWS[name]
         return [self.answer(ask(row, case, seed * 100 + i), seed) for i, case in enumerate(row.default_cases())]
 
@@ -76,8 +76,8 @@ def greedy(tokens: int = TOKENS, **more: Any) -> SamplingParams:
 
 
 def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor]:
-    """The answer, and the logits of all rows of the prompt and of the answer but its last."""
-    model, rows = llm._driver.core.runner.model, []
+    """Return the answer and the logits of all prompt and answer tokens but the last."""
+    model, rows = llm._engine_loop.core.runner.model, []
     real = model.compute_logits
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:
@@ -94,12 +94,12 @@ def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor
 
 
 def positions(llm: LLM, question: Question, more: int) -> torch.Tensor | None:
-    """As the engine computes them, for the prompt and so many tokens behind it; None where they are a plain count."""
-    axes = llm._driver.core.runner.model.rope_axes
+    """Return the engine's positions of the prompt and `count` tokens after it; None if they are a plain range."""
+    axes = llm._engine_loop.core.runner.model.rope_axes
     if axes == 1:
         return None
-    prepared = llm._inputs.prepare(question.ours)
-    track = Track(EngineRequest("positions", prepared.token_ids, greedy(), (), prepared.features), axes)
+    prepared = llm._inputs.process(question.ours)
+    sequence = SequenceState(EngineRequest("positions", prepared.token_ids, greedy(), (), prepared.features), axes)
     out = np.empty((axes, len(prepared.token_ids) + more), dtype=np.int64)
-    track.fill_positions(out, 0)
+    sequence.fill_positions(out, 0)
     return torch.from_numpy(out)

@@ -1,5 +1,5 @@
-"""Runs every test and writes tests/RESULTS.md: commit, date, counts (`make test-all`). Arguments go to pytest; then nothing is
-written (`make test`)."""
+"""Run every test and write tests/RESULTS.md: commit, date, counts (`make test-all`). Arguments go to pytest; then
+nothing is written (`make test`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LANES = (("tests/models",), ("tests", "--ignore=tests/models"))
-"""Run side by side: either takes about half of the time."""
+"""Folders that run side by side; each takes about half of the time."""
 
 
 def commit() -> str:
-    """Short hash; with "+ changes" when files that git tracks differ from it."""
+    """Return the short hash, with "+ changes" if tracked files differ."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -31,7 +31,7 @@ def commit() -> str:
 
 
 def outcomes(report: Path) -> dict[str, Counter[str]]:
-    """Folder of tests -> how often passed, failed, skipped."""
+    """Return folder of tests -> counts of passed, failed, skipped."""
     found: dict[str, Counter[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         folder = case.get("classname", "").split(".")[1:2] or ["?"]
@@ -56,10 +56,10 @@ def text(found: dict[str, Counter[str]], seconds: float) -> str:
 
 
 def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
-    """Both lanes at once; the output of the second is shown when it ends."""
+    """Run both lanes at once; print the second's output when it ends."""
     lanes = [(folder / f"{number}.xml", where) for number, where in enumerate(LANES)]
     commands = [[sys.executable, "-m", "pytest", f"--junitxml={report}", *where, *sys.argv[1:]] for report, where in lanes]
-    env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that wait leave their core to the other lane
+    env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other lane
     with (folder / "second").open("w+") as second:
         started = [
             subprocess.Popen(command, cwd=ROOT, env=env, stdout=out)
@@ -72,7 +72,7 @@ def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
     for report, _ in lanes:
         for name, counts in outcomes(report).items() if report.exists() else ():
             found.setdefault(name, Counter()).update(counts)
-    return max(map(abs, codes)), found  # a process that a signal ended has a negative one
+    return max(map(abs, codes)), found  # a process ended by a signal has a negative code
 
 
 def main() -> int:

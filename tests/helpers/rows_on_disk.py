@@ -1,11 +1,11 @@
-"""Stores of small encoder rows in a folder, for tests of it. Tests only."""
+"""Make small encoder stores in a folder, for tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from sensorium.engine.encoder_store import EncoderStore
+from sensorium.engine.worker.encoder_store import EncoderStore
 from sensorium.mm.hashing import digest
 
 WIDTH = 8

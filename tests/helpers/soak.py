@@ -1,6 +1,6 @@
-"""Mixed traffic for one engine: good, malformed and abandoned requests, each of which follows from its number.
+"""Mixed traffic for one engine: good, malformed and abandoned requests, each determined by its number.
 
-`python tests/soak.py --requests 10000` prints what came of them.
+`python tests/helpers/soak.py --requests 10000` prints the results.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from hostile import MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
 from PIL import Image
-from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputs, register_logits_processor
+from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams, register_logits_processor
 from sensorium.engine.types import EngineStats
 
-CLIENTS = 96  # requests under way at once
-SEQS = 32  # sequences computed at once
-KV_SHARE = 0.4  # of what that many sequences would need
-POOL = 24  # pictures that come again and again
-MEAN_TOKENS = 48  # of a good request, prompt and answer; `demand` measures it
+CLIENTS = 96  # concurrent requests
+SEQS = 32  # concurrent sequences
+KV_SHARE = 0.4  # share of what that many sequences need
+POOL = 24  # images that are repeated
+MEAN_TOKENS = 48  # tokens of a good request, prompt and answer; `demand` measures it
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
     "limit_mm_per_prompt": {"image": 3},
     "media": {"max_pixels": 1 << 20},
     "kv_cache_memory_bytes": int(KV_SHARE * SEQS * MEAN_TOKENS / 16) * BLOCK_BYTES,
-    "max_encoder_tokens": 128,  # rows made in one step
+    "max_encoder_tokens": 128,  # encoder rows of one step
     "encoder_cache_bytes": 160 << 10,  # 320 rows
     "mm_processor_cache_bytes": 2 << 20,
     "quarantine_seconds": 5.0,
@@ -49,12 +49,12 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": [
 QUESTIONS = ("Read the text.", "Read the receipt.", "What happens in the clip?")
 PREAMBLE = "user: the red circle moves left, the green square moves right and the total is 24.09. "
 ABORTS = ("at once", "soon", "later", "after tokens")
-TIE = 1e-4  # log probabilities this close may swap
+TIE = 1e-4  # tokens with log probabilities this close may swap
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `same`: requests of equal `same` have equal answers; `error`: what the answer must be instead."""
+    """One request. `same`: requests with an equal key have equal answers; `error`: the expected error instead."""
 
     kind: str
     prompt: Any
@@ -68,27 +68,27 @@ class Call:
 
 @dataclass
 class Report:
-    """What came of the traffic."""
+    """Results of the traffic."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    failed: list[str] = field(default_factory=list)  # good requests with an error, and bad ones without
+    failed: list[str] = field(default_factory=list)  # good requests with an error, and bad requests without
     differing: list[tuple[Call, tuple[int, ...]]] = field(default_factory=list)
     memory: list[tuple[int, float]] = field(default_factory=list)  # requests done, MiB resident
-    tokens: int = 0  # of good requests
+    tokens: int = 0  # tokens of good requests
     seconds: float = 0.0
-    breaks: list[str] = field(default_factory=list)  # steps that failed, loops that were interrupted
+    breaks: list[str] = field(default_factory=list)  # failed steps and interrupted loops
     stats: EngineStats = field(default_factory=EngineStats)
-    left: list[str] = field(default_factory=list)  # what was not freed
+    left: list[str] = field(default_factory=list)  # what is not freed
 
     @property
     def slope(self) -> float:
-        """MiB per 1,000 requests, fitted to the last four fifths: before, caches fill and kernels are made for each shape."""
+        """MiB per 1,000 requests, fitted to the last four fifths; before that, caches fill up."""
         done, resident = zip(*self.memory[len(self.memory) // 5 :], strict=True)
         return float(np.polyfit(done, resident, 1)[0] * 1000)
 
     @property
     def kv_share(self) -> float:
-        """Room for keys and values, of what the sequences computed at once would take."""
+        """KV-cache size, as a share of what the concurrent sequences need."""
         return self.stats.blocks * OPTIONS["block_size"] * self.counts["good"] / (SEQS * self.tokens)
 
     def text(self) -> str:
@@ -123,7 +123,7 @@ def make_call(seed: int, number: int) -> Call:
 
 
 def size(rng: random.Random) -> tuple[int, int]:
-    """Width and height of a picture of 4 to 40 rows."""
+    """Return width and height of an image of 4 to 40 rows."""
     return 16 * rng.randint(2, 8), 16 * rng.randint(2, 5)
 
 
@@ -134,7 +134,7 @@ def words(rng: random.Random, least: int, most: int) -> str:
 
 
 def answer(rng: random.Random) -> dict[str, Any]:
-    """Greedy, so that it can be compared, in all its forms."""
+    """Return greedy parameters in their various forms, so that answers are comparable."""
     extra: dict[str, Any] = rng.choice(
         ({}, {}, {}, {}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"stop": ["0", "E"]}, {"min_tokens": 3}, {"bad_words": ["A"]})
     )
@@ -153,7 +153,7 @@ def pooled(rng: random.Random) -> tuple[int, Image.Image]:
 
 
 def again(rng: random.Random, number: int) -> Call:
-    """A picture and a question that were asked before."""
+    """Repeat an earlier image and question."""
     which, image = pooled(rng)
     question = rng.choice(QUESTIONS)
     most = rng.choice((4, 12, 20))
@@ -162,12 +162,12 @@ def again(rng: random.Random, number: int) -> Call:
 
 
 def another(rng: random.Random, number: int) -> Call:
-    """A known picture, a new question."""
+    """Ask a new question about a known image."""
     return Call("", asked(pooled(rng)[1], text=words(rng, 2, 10)), answer(rng))
 
 
 def mixed(rng: random.Random, number: int) -> Call:
-    """A known picture before a new one."""
+    """Put a known image before a new one."""
     return Call("", asked(pooled(rng)[1], picture(8 * number, *size(rng)), text=words(rng, 1, 4)), answer(rng), fresh=True)
 
 
@@ -176,9 +176,9 @@ def text(rng: random.Random, number: int) -> Call:
 
 
 def form(rng: random.Random, number: int) -> Call:
-    """An answer of a promised form."""
+    """Ask for structured output."""
     given: dict[str, Any] = rng.choice(({"regex": "[A-C]{2,5}[0-9]"}, {"choice": ["total", "red 17.04"]}, {"json": SCHEMA}))
-    params = {"structured_outputs": StructuredOutputs(**given), "max_tokens": 24}
+    params = {"structured_outputs": StructuredOutputsParams(**given), "max_tokens": 24}
     return Call("", asked(pooled(rng)[1], text=words(rng, 1, 3)), params)
 
 
@@ -190,12 +190,12 @@ def salted(rng: random.Random, number: int) -> Call:
 
 
 def bad(make: Callable[[random.Random, int], Any], **params: Any) -> Callable[[random.Random, int], Call]:
-    """A kind whose prompt is to be refused."""
+    """Make a request that must be refused."""
     return lambda rng, number: Call("", make(rng, number), {"max_tokens": 6, **params}, error=True)
 
 
 def with_poison(rng: random.Random, number: int) -> Any:
-    """Each its own picture, or one of a few that are in quarantine soon."""
+    """Make a failing image, new or one of a few that are soon quarantined."""
     return asked(pooled(rng)[1], marked(rng.choice((rng.randrange(4), 8 * number))), text="x")
 
 
@@ -220,7 +220,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
     "bad option": (1, bad(lambda rng, number: asked(picture(0), mm_processor_kwargs={"max_pixel": 5}))),
     "bad key": (1, bad(lambda rng, number: {"promt": "x"})),
     "bad token": (1, bad(lambda rng, number: {"prompt_token_ids": [5, 10**6]})),
-    "bad grammar": (1, bad(lambda rng, number: asked(picture(0)), structured_outputs=StructuredOutputs(regex="([A-"))),
+    "bad grammar": (1, bad(lambda rng, number: asked(picture(0)), structured_outputs=StructuredOutputsParams(regex="([A-"))),
     "bad processor": (1, bad(lambda rng, number: asked(picture(0)), logits_processors={"soak-raises": {}})),
     "bad poison": (2, bad(with_poison)),
     "bad logits": (2, bad(lambda rng, number: words(rng, 1, 5) + NO_NUMBER)),
@@ -231,11 +231,11 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
 
 
 def run(seed: int, count: int) -> Report:
-    """Serve it all with one engine, and compare with what each is answered alone."""
+    """Serve everything with one engine, and compare with the answers of each request alone."""
     calls = partial(make_call, seed)
     expected = answers_alone(calls, count)
     engine = AsyncLLM(MODEL, **OPTIONS)
-    core = engine._driver.core
+    core = engine._engine_loop.core
     do_harm(core.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
     with counted_breaks() as breaks:
         report = asyncio.run(serve(engine, calls, count, expected))
@@ -253,7 +253,7 @@ def do_harm(model: Any, token: int) -> None:
 
 @contextlib.contextmanager
 def counted_breaks() -> Iterator[list[str]]:
-    """Every error that was logged. Warnings (poison items) are not, for pytest would keep them with all their frames hold."""
+    """Count logged errors. Warnings (failing items) are excluded, because pytest would keep them and their frames."""
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
@@ -269,7 +269,7 @@ def counted_breaks() -> Iterator[list[str]]:
 
 
 def leftovers(core: Any, seconds: float = 60.0) -> list[str]:
-    """What is still held when all is answered; the engine has a moment to free the last."""
+    """Return what is still held after all answers; waits briefly for the engine to free the last."""
     end = time.perf_counter() + seconds
     while (found := _held(core)) and time.perf_counter() < end:
         time.sleep(0.05)
@@ -280,15 +280,15 @@ def _held(core: Any) -> list[str]:
     stats, runner = core.stats, core.runner
     held = {
         "sequences": len(core.scheduler.requests),
-        "tracks": len(runner.tracks),
+        "sequence states": len(runner.sequences),
         "blocks": stats.blocks_used,
-        "rows without an entry": len(set(runner.store.rows) - set(core.scheduler.encoder._resident)),
+        "rows without an entry": len(set(runner.store.rows) - set(core.scheduler.encoder_cache._resident)),
     }
     return [f"{count} {name}" for name, count in held.items() if count]
 
 
 def answers_alone(calls: Callable[[int], Call], count: int) -> dict[str, tuple[int, ...]]:
-    """What each good request is answered when nothing else runs and nothing is cached."""
+    """Return the answer of each good request when it runs alone without caches."""
     llm = alone()
     found: dict[str, tuple[int, ...]] = {}
     for number in range(count):
@@ -311,7 +311,7 @@ def params_of(call: Call) -> SamplingParams:
 
 
 def is_tie(call: Call, got: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the first token that differs is the other of two that were as likely."""
+    """Return whether the first different token is the other of two equally likely ones."""
     at = next((i for i, pair in enumerate(zip(got, expected, strict=False)) if pair[0] != pair[1]), None)
     if at is None:
         return False
@@ -321,13 +321,13 @@ def is_tie(call: Call, got: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 
 def resident() -> float:
-    """MiB of this process in memory."""
+    """Return the resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 async def serve(engine: Any, calls: Callable[[int], Call], count: int, expected: Mapping[str, tuple[int, ...]]) -> Report:
-    """`CLIENTS` clients that ask one after the other, until `count` requests were made."""
+    """Run `CLIENTS` clients, each with one request at a time, until `count` requests are made."""
     report, numbers = Report(), iter(range(count))
     start = time.perf_counter()
 
@@ -362,7 +362,7 @@ async def ask(engine: Any, call: Call, expected: Mapping[str, tuple[int, ...]], 
 
 
 async def last(engine: Any, call: Call, tokens: float = float("inf")) -> RequestOutput | None:
-    """The answer, or None once it has `tokens` tokens."""
+    """Return the answer, or None once it has `tokens` tokens."""
     output: RequestOutput | None = None
     stream = engine.generate(call.prompt, params_of(call), output_kind="cumulative")
     async with contextlib.aclosing(stream):
@@ -373,7 +373,7 @@ async def last(engine: Any, call: Call, tokens: float = float("inf")) -> Request
 
 
 async def abandon(engine: Any, call: Call) -> RequestOutput | None:
-    """None if it was given up in time."""
+    """Return the answer, or None if it was abandoned in time."""
     if call.abort == "after tokens":
         return await last(engine, call, call.patience)
     task = asyncio.ensure_future(last(engine, call))

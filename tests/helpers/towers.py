@@ -1,4 +1,4 @@
-"""Small towers of transformers and the specification of each, for tests of the packed tower. Tests only."""
+"""Small vision towers of transformers with our spec of each, for tests of the packed tower."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from oracle import ensure_torchvision
-from sensorium.models.vision.places import Grid, in_squares
+from sensorium.models.vision.positions import Grid, in_squares
 from sensorium.models.vision.spec import BLOCKS, ENCODER, GATED_BLOCKS, RotarySpec, TableSpec, TowerNames, TowerSpec
-from sensorium.models.vision.vit import Tower
+from sensorium.models.vision.vit import VisionTower
 from sensorium.models.weights import fill
 from torch import Tensor
 from torch.nn import functional as F
@@ -38,7 +38,7 @@ class Case:
 
 
 def patches(frames: Tensor, merge: int, per_step: int) -> Tensor:
-    """`[t, 3, h, w]` -> `[patches, 3 * per_step * PATCH * PATCH]`; each frame is repeated to a step."""
+    """Convert `[t, 3, h, w]` to `[patches, 3 * per_step * PATCH * PATCH]`; each frame is repeated to fill a temporal patch."""
     cut = frames.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).permute(0, 2, 3, 1, 4, 5)  # [t, h, w, 3, p, p]
     cut = cut[:, :, :, :, None].expand(-1, -1, -1, -1, per_step, -1, -1)
     return torch.cat([in_squares(frame, merge).flatten(0, 1) for frame in cut]).flatten(1)
@@ -114,7 +114,7 @@ def paddle(model: Any, _: Any, made: Tensor, grids: Sequence[Grid]) -> list[Tens
 
 
 def kimi(model: Any, _: Any, made: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
-    """One item at a time: its pooling takes none of different numbers of frames."""
+    """Run one item at a time, because the oracle's pooling needs equal numbers of frames."""
     items = made.view(-1, 3, PATCH, PATCH).split([t * h * w for t, h, w in grids])
     made_of = (model(item, grid_thw=torch.tensor([grid])) for item, grid in zip(items, grids, strict=True))
     return [torch.cat([out.last_hidden_state for out in made_of])]
@@ -271,7 +271,7 @@ CASES = {
             "config": "Kimi_K25VisionConfig", "model": "Kimi_K25VisionModel", **NAMES, "pos_emb_height": 5, "pos_emb_width": 5,
         },
         {
-            "act": "gelu_pytorch_tanh", "eps": 1e-5, "table": TableSpec(5, "bicubic", frames=4), "across_time": True,
+            "act": "gelu_pytorch_tanh", "eps": 1e-5, "table": TableSpec(5, "bicubic", frames=4), "temporal_attention": True,
             "rotary": RotarySpec(order="alternating"), "post_norm": True, "names": MOON,
         },
         grids=SIZES,
@@ -296,8 +296,8 @@ def make_items(grids: Sequence[Grid]) -> list[Tensor]:
     return [torch.randn(t, 3, h * PATCH, w * PATCH, generator=gen) for t, h, w in grids]
 
 
-def load(case: Case, oracle: Any, dtype: torch.dtype = torch.float32) -> Tower:
-    tower = Tower(case.spec, dtype, torch.device("cpu"))
+def load(case: Case, oracle: Any, dtype: torch.dtype = torch.float32) -> VisionTower:
+    tower = VisionTower(case.spec, dtype, torch.device("cpu"))
     skipped = (*case.ignored, *case.spec.unbuilt)
     stored = {name.removeprefix("vision_model."): tensor for name, tensor in oracle.state_dict().items()}
     fill(tower, ((name, tensor) for name, tensor in stored.items() if not name.startswith(skipped)), (), {})

@@ -1,4 +1,4 @@
-"""Waiting for what another thread does, and steps that wait for what a test does, however fast either is. Tests only."""
+"""Wait for other threads, and make steps wait for a test, independently of speed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 LONG = 240.0
-"""Seconds after which it hangs, on any machine."""
+"""Seconds after which something counts as hung, on any machine."""
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """AssertionError where it is not within LONG."""
+    """Wait until the condition holds; AssertionError after LONG seconds."""
     end = time.monotonic() + LONG
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.001)
 
 
-def heard(driver: Any) -> bool:
-    """Whether every caller has taken what there was to tell."""
-    return not any(ticket.posted for ticket in list(driver._names.values()))
+def heard(engine_loop: Any) -> bool:
+    """Return whether every caller has taken its outputs."""
+    return not any(handle.posted for handle in list(engine_loop._names.values()))
 
 
 def hold_steps(core: Any, until: Callable[[], object]) -> None:
-    """Each step of this engine waits until then before it computes anything."""
+    """Make each step of this engine wait for the condition before it computes."""
     step = core.step
 
     def held() -> Any:

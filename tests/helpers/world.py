@@ -1,30 +1,30 @@
-"""A driver around the toy model of tests/engine/conftest.py, with letters for tokens and pictures as wide as their rows."""
+"""An engine loop around the toy model of tests/engine/conftest.py, with letters as tokens and images as wide as their rows."""
 
 from functools import partial
 from types import MappingProxyType
 
 import torch
 from PIL import Image
-from sensorium.engine.driver import Driver
-from sensorium.engine.input import InputProcessor
-from sensorium.engine.media import MediaSettings
+from sensorium.engine.frontend.engine_loop import EngineLoop
+from sensorium.engine.frontend.input_processor import InputProcessor
+from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.ticket import Job
 from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.policy import DecodeSpec
 from sensorium.mm.parse import MultiModalDataParser
 from sensorium.mm.types import ItemGeometry
-from sensorium.processors.interface import Span
+from sensorium.processors.spans import build_span
 
 
 class Letters:
-    """Printable characters are the tokens 5 to 99; `@` is the picture's slot."""
+    """Printable characters are the tokens 5 to 99; `@` is the image placeholder."""
 
     def encode(self, text, add_special_tokens=True):
         return [3 if letter == "@" else ord(letter) - 27 for letter in text]
 
-    def least_tokens(self, text):
+    def min_tokens(self, text):
         return 0
 
     def decode(self, ids, skip_special_tokens=True):
@@ -32,9 +32,9 @@ class Letters:
 
 
 class Info:
-    """A picture becomes as many rows as it is wide; a black one cannot be processed."""
+    """An image becomes as many rows as it is wide; a black one cannot be processed."""
 
-    modalities, slot_ids, prefill, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
+    modalities, placeholder_ids, prompt_attention, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
     adapters = MappingProxyType({})
 
     def __init__(self):
@@ -58,11 +58,11 @@ class Info:
         }
         return tensors, self.geometry(item.header)
 
-    def prompt_ids(self, ids, items):
+    def preprocess_prompt(self, ids, items):
         return ids
 
     def span(self, modality, geometry):
-        return Span((3,) * geometry.num_embeds)
+        return build_span([geometry.num_embeds], 3)
 
     def spans(self, modality, geometries):
         return [self.span(modality, geometry) for geometry in geometries]
@@ -79,15 +79,15 @@ class World:
     def __init__(self, toy, **options):
         self.toy, self.info = toy, Info()
         self.core = toy.make_core(**options)
-        self.inputs = InputProcessor(self.info, Letters(), MediaSettings(limits={"image": 3}), 200)
-        self.driver = Driver(self.core, Letters(), (toy.EOS,), seed=5)
+        self.inputs = InputProcessor(self.info, Letters(), MultiModalSettings(limits={"image": 3}), 200)
+        self.engine_loop = EngineLoop(self.core, Letters(), (toy.EOS,), seed=5)
 
-    def jobs(self, prompts, params=None):
+    def requests(self, prompts, params=None):
         params = params or SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        return [Job(partial(self.inputs.begin, prompt), params) for prompt in prompts]
+        return [RequestHandle(partial(self.inputs.parse, prompt), params) for prompt in prompts]
 
     def answers(self, prompts, params=None):
-        found = dict(self.driver.serve(self.jobs(prompts, params)))
+        found = dict(self.engine_loop.serve(self.requests(prompts, params)))
         self.toy.assert_empty(self.core)
         return [found[i] for i in range(len(prompts))]
 

@@ -87,8 +87,8 @@ def test_varlen_segments_are_blind_to_each_other() -> None:
 def test_a_long_context_does_not_widen_short_ones() -> None:
     requests = [(60, 1), *[(i % 3, 1) for i in range(9)], (5, 2)]
     q, k, v, cache, meta = paged_case(requests, 4, 2, 8, torch.float32, 5)
-    assert sum(len(group.blocks) for group in meta.decodes) <= 2 * sum(-(-n // BLOCK) for n in meta.seq_lens)
-    assert len(meta.decodes) > 1
+    assert sum(len(group.blocks) for group in meta.decode_groups) <= 2 * sum(-(-n // BLOCK) for n in meta.seq_lens)
+    assert len(meta.decode_groups) > 1
     out = paged_attention(q, k, v, cache, meta, 0.3)
     torch.testing.assert_close(out, paged_attention_reference(q, cache, meta, 0.3), atol=1e-5, rtol=1e-5)
 

@@ -24,8 +24,8 @@ VARIANTS = [
     {"window": 1},
     {"window": 5},
     {"window": 64, "soft_cap": 3.0},
-    {"window": 100, "atoms": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
-    {"atoms": {3: (0, 64), 4: (60, 67), 5: (0, 2), 6: (0, 130)}, "soft_cap": 20.0},
+    {"window": 100, "spans": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
+    {"spans": {3: (0, 64), 4: (60, 67), 5: (0, 2), 6: (0, 130)}, "soft_cap": 20.0},
     {"planes": 1},
     {"planes": 1, "window": 70, "soft_cap": 5.0},
     {"soft_cap": 1.5},
@@ -39,8 +39,8 @@ VARIANTS = [
 def test_equal_to_the_reference(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, variant: dict) -> None:
     q, k, v, cache, meta = case(REQUESTS, heads, kv_heads, dim, dtype, planes=variant.get("planes", 2))
     meta = replace(meta, window=variant.get("window"))
-    if "atoms" in variant:
-        meta = sees_itself(meta, variant["atoms"])
+    if "spans" in variant:
+        meta = sees_itself(meta, variant["spans"])
     scale, cap = 2 * dim**-0.5, variant.get("soft_cap")
     out = paged_attention(q, k, v, cache, meta, scale, cap)
     torch.testing.assert_close(

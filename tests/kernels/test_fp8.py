@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.fp8 import Fp8, fp8_linear, pack_fp8, round_rows
+from sensorium.kernels.fp8 import Fp8Weight, fp8_linear, pack_fp8, quantize_rows_fp8
 from sensorium.kernels.linear import linear, pack
 
 
@@ -13,7 +13,7 @@ def test_products(dtype: torch.dtype) -> None:
     gen = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=gen).to(dtype) for shape in ((7, 96), (300, 96), (300,)))
     packed = pack(weight, bias, "fp8")
-    assert isinstance(packed, Fp8)
+    assert isinstance(packed, Fp8Weight)
     wide = packed.weight.double() * packed.scale.double()[:, None]
     assert ((wide - weight).abs() <= weight.abs() / 16 + packed.scale[:, None] * 2**-10).all()  # three bits behind the first
     wanted = (x.double() @ wide.T + bias).to(dtype)
@@ -22,7 +22,7 @@ def test_products(dtype: torch.dtype) -> None:
 
 def test_rows_of_zeros_and_the_largest() -> None:
     x = torch.tensor([[0.0, 0.0], [-896.0, 2.0]])
-    rounded, scale = round_rows(x)
+    rounded, scale = quantize_rows_fp8(x)
     assert torch.equal(rounded.float() * scale, x)
     assert rounded[1].tolist() == [-448.0, 1.0]
     packed = pack_fp8(x, None)

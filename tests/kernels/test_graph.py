@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.engine.decode_graphs import _kind
-from sensorium.engine.encoder_graphs import EncoderGraphs
+from sensorium.engine.worker.decode_graphs import capture_config
+from sensorium.engine.worker.encoder_graphs import EncoderGraphs
 from sensorium.kernels import graph as graphs
 from sensorium.kernels import native
-from sensorium.kernels.activation import gated
-from sensorium.kernels.gpu.upload import keeping, used
-from sensorium.kernels.graph import CapturePool, NotRecorded, Sent, Watched, capture, capture_cuda, capture_pool
-from sensorium.kernels.linear import Weights, linear, pack
+from sensorium.kernels.activation import act_and_mul
+from sensorium.kernels.gpu.upload import capture_tables, keep_alive
+from sensorium.kernels.graph import CaptureFailed, CapturePool, UploadCache, WatchedInts, capture, capture_cuda, capture_pool
+from sensorium.kernels.linear import LinearWeight, linear, pack
 from sensorium.kernels.norm import rms_norm
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,7 +30,7 @@ def inference() -> Any:
         yield
 
 
-def weights(dtype: torch.dtype, layers: int) -> list[tuple[Tensor, Weights, Weights]]:
+def weights(dtype: torch.dtype, layers: int) -> list[tuple[Tensor, LinearWeight, LinearWeight]]:
     torch.manual_seed(0)
     made = []
     for _ in range(layers):
@@ -39,12 +39,12 @@ def weights(dtype: torch.dtype, layers: int) -> list[tuple[Tensor, Weights, Weig
     return made
 
 
-def stack(ids: Tensor, table: Tensor, layers: list[tuple[Tensor, Weights, Weights]]) -> Tensor:
+def stack(ids: Tensor, table: Tensor, layers: list[tuple[Tensor, LinearWeight, LinearWeight]]) -> Tensor:
     """Operators of torch, views, kernels, and a residual stream that is written in place."""
     x = F.embedding(ids, table) * 2
     add = None
     for norm, up, down in layers:
-        add = linear(gated("silu", linear(rms_norm(x, norm, 1e-5, add), up)), down).view(-1, 4, 8).flatten(1)
+        add = linear(act_and_mul("silu", linear(rms_norm(x, norm, 1e-5, add), up)), down).view(-1, 4, 8).flatten(1)
     return rms_norm(x, layers[0][0], 1e-5, add)
 
 
@@ -63,17 +63,36 @@ def test_a_replay_gives_the_same_bits(dtype: torch.dtype, rows: int) -> None:
         assert all(values.isnan().all() for values in noise)
 
 
-@needs_library
-def test_layers_share_memory() -> None:
+@DTYPES
+@pytest.mark.parametrize("kernels", ["", "linear=torch", "torch"])
+def test_layers_share_memory(dtype: torch.dtype, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that torch computes operator by operator."""
+    monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
+
     def held(layers: int) -> int:
-        given = weights(torch.bfloat16, layers)
-        _, graph = capture(lambda: stack(torch.arange(4), torch.ones(11, 32, dtype=torch.bfloat16), given))
+        given = weights(dtype, layers)
+        _, graph = capture(lambda: stack(torch.arange(4), torch.ones(11, 32, dtype=dtype), given))
         assert graph is not None
         weight = {id(t) for norm, up, down in given for t in (norm, *vars(up).values(), *vars(down).values())}
         kept = [memory for memory in graph._memory if id(memory) not in weight]
         return sum(memory.untyped_storage().nbytes() for memory in kept)  # type: ignore[attr-defined]
 
     assert held(12) == held(3)
+
+
+def test_two_results_of_an_operator_do_not_share_memory() -> None:
+    x = torch.arange(6.0).view(2, 3)
+
+    def forward() -> Tensor:
+        base = (x[0] * 2).neg() + 1  # leaves memory of the size that both results have
+        low, high = torch.aminmax(x + base.sum(), dim=0)
+        return high * 10 + low
+
+    _, graph = capture(forward)
+    assert graph is not None
+    for _ in range(3):
+        x.add_(torch.rand(2, 3))
+        assert torch.equal(graph.replay(), forward())
 
 
 def test_weights_live_as_long_as_their_graph() -> None:
@@ -115,7 +134,7 @@ def test_what_depends_on_the_numbers_has_no_graph(forward: Any) -> None:
 
 @pytest.mark.parametrize("read", [max, sum, lambda v: v[0], lambda v: torch.tensor(v)[1]], ids=["max", "sum", "item", "tensor"])
 def test_watched_numbers_have_no_graph_once_they_are_read(read: Any) -> None:
-    watched = Watched((3, 5))
+    watched = WatchedInts((3, 5))
     assert capture(lambda: X * len(watched), [watched])[1] is not None
     assert capture(lambda: X * read(watched), [watched])[1] is None
 
@@ -125,8 +144,8 @@ def test_an_error_ends_the_recording() -> None:
         capture(lambda: X / (1 // 0))
     seen = []
     with native.recording(lambda call, tensors: seen.append(call)):
-        gated("silu", torch.ones(2, 4))
-    gated("silu", torch.ones(2, 4))
+        act_and_mul("silu", torch.ones(2, 4))
+    act_and_mul("silu", torch.ones(2, 4))
     assert len(seen) == (native.library() is not None)
 
 
@@ -134,11 +153,11 @@ def test_an_error_ends_the_recording() -> None:
     "read", [lambda t: t.tolist()[0], lambda t: t[1].item(), lambda t: int(t.sum())], ids=["list", "item", "sum"]
 )
 def test_what_is_fixed_may_be_read(read: Any) -> None:
-    fixed = torch.tensor([3, 5])
-    assert capture(lambda: X * read(fixed))[1] is None
-    result, graph = capture(lambda: X * read(fixed), fixed=[fixed])
-    assert (graph is None) == (read(fixed) == 8), "what is computed from it is not fixed itself"
-    assert torch.equal(result, X * read(fixed))
+    constants = torch.tensor([3, 5])
+    assert capture(lambda: X * read(constants))[1] is None
+    result, graph = capture(lambda: X * read(constants), constants=[constants])
+    assert (graph is None) == (read(constants) == 8), "what is computed from it is not fixed itself"
+    assert torch.equal(result, X * read(constants))
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
@@ -160,12 +179,12 @@ THERE = torch.device("meta")
 """A device that is not the host, of which only shapes are known."""
 
 
-def twice(forward: Any) -> tuple[Sent, list[Tensor]]:
+def twice(forward: Any) -> tuple[UploadCache, list[Tensor]]:
     """What a forward that ran twice sent, and to where in the second run it would have sent again."""
-    sent, missed = Sent(), []
+    sent, missed = UploadCache(), []
     with sent:
         forward()
-    known, sent.again = sent._sent, True
+    known, sent.capturing = sent._upload, True
 
     def look(tensor: Tensor, device: torch.device) -> Tensor:
         found = known(tensor, device)
@@ -173,7 +192,7 @@ def twice(forward: Any) -> tuple[Sent, list[Tensor]]:
             missed.append(found)
         return found
 
-    sent._sent = look  # type: ignore[method-assign]
+    sent._upload = look  # type: ignore[method-assign]
     with sent:
         forward()
     return sent, missed
@@ -200,17 +219,17 @@ INDEX = torch.tensor([3, 1])
 )
 def test_what_the_host_sends_is_there_the_second_time(forward: Any) -> None:
     sent, missed = twice(forward)
-    assert not sent.varies
+    assert not sent.data_dependent
     assert not missed
-    assert sent.used
-    assert {id(tensor) for tensor in sent.used} == {id(tensor) for tensor in sent._there.values()}
+    assert sent.captured
+    assert {id(tensor) for tensor in sent.captured} == {id(tensor) for tensor in sent._there.values()}
 
 
 def test_numbers_of_the_host_are_used_where_they_are() -> None:
     sent, missed = twice(lambda: TABLE * torch.tensor(3.0) + torch.arange(5)[2] + 1.5)
-    assert not sent.varies
+    assert not sent.data_dependent
     assert not missed
-    assert not sent.used
+    assert not sent.captured
 
 
 def test_what_was_sent_is_nobodys_to_write_to() -> None:
@@ -224,7 +243,7 @@ def test_other_numbers_than_the_first_time_are_sent() -> None:
     count = iter(range(9))
     sent, missed = twice(lambda: torch.full((2,), next(count)).to(THERE))
     assert [tensor.tolist() for tensor in missed] == [[1, 1]]
-    assert not sent.used
+    assert not sent.captured
 
 
 @pytest.mark.parametrize(
@@ -243,10 +262,10 @@ def test_other_numbers_than_the_first_time_are_sent() -> None:
     ids=["cpu", "to", "copy", "item", "bool", "mask", "nonzero", "put", "equal"],
 )
 def test_waiting_for_the_device_is_noticed(forward: Any) -> None:
-    sent = Sent()
+    sent = UploadCache()
     with sent, contextlib.suppress(NotImplementedError, RuntimeError):  # there are no numbers there
         forward()
-    assert sent.varies
+    assert sent.data_dependent
 
 
 class Driver:
@@ -313,7 +332,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", made.end_allocate)
-    monkeypatch.setattr(graphs, "_unended", {})
+    monkeypatch.setattr(graphs, "_failed_captures", {})
     return made
 
 
@@ -337,7 +356,7 @@ def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver, pool: CaptureP
 
 def test_graphs_that_run_at_the_same_time_share_no_stream(driver: Driver) -> None:
     device = torch.device("cuda", 1)
-    records: list[Any] = [EncoderGraphs(device)._record, EncoderGraphs(device)._record, _kind(device).record]
+    records: list[Any] = [EncoderGraphs(device)._record, EncoderGraphs(device)._record, capture_config(device).record]
     for record in records * 2:
         record(driver.forward, ())
     assert driver.pools[:3] == driver.pools[3:], "one stream for a pool"
@@ -357,7 +376,7 @@ def test_what_cannot_be_recorded_there_has_run_once(
     assert capture_cuda(reads, pool)[1] is None
     assert (driver.runs, driver.recorded) == (1, 0)
     driver.error = torch.OutOfMemoryError("CUDA out of memory")
-    with pytest.raises(NotRecorded, match="CUDA out of memory") as caught:
+    with pytest.raises(CaptureFailed, match="CUDA out of memory") as caught:
         capture_cuda(driver.forward, pool)
     assert caught.value.result.shape == (2, 4)
     assert "a forward is not recorded" in caplog.text
@@ -370,7 +389,7 @@ def test_a_recording_that_cannot_be_ended_leaves_stream_and_memory_as_they_were(
     ended_by_torch: bool, driver: Driver, pool: CapturePool
 ) -> None:
     driver.ends, driver.ended_by_torch = False, ended_by_torch
-    with pytest.raises(NotRecorded):
+    with pytest.raises(CaptureFailed):
         capture_cuda(driver.forward, pool)
     assert driver.current == "main"
     assert not driver.giving
@@ -399,13 +418,13 @@ def test_tables_that_a_graph_reads_are_its_own(driver: Driver, pool: CapturePool
     there.device = THERE
 
     def forward() -> Tensor:
-        assert used(there) is there
-        assert used(there) is there
+        assert keep_alive(there) is there
+        assert keep_alive(there) is there
         return driver.forward()
 
     _, graph = capture_cuda(forward, pool)
     assert graph is not None
     assert [table is there for table in graph._tables] == [False, True]
-    with keeping() as tables:
-        used(there)
+    with capture_tables() as tables:
+        keep_alive(there)
     assert not tables, "nothing is being recorded"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from paged import LIMITS, REQUESTS, TYPES, case, coded, sees_itself
-from sensorium.kernels import kv8, native
+from cpu import running_with
+from paged import LIMITS, REQUESTS, TYPES, case, quantized_copy, sees_itself
+from sensorium.kernels import kv_quant, native
 from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
@@ -24,19 +24,16 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.fixture(params=[0, 1, 2, 3])
+@pytest.fixture(params=native.LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[None]:
     """What runs on other machines, as far as this one can run it."""
-    setting = ctypes.c_int.in_dll(native.library(), "sensorium_level")
-    before = setting.value
-    setting.value = min(request.param, before)
-    yield
-    setting.value = before
+    with running_with(request.param):
+        yield
 
 
 def off(x: Tensor, codes: torch.dtype) -> Tensor:
     """The most that a number may be off: half a step between codes, which e4m3 has 8 of to each power of two from 2^-6 on."""
-    scale = x.abs().amax(-1, keepdim=True).float() / kv8.LARGEST[codes]
+    scale = x.abs().amax(-1, keepdim=True).float() / kv_quant.MAX_VALUES[codes]
     if codes == torch.int8:
         return scale.expand(x.shape) * 0.5 * (1 + 1e-5)
     return torch.maximum(x.float().abs() / 16, scale * 2**-10) * (1 + 1e-5)
@@ -45,12 +42,12 @@ def off(x: Tensor, codes: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 8, 12, 16, 20])
 @pytest.mark.parametrize("dim", [8, 18, 64, 80, 128])
 def test_rows_lie_in_memory_side_by_side(kv_heads: int, dim: int) -> None:
-    width = kv8.width(kv_heads, dim)
+    width = kv_quant.bytes_per_head(kv_heads, dim)
     assert kv_heads * width % 16 == 0
     assert width % 4 == 0, "all of a cache can be seen as scales, with the heads apart"
     assert dim + 4 <= width <= dim + 4 + 15
     cache = torch.zeros(2, 3, 4, kv_heads, width, dtype=torch.int8)
-    codes, scales = kv8.views(cache, dim)
+    codes, scales = kv_quant.split_scales(cache, dim)
     codes.fill_(1)
     scales.fill_(torch.tensor([0x02020202], dtype=torch.int32).view(torch.float32).item())
     assert int((cache == 1).sum()) == codes.numel(), "scales and codes lie apart"
@@ -62,9 +59,9 @@ def test_rows_lie_in_memory_side_by_side(kv_heads: int, dim: int) -> None:
 def test_numbers_are_off_by_half_a_step(codes: torch.dtype) -> None:
     x = torch.randn(200, 3, 48) * torch.logspace(-6, 3, 48)
     x[0], x[1, 0, 5:] = 0.0, 0.0
-    cache = torch.zeros(200, 3, kv8.width(3, 48), dtype=codes)
-    kv8.write(x, cache, torch.arange(200))
-    found = kv8.decode(cache, 48)
+    cache = torch.zeros(200, 3, kv_quant.bytes_per_head(3, 48), dtype=codes)
+    kv_quant.write_quantized(x, cache, torch.arange(200))
+    found = kv_quant.dequantize(cache, 48)
     assert ((found - x).abs() <= off(x, codes)).all()
     assert torch.equal(found[0], x[0])
     largest = x.abs().argmax(-1, keepdim=True)
@@ -74,8 +71,8 @@ def test_numbers_are_off_by_half_a_step(codes: torch.dtype) -> None:
 @pytest.mark.parametrize("codes", CODES)
 def test_a_row_depends_on_no_other(codes: torch.dtype) -> None:
     x = torch.randn(9, 2, 16)
-    whole = kv8.encode(x, codes)
-    assert all(torch.equal(part[4:5], one) for part, one in zip(whole, kv8.encode(x[4:5], codes), strict=True))
+    whole = kv_quant.quantize(x, codes)
+    assert all(torch.equal(part[4:5], one) for part, one in zip(whole, kv_quant.quantize(x[4:5], codes), strict=True))
 
 
 @needs_library
@@ -87,7 +84,7 @@ def test_equal_in_every_instruction_set(heads: int, kv_heads: int, dim: int, dty
     """What C++ writes is what torch does, bit for bit; what it reads is what the reference does."""
     q, k, v, cache, meta = case([(0, 3), (70, 66), (18, 1)], heads, kv_heads, dim, dtype)
     k[0] *= torch.logspace(-6, 3, dim).to(dtype)
-    cache = coded(cache, codes)
+    cache = quantized_copy(cache, codes)
     expected = cache.clone()
     write_cache(k, v, expected, meta)
     out = paged_attention(q, k, v, cache, meta, dim**-0.5)
@@ -101,8 +98,8 @@ VARIANTS = [
     {"causal": False},
     {"window": 5},
     {"window": 64, "soft_cap": 3.0},
-    {"window": 100, "atoms": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
-    {"atoms": {3: (0, 64), 5: (0, 2)}, "soft_cap": 20.0},
+    {"window": 100, "spans": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
+    {"spans": {3: (0, 64), 5: (0, 2)}, "soft_cap": 20.0},
 ]
 
 
@@ -114,8 +111,8 @@ def test_equal_to_the_reference(variant: dict, dtype: torch.dtype, codes: torch.
     """With scales that are no numbers in slots that nobody has; float16 is torch's either way."""
     q, k, v, cache, meta = case(REQUESTS, 6, 2, 32, dtype)
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
-    meta = sees_itself(meta, variant["atoms"]) if "atoms" in variant else meta
-    cache = coded(cache, codes)
+    meta = sees_itself(meta, variant["spans"]) if "spans" in variant else meta
+    cache = quantized_copy(cache, codes)
     out = paged_attention(q, k, v, cache, meta, 0.3, variant.get("soft_cap"))
     expected = paged_attention_reference(q, cache, meta, 0.3, variant.get("soft_cap"))
     limit = LIMITS.get(dtype, 3e-3)
@@ -126,7 +123,7 @@ def test_equal_to_the_reference(variant: dict, dtype: torch.dtype, codes: torch.
 def test_as_far_off_as_its_numbers(codes: torch.dtype) -> None:
     """No further from attention over what was written than codes can be: a score by d makes a weight off by e^2d at most."""
     q, k, v, cache, meta = case([(0, 60), (33, 1)], 4, 2, 32, torch.float32)
-    rounded = coded(cache, codes)
+    rounded = quantized_copy(cache, codes)
     write_cache(k, v, rounded, meta)
     write_cache(k, v, cache, meta)
     found, exact = (paged_attention_reference(q, one, meta, 0.2) for one in (rounded, cache))
@@ -145,10 +142,10 @@ def test_a_row_is_the_same_in_every_company(window: int | None, codes: torch.dty
     """However its prompt is cut and whatever is beside it: its keys come from the cache in every case."""
     length = 150
     q, k, v, cache, meta = case([(0, length)], 6, 2, 64, dtype)
-    whole = paged_attention(q, k, v, coded(cache, codes), replace(meta, window=window), 0.2)
+    whole = paged_attention(q, k, v, quantized_copy(cache, codes), replace(meta, window=window), 0.2)
     for cuts in ((60, 140), (1, 30, 59), (17, 58, 141, *range(142, length))):
         *_, other, both = case([(9, 30), (0, length)], 6, 2, 64, dtype, block=8)
-        other, parts = coded(other, codes), []
+        other, parts = quantized_copy(other, codes), []
         for start, stop in zip((0, *cuts), (*cuts, length), strict=True):
             slots = torch.cat((both.slot_mapping[:1], both.slot_mapping[30:][start:stop]))
             step = AttentionMetadata((0, 1, 1 + stop - start), (10, stop), both.block_tables, slots, 8, window=window)
@@ -163,7 +160,7 @@ def test_a_row_is_the_same_in_every_company(window: int | None, codes: torch.dty
 def test_what_is_no_number_is_told_and_stays_with_its_request(side: int, codes: torch.dtype) -> None:
     q, k, v, cache, meta = case([(20, 1), (30, 1)], 2, 2, 16, torch.float32)
     (k, v)[side][0, 1, 3] = float("nan")
-    out = paged_attention(q, k, v, coded(cache, codes), meta, 0.2)
+    out = paged_attention(q, k, v, quantized_copy(cache, codes), meta, 0.2)
     assert not out[0, 1].isfinite().any()
     assert out[0, 0].isfinite().all()
     assert out[1].isfinite().all()

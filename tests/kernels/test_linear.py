@@ -7,28 +7,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from cpu import needs_int8
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend, has_triton
-from sensorium.kernels.int8 import LEVELS, Int8, Int8Panels, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import Packed, Panels, Plain, Weights, linear, pack, padded_rows
+from sensorium.kernels.int8 import INT8_MAX, Int8PanelWeight, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
+from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, PanelWeight, linear, pack, padded_rows
 from sensorium.kernels.panels import to_panels
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
 ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
-needs_int8 = pytest.mark.skipif(not supported(CPU), reason="this CPU has no VNNI")
 
 
-def weights(form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Weights:
+def weights(form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> LinearWeight:
     weight, bias = (torch.randn(size[::-1]) / size[0] ** 0.5).to(dtype), torch.randn(size[1]).to(dtype)
     if form == "plain":
-        return Plain(weight, bias)
+        return DenseWeight(weight, bias)
     if form == "onednn":
         monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
     return pack(weight, bias, "int8" if form == "int8" else None)
 
 
-def check_rows_do_not_see_each_other(packed: Weights, inputs: int, dtype: torch.dtype, counts: tuple[int, ...]) -> None:
+def check_rows_do_not_see_each_other(packed: LinearWeight, inputs: int, dtype: torch.dtype, counts: tuple[int, ...]) -> None:
     """Any first rows, every row alone, and a row that moved, against all rows at once."""
     x = torch.randn(max(counts), inputs).to(dtype)
     whole = linear(x, packed)
@@ -69,11 +69,11 @@ def test_packed_linear(
     x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(75, inputs).to(dtype)
     b = torch.randn(75).to(dtype) if bias else None
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
-    forms = [pack(weight, b), Plain(weight, b)]
+    forms = [pack(weight, b), DenseWeight(weight, b)]
     if backend("linear", CPU, dtype) == "native":
         monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
         forms.append(pack(weight, b))
-        assert isinstance(forms[0], Panels) == (inputs % 2 == 0)
+        assert isinstance(forms[0], PanelWeight) == (inputs % 2 == 0)
     for packed in forms:
         out = linear(x, packed)
         assert out.dtype == dtype
@@ -84,7 +84,7 @@ def test_quantised_rows() -> None:
     x = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]])
     rows, scale = quantize_rows(x)
     assert rows.tolist() == [[64, -127, 32], [0, 0, 0]]
-    assert scale[0].item() == pytest.approx(2 / LEVELS)
+    assert scale[0].item() == pytest.approx(2 / INT8_MAX)
 
 
 @needs_int8
@@ -103,7 +103,7 @@ def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple
     out = linear(x, packed)
     assert out.dtype == dtype
     most_x, most_w = x.double().abs().amax(1, keepdim=True), weight.double().abs().amax(1)
-    bound = size[0] * most_x * most_w * (1 / LEVELS + 1 / (4 * LEVELS**2))
+    bound = size[0] * most_x * most_w * (1 / INT8_MAX + 1 / (4 * INT8_MAX**2))
     error = (out.double() - expected).abs()
     assert (error <= bound + torch.finfo(dtype).eps * expected.abs() + 1e-5).all()
     assert error.square().mean().sqrt() < 0.02 * expected.square().mean().sqrt()  # rounding errors cancel: about 1 %
@@ -121,7 +121,7 @@ def test_the_kernel_gives_the_bits_of_the_reference(
     fast = pack_int8(weight, bias)
     monkeypatch.setenv("SENSORIUM_KERNELS", "int8_linear=torch")
     slow = pack_int8(weight, bias)
-    assert (type(fast), type(slow)) == (Int8Panels, Int8)
+    assert (type(fast), type(slow)) == (Int8PanelWeight, Int8Weight)
     for rows in (*range(1, 15), 95, 97, 200):
         x = torch.randn(rows, size[0]).to(dtype) * 3
         x[rows // 2] *= rows > 4  # a row of zeros
@@ -155,9 +155,9 @@ def test_int8_wants_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_onednn_packs_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch")
-    assert isinstance(pack(torch.randn(4, 4), None), Plain)
+    assert isinstance(pack(torch.randn(4, 4), None), DenseWeight)
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
-    assert isinstance(pack(torch.randn(4, 4), None), Packed)
+    assert isinstance(pack(torch.randn(4, 4), None), OneDnnWeight)
 
 
 def test_few_numbers_of_rows_reach_onednn() -> None:

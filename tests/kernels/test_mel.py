@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.mel import log_bands, make_bank
+from sensorium.kernels.mel import log_mel_energies, make_mel_filter_bank
 
 CPU = torch.device("cpu")
 
@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 def test_both_forms_hold_the_table() -> None:
     filters = torch.rand(33, 40) * (torch.rand(33, 40) < 0.1)
     filters[:, 7] = 0.0
-    bank = make_bank(torch.ones(64), filters, CPU)
+    bank = make_mel_filter_bank(torch.ones(64), filters, CPU)
     dense, sparse = torch.zeros_like(filters), torch.zeros(33 + len(bank.taps), 40)
     for which, bins, table in bank.groups:
         dense[bins, which] = table
@@ -26,4 +26,6 @@ def test_bands_by_their_definition() -> None:
     windows = sound.unfold(0, 64, 3)  # more than are transformed at a time
     power = torch.fft.rfft(windows.double() * window).abs() ** 2
     wanted = (power @ filters.double()).clamp(min=1e-10).log10().float()
-    torch.testing.assert_close(log_bands(windows, make_bank(window, filters, CPU), 1e-10), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        log_mel_energies(windows, make_mel_filter_bank(window, filters, CPU), 1e-10), wanted, atol=1e-5, rtol=1e-5
+    )

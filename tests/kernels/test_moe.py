@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.moe import Routing, mix, mix_reference, route
+from sensorium.kernels.moe import RoutingConfig, loop_experts, loop_experts_reference, route
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(23, 16, generator=GENERATOR)
@@ -17,45 +17,47 @@ def expert(number: int, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_best_are_weighted_by_their_share() -> None:
-    weights, chosen = route(torch.tensor([[1.0, 3.0, 2.0]]), Routing(2))
-    assert chosen.tolist() == [[1, 2]]
-    torch.testing.assert_close(weights, torch.tensor([[3.0, 2.0]]).softmax(-1))
-    plain, _ = route(torch.tensor([[1.0, 3.0, 2.0]]), Routing(2, normalise=False, scale=2.0))
+    topk_weights, topk_ids = route(torch.tensor([[1.0, 3.0, 2.0]]), RoutingConfig(2))
+    assert topk_ids.tolist() == [[1, 2]]
+    torch.testing.assert_close(topk_weights, torch.tensor([[3.0, 2.0]]).softmax(-1))
+    plain, _ = route(torch.tensor([[1.0, 3.0, 2.0]]), RoutingConfig(2, renormalize=False, routed_scaling_factor=2.0))
     torch.testing.assert_close(plain, 2 * torch.tensor([[1.0, 3.0, 2.0]]).softmax(-1)[:, [1, 2]])
 
 
 def test_a_correction_takes_part_in_the_choice_alone() -> None:
-    rule = Routing(1, scoring="sigmoid", normalise=False)
-    weights, chosen = route(torch.tensor([[1.0, 2.0]]), rule, torch.tensor([0.5, 0.0]))
-    assert chosen.tolist() == [[0]]
-    torch.testing.assert_close(weights, torch.tensor([[1.0]]).sigmoid())
+    rule = RoutingConfig(1, scoring="sigmoid", renormalize=False)
+    topk_weights, topk_ids = route(torch.tensor([[1.0, 2.0]]), rule, torch.tensor([0.5, 0.0]))
+    assert topk_ids.tolist() == [[0]]
+    torch.testing.assert_close(topk_weights, torch.tensor([[1.0]]).sigmoid())
 
 
 @pytest.mark.parametrize(("score", "group"), [("max", 0), ("top2", 1)])
 def test_groups_count_by_their_best(score: str, group: int) -> None:
     logits = torch.tensor([[3.0, -9.0, 2.0, 2.0]])
-    _, chosen = route(logits, Routing(2, scoring="sigmoid", groups=2, top_groups=1, group_score=score))
-    assert sorted(chosen[0].tolist()) == [2 * group, 2 * group + 1]
+    _, topk_ids = route(logits, RoutingConfig(2, scoring="sigmoid", num_expert_group=2, topk_group=1, group_score=score))
+    assert sorted(topk_ids[0].tolist()) == [2 * group, 2 * group + 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mixture_is_the_sum_of_its_rows(dtype: torch.dtype) -> None:
-    weights, chosen = route(LOGITS, Routing(3))
+    topk_weights, topk_ids = route(LOGITS, RoutingConfig(3))
     x = X.to(dtype)
 
     def one(number: int, rows: torch.Tensor) -> torch.Tensor:
         return expert(number, rows.float()).to(dtype)
 
-    torch.testing.assert_close(mix(x, weights, chosen, 12, one), mix_reference(x, weights, chosen, one))
+    torch.testing.assert_close(
+        loop_experts(x, topk_weights, topk_ids, 12, one), loop_experts_reference(x, topk_weights, topk_ids, one)
+    )
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_company_changes_no_bit(scoring: str) -> None:
-    rule = Routing(4, scoring, groups=3, top_groups=2)
-    weights, chosen = route(LOGITS, rule)
-    together = mix(X, weights, chosen, 12, expert)
+    rule = RoutingConfig(4, scoring, num_expert_group=3, topk_group=2)
+    topk_weights, topk_ids = route(LOGITS, rule)
+    together = loop_experts(X, topk_weights, topk_ids, 12, expert)
     for rows in (slice(0, 1), slice(7, 8), slice(3, 14)):
         own, same = route(LOGITS[rows], rule)
-        assert torch.equal(own, weights[rows])
-        assert torch.equal(same, chosen[rows])
-        assert torch.equal(mix(X[rows], own, same, 12, expert), together[rows])
+        assert torch.equal(own, topk_weights[rows])
+        assert torch.equal(same, topk_ids[rows])
+        assert torch.equal(loop_experts(X[rows], own, same, 12, expert), together[rows])

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import ctypes
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
+from cpu import running_with
+from sensorium.engine.config import EngineConfig
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.activation import REFERENCES, activation, gated, gated_reference
+from sensorium.kernels.activation import REFERENCES, act_and_mul, act_and_mul_reference, activation
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.norm import norm_heads_, rms_norm, rms_norm_reference
 from sensorium.kernels.rope import rotate_, rotate_reference
 from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
+from sensorium.mm.errors import ConfigError
 from torch import Tensor
 
 CPU = torch.device("cpu")
 TYPES = [torch.float32, torch.bfloat16]
 LIMITS = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "gated", "activation"))
+PLAIN = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "act_and_mul", "activation"))
 OPS = PLAIN.replace("torch", "native")
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 
 
-@pytest.fixture(params=[pytest.param(OPS, id="native", marks=needs_library), pytest.param(PLAIN, id="torch")])
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SENSORIUM_KERNELS", request.param)
+@pytest.fixture(params=[*native.LEVELS, "torch"])
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The C++ kernels with each instruction set that the CPU has, and torch's."""
+    monkeypatch.setenv("SENSORIUM_KERNELS", PLAIN if request.param == "torch" else OPS)
+    with nullcontext() if request.param == "torch" else running_with(request.param):
+        yield
 
 
 @pytest.fixture
@@ -128,23 +136,6 @@ def test_a_row_of_paged_attention_is_the_same_in_every_company(dtype: torch.dtyp
 
 @needs_library
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("level", [0, 1, 2])
-def test_older_instruction_sets(dtype: torch.dtype, level: int, generator: torch.Generator) -> None:
-    """What runs on other machines, as far as this one can run it."""
-    setting = ctypes.c_int.in_dll(native.library(), "sensorium_level")
-    before, lengths = setting.value, [64, 16, 1, 190]
-    q, k, v = noise(generator, dtype, sum(lengths), 12, 40).split(4, 1)
-    expected = varlen_attention_reference(q, k, v, lengths, 0.2)
-    setting.value = min(level, before)
-    try:
-        out = varlen_attention(q, k, v, lengths, 0.2)
-    finally:
-        setting.value = before
-    torch.testing.assert_close(out, expected, atol=LIMITS[dtype], rtol=LIMITS[dtype])
-
-
-@needs_library
-@pytest.mark.parametrize("dtype", TYPES)
 def test_a_segment_is_the_same_in_every_company(dtype: torch.dtype, generator: torch.Generator) -> None:
     q, k, v = noise(generator, dtype, 600, 12, 32).split(4, 1)
     alone = varlen_attention(*(t[100:311] for t in (q, k, v)), [211], 0.2)
@@ -204,14 +195,14 @@ def test_rms_norm_of_heads_in_place(dtype: torch.dtype, offset: float, generator
 
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [8, 20, 48, 64, 80])
-def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, neighbours: bool, generator: torch.Generator) -> None:
+def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, interleaved: bool, generator: torch.Generator) -> None:
     """Of some heads, and of their leading numbers."""
     x = noise(generator, dtype, 7, 5, 80)
     angles = torch.rand(7, dim // 2, generator=generator) * 9
-    before, expected = x.clone(), rotate_reference(x[:, :3, :dim], angles.cos(), angles.sin(), neighbours)
-    rotate_(x[:, :3, :dim], angles.cos(), angles.sin(), neighbours)
+    before, expected = x.clone(), rotate_reference(x[:, :3, :dim], angles.cos(), angles.sin(), interleaved)
+    rotate_(x[:, :3, :dim], angles.cos(), angles.sin(), interleaved)
     torch.testing.assert_close(x[:, :3, :dim], expected)
     assert torch.equal(x[:, 3:], before[:, 3:])
     assert torch.equal(x[..., dim:], before[..., dim:])
@@ -233,7 +224,7 @@ def test_activation(dtype: torch.dtype, name: str) -> None:
 def test_gated_activation(name: str, dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
     x = noise(generator, dtype, 6, 2 * inner) * 5
     x[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 0.0])
-    torch.testing.assert_close(gated(name, x), gated_reference(name, x))
+    torch.testing.assert_close(act_and_mul(name, x), act_and_mul_reference(name, x))
 
 
 @needs_library
@@ -249,18 +240,58 @@ def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, generator: torch
 
     for rows in (slice(0, 1), slice(17, 18), slice(3, 20)):
         assert torch.equal(rms_norm(x[rows], weight, 1e-6), rms_norm(x, weight, 1e-6)[rows])
-        assert torch.equal(gated("silu", wide[rows]), gated("silu", wide)[rows])
+        assert torch.equal(act_and_mul("silu", wide[rows]), act_and_mul("silu", wide)[rows])
         assert torch.equal(activation("gelu", wide[rows, :37].contiguous()), activation("gelu", wide)[rows, :37])
         assert torch.equal(turned(rows), turned(slice(None))[rows])
 
 
 @pytest.mark.parametrize(("found", "expected"), [(None, "torch"), ("library", "native")])
 def test_without_the_library_torch_runs(found: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatch._choose.cache_clear()
+    dispatch._choose_backend.cache_clear()
     monkeypatch.setattr(native, "library", lambda: found)
-    assert dispatch.active(CPU, torch.bfloat16)["attention"] == expected
+    assert dispatch.active_backends(CPU, torch.bfloat16)["attention"] == expected
     assert dispatch.backend("attention", CPU, torch.float16) == "torch"
-    dispatch._choose.cache_clear()
+    dispatch._choose_backend.cache_clear()
+
+
+@needs_library
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_cpu_with_vectors_runs_the_plain_bodies() -> None:
+    flags = set(Path("/proc/cpuinfo").read_text("utf-8").split())
+    if {"avx2", "fma", "bmi2"} <= flags:
+        assert native.instructions() != "base"
+    if {"avx512bw", "avx512dq", "avx512vl"} <= flags and not native.hides_avx512():
+        assert native.instructions() == ("avx512_bf16" if "avx512_bf16" in flags else "avx512")
+
+
+@needs_library
+def test_avx512_is_hidden() -> None:
+    """What SENSORIUM_CPU=avx2 leaves: no products of ours, other kernels with AVX2."""
+    code = (
+        "import torch\n"
+        "from sensorium.kernels import dispatch, int8, native\n"
+        "cpu = torch.device('cpu')\n"
+        "print(native.instructions(), int8.supported(cpu), *dispatch.active_backends(cpu, torch.bfloat16).values())\n"
+    )
+    env = {**os.environ, "SENSORIUM_CPU": "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    instructions, int8, *backends = done.stdout.split()
+    table = dict(zip(dispatch.BACKENDS, backends, strict=True))
+    assert (instructions in ("base", "avx2"), int8) == (True, "False")
+    assert {op: table[op] for op in ("attention", "act_and_mul", "linear", "int8_linear")} == {
+        "attention": "native",
+        "act_and_mul": "native",
+        "linear": "torch",
+        "int8_linear": "torch",
+    }
+
+
+def test_an_unknown_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_CPU", "avx1024")
+    with pytest.raises(ValueError, match="SENSORIUM_CPU='avx1024' is unknown; leave it unset, or set it to avx2"):
+        native.hides_avx512()
+    with pytest.raises(ConfigError, match="SENSORIUM_CPU='avx1024' is unknown"):
+        EngineConfig("")
 
 
 def test_a_file_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

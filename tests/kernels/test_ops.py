@@ -53,9 +53,9 @@ def test_rotary_turns_pairs_by_their_axis() -> None:
 
 
 def test_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dispatch.active(CPU, torch.float32).keys() == dispatch.BACKENDS.keys()
+    assert dispatch.active_backends(CPU, torch.float32).keys() == dispatch.BACKENDS.keys()
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch, attention=reference")
-    assert dispatch.active(CPU, torch.float32)["attention"] == "reference"
+    assert dispatch.active_backends(CPU, torch.float32)["attention"] == "reference"
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=fast")
     with pytest.raises(ValueError, match="SENSORIUM_KERNELS: linear has no backend 'fast'; the known ones are"):
         dispatch.backend("linear", CPU, torch.float32)
@@ -63,7 +63,7 @@ def test_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_told_in_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = dispatch.backend("attention", CPU, torch.float32)
-    with dispatch.using("attention=reference,rotary=torch"), ThreadPoolExecutor(1) as pool:
+    with dispatch.use_backends("attention=reference,rotary=torch"), ThreadPoolExecutor(1) as pool:
         assert dispatch.backend("attention", CPU, torch.float32) == "reference"
         assert pool.submit(dispatch.backend, "attention", CPU, torch.float32).result() == usual
         monkeypatch.setenv("SENSORIUM_KERNELS", "attention=torch")
@@ -81,6 +81,6 @@ def test_a_gpu_runs_triton_where_it_fits() -> None:
 
 
 def test_what_cannot_run_here_is_not_chosen() -> None:
-    with dispatch.using("rms_norm=triton"):
+    with dispatch.use_backends("rms_norm=triton"):
         assert dispatch.backend("rms_norm", CPU, torch.float32) != "triton"
     assert not dispatch.can_run("rms_norm", "triton", CPU, torch.float32)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.pixels import Layout, Scaling, _along, laid_out, resized, weights
+from sensorium.kernels.pixels import Normalization, PatchLayout, _resize_last_axis, preprocess_frames, resize, resize_weights
 from torch import Tensor
 
-PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+PLAIN = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 FILTERS = ("bilinear", "bicubic", "lanczos")
 SIDES = (1, 2, 3, 7, 14, 30, 57, 91, 130)
 
@@ -22,15 +22,15 @@ def test_weights_in_closed_form_are_torchs(size: int, filter: str) -> None:
     """One axis after the other, on noise and on what overflows a byte."""
     for picture in (noise(2, 3, 9, size), torch.where(noise(2, 3, 9, size) > 127, 255, 0).to(torch.uint8)):
         for target in (*SIDES, 333):
-            across = _along(picture, filter, target)
+            across = _resize_last_axis(picture, filter, target)
             wanted = torch.nn.functional.interpolate(picture, (23, target), mode=filter, antialias=True)
-            assert torch.equal(_along(across.transpose(2, 3), filter, 23).transpose(2, 3), wanted)
+            assert torch.equal(_resize_last_axis(across.transpose(2, 3), filter, 23).transpose(2, 3), wanted)
 
 
 @pytest.mark.parametrize("filter", FILTERS)
 def test_weights_add_up(filter: str) -> None:
     for size, target in ((1000, 37), (37, 1000), (64, 64)):
-        table, shift = weights(size, target, filter)
+        table, shift = resize_weights(size, target, filter)
         assert table.shape[1] == target
         assert (table[1:].sum(0) - (1 << shift)).abs().max() <= len(table)
         assert table[0].min() >= 0
@@ -40,7 +40,9 @@ def test_weights_add_up(filter: str) -> None:
 def test_patches_by_hand() -> None:
     """Two frames make a patch, the last is repeated; squares of 2 x 2 patches; a row has channel, frame, line and column."""
     frames, p, m = noise(3, 8, 12, 3), 2, 2
-    rows = laid_out(frames, (8, 12), "bicubic", PLAIN, Layout(p, m, 2), torch.float32).view(2, 2, 3, m, m, 3, 2, p, p)
+    rows = preprocess_frames(frames, (8, 12), "bicubic", PLAIN, PatchLayout(p, m, 2), torch.float32).view(
+        2, 2, 3, m, m, 3, 2, p, p
+    )
     for step, line, column, frame in ((0, 0, 0, 0), (0, 5, 7, 1), (1, 7, 11, 0), (1, 3, 4, 1)):
         square, inner = (line // 4, column // 4), (line % 4 // p, column % 4 // p)
         found = rows[step, *square, *inner, :, frame, line % p, column % p]
@@ -48,8 +50,8 @@ def test_patches_by_hand() -> None:
 
 
 def test_planes_and_scaling() -> None:
-    frames, scaling = noise(2, 9, 7, 3), Scaling((1.5, 2.5, 3.5), (3.0, 5.0, 7.0))
-    planes = laid_out(frames, (6, 5), "bilinear", scaling, Layout(), torch.float32)
-    small = resized(frames, (6, 5), "bilinear").float()
+    frames, normalization = noise(2, 9, 7, 3), Normalization((1.5, 2.5, 3.5), (3.0, 5.0, 7.0))
+    planes = preprocess_frames(frames, (6, 5), "bilinear", normalization, PatchLayout(), torch.float32)
+    small = resize(frames, (6, 5), "bilinear").float()
     for channel in range(3):
-        assert torch.equal(planes[:, channel], (small[:, channel] - scaling.mean[channel]) / scaling.std[channel])
+        assert torch.equal(planes[:, channel], (small[:, channel] - normalization.mean[channel]) / normalization.std[channel])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.scatter import put_rows_
+from sensorium.kernels.scatter import scatter_rows_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -12,8 +12,8 @@ def test_rows_are_put_or_added_where_the_index_says(dtype: torch.dtype) -> None:
     x, rows, index = torch.randn(6, 8).to(dtype), torch.randn(3, 24), torch.tensor([4, 0, 5])
     first, second = rows[:, :8], rows[:, 8:16]
     kept = x.clone()
-    assert put_rows_(x, index, first) is x
-    put_rows_(x, index, second, add=True)
+    assert scatter_rows_(x, index, first) is x
+    scatter_rows_(x, index, second, add=True)
     for i in range(6):
         wanted = kept[i]
         if i in (4, 0, 5):

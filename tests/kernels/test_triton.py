@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 def interpret(op: str, marks: str) -> None:
     """The checks of one op, in a process of their own: a load outside of its tensor ends the process."""
-    env = os.environ | {"PYTHONPATH": f"{GPU}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    paths = [str(GPU), str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "interpreted", "-p", "no:cacheprovider", "-x", "-m", marks]
     done = subprocess.run(
         [*command, GPU / f"interpret_{op}.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False

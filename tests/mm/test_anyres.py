@@ -1,37 +1,37 @@
 """Rows that are kept of pictures in tiles; counts of whole prompts are compared with transformers in the parity suite."""
 
 import pytest
-from sensorium.mm.anyres import FEW_SIZES, MANY_SIZES, WHOLE, densest, lines
-from sensorium.mm.tiling import Pinpoints
+from sensorium.mm.anyres import PINPOINTS_336, PINPOINTS_384, UNTILED, anyres_layout, max_patches_per_row
+from sensorium.mm.tiling import AnyResTiles
 
-FEW = Pinpoints((336, 336), (336, 336), FEW_SIZES)
-MANY = Pinpoints((384, 384), (384, 384), MANY_SIZES)
+FEW = AnyResTiles((336, 336), (336, 336), PINPOINTS_336)
+MANY = AnyResTiles((384, 384), (384, 384), PINPOINTS_384)
 
 
 def test_margins_go() -> None:
     """A picture twice as wide as high in two tiles side by side loses nothing, one that is wider its top and bottom."""
-    whole = lines(300, 600, FEW, 24, None)
+    whole = anyres_layout(300, 600, FEW, 24, None)
     assert (whole.tiles, whole.kept, whole.size) == ((1, 2), (24, 48), (24, 48))
     assert whole.rows == 24 * 49
-    assert lines(336, 1008, FEW, 24, None).kept == (24, 72)
-    assert lines(200, 1008, FEW, 24, None).kept == (14, 72)
+    assert anyres_layout(336, 1008, FEW, 24, None).kept == (24, 72)
+    assert anyres_layout(200, 1008, FEW, 24, None).kept == (14, 72)
 
 
 def test_many_tiles_are_pooled() -> None:
-    one = lines(2000, 2000, MANY, 27, 9)
+    one = anyres_layout(2000, 2000, MANY, 27, 9)
     assert one.kept == (27 * one.tiles[0], 27 * one.tiles[1])
     assert one.size[0] * one.size[1] <= 9 * 27 * 27 < one.kept[0] * one.kept[1]
-    assert lines(400, 400, MANY, 27, 9).size == lines(400, 400, MANY, 27, 9).kept
+    assert anyres_layout(400, 400, MANY, 27, 9).size == anyres_layout(400, 400, MANY, 27, 9).kept
 
 
 def test_a_whole_picture_ends_in_one_row() -> None:
-    assert WHOLE.rows == 1
+    assert UNTILED.rows == 1
 
 
 @pytest.mark.parametrize(("tiling", "side", "most"), [(FEW, 24, None), (MANY, 27, 9)])
-def test_no_picture_is_denser(tiling: Pinpoints, side: int, most: int | None) -> None:
-    most_dense = densest(tiling, side, most)
+def test_no_picture_is_denser(tiling: AnyResTiles, side: int, most: int | None) -> None:
+    most_dense = max_patches_per_row(tiling, side, most)
     for height, width in [(1, 1), (100, 3000), (3000, 100), (640, 480), (2000, 1999), (384, 1000), (50, 40), (4000, 900)]:
-        one = lines(height, width, tiling, side, most)
+        one = anyres_layout(height, width, tiling, side, most)
         patches = (one.tiles[0] * one.tiles[1] + 1) * side**2
         assert patches <= 1.01 * most_dense * (side**2 + one.rows)

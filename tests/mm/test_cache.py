@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from sensorium.mm.cache import ByteCache, Names
+from sensorium.mm.cache import ByteCache, UuidTable
 from sensorium.mm.errors import InputError
 
 SIZES = {"A": 2, "B": 2, "C": 2, "D": 1, "E": 1, "huge": 7}
@@ -77,7 +77,7 @@ def test_a_failure_reaches_every_asker_and_is_not_kept(cache):
 
 
 def test_a_name_stands_for_one_content_of_one_tenant():
-    names = Names()
+    names = UuidTable()
     names.bind(None, "cat", "1")
     names.bind(None, "cat", "1")
     assert names.find(None, "cat") == "1"
@@ -89,7 +89,7 @@ def test_a_name_stands_for_one_content_of_one_tenant():
 
 
 def test_names_are_forgotten_oldest_first_beyond_the_cap():
-    names = Names(capacity=3 * 256)
+    names = UuidTable(capacity=3 * 256)
     for name in ("a", "b", "c"):
         names.bind(None, name, name)
     names.find(None, "a")

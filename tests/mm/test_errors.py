@@ -1,8 +1,80 @@
-"""What messages about unknown names end with, and what they call a type."""
+"""Errors as data, through pickle and copy; hints, types and values in messages."""
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
-from sensorium.mm.errors import hint, typed
+from sensorium.mm.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    ErrorInfo,
+    InputError,
+    MediaError,
+    SensoriumError,
+    hint,
+    media_error,
+    short_repr,
+    typed,
+)
+
+ERRORS = [
+    SensoriumError("a"),
+    ConfigError("b", param="dtype"),
+    CheckpointError("c"),
+    InputError("d", code="too_long", param="prompt"),
+    MediaError("video", 3, "e", param="fps"),
+    EngineDeadError("f"),
+]
+CODES = ["invalid_input", "invalid_config", "checkpoint", "too_long", "invalid_media", "engine_dead"]
+
+
+def subclasses(kind):
+    for child in kind.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
+def test_every_class_is_among_the_examples():
+    assert {type(error) for error in ERRORS} == {SensoriumError, *subclasses(SensoriumError)}
+
+
+@pytest.mark.parametrize("remake", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickle_and_copy(error, remake):
+    error.add_note("note")
+    again = remake(error)
+    assert type(again) is type(error)
+    assert again is not error
+    assert (again.args, str(again), again.__dict__) == (error.args, str(error), error.__dict__)
+
+
+@pytest.mark.parametrize(("error", "code"), zip(ERRORS, CODES, strict=True))
+def test_the_code_is_that_of_the_class_unless_given(error, code):
+    assert error.info.code == code
+
+
+def test_the_item_is_in_the_message_and_in_the_data():
+    info = MediaError("video", 3, "two\nlines", param="fps").info
+    assert info == ErrorInfo("invalid_media", "video 3: two lines", "video", 3, "fps")
+    assert str(info) == info.message
+    assert ErrorInfo("not_finite", "odd").for_item("image", 1) == ErrorInfo("not_finite", "image 1: odd", "image", 1)
+
+
+def test_an_input_error_becomes_that_of_an_item():
+    assert media_error(InputError("bad"), "image", 1).info == ErrorInfo("invalid_media", "image 1: bad", "image", 1)
+    long = media_error(InputError("long", code="too_long", param="fps"), "video", 0).info
+    assert long == ErrorInfo("too_long", "video 0: long", "video", 0, "fps")
+    assert str(media_error(MediaError("image", 5, "bad"), "image", 1)) == "image 1: bad"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a\nb", r"'a\nb'"), ([1, 2], "[1, 2]"), ("x" * 200, "'" + "x" * 79 + "..."), (np.zeros((2, 1)), "array([[0.], [0.]])")],
+)
+def test_values_are_cut_and_on_one_line(value, text):
+    assert short_repr(value) == text
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from sensorium.mm.fields import (
     FieldElem,
     FlatField,
     SharedField,
-    group,
+    group_mergeable,
     merge,
     merge_elems,
     merge_shared,
-    same,
     split,
     split_batch,
+    values_equal,
 )
 
 
@@ -146,10 +146,10 @@ def test_groups_and_their_order():
     half = image | {"pixels": FieldElem(torch.ones(2, dtype=torch.float16), FlatField())}
     deep = image | {"pixels": FieldElem(torch.ones(2, 2), FlatField())}
     batched = image | {"pixels": FieldElem(torch.ones(2), BatchedField())}
-    assert group([image, image, video, image, odd]) == [[0, 1, 3], [2], [4]]
-    assert group([image, half, deep, batched, image, half]) == [[0, 4], [1, 5], [2], [3]]
-    assert group([image, image], kinds=["image", "other"]) == [[0], [1]]
-    assert group([]) == []
+    assert group_mergeable([image, image, video, image, odd]) == [[0, 1, 3], [2], [4]]
+    assert group_mergeable([image, half, deep, batched, image, half]) == [[0, 4], [1, 5], [2], [3]]
+    assert group_mergeable([image, image], kinds=["image", "other"]) == [[0], [1]]
+    assert group_mergeable([]) == []
 
 
 def test_keep_on_cpu_and_devices():
@@ -162,11 +162,11 @@ def test_keep_on_cpu_and_devices():
 
 
 def test_same_minds_type_and_dtype():
-    assert same(1, 1)
-    assert not same(1, 1.0)
-    assert not same(torch.ones(2), torch.ones(2, dtype=torch.int64))
-    assert not same(torch.ones(2), torch.ones(1, 2))
-    assert not same(torch.ones(1), 1)
+    assert values_equal(1, 1)
+    assert not values_equal(1, 1.0)
+    assert not values_equal(torch.ones(2), torch.ones(2, dtype=torch.int64))
+    assert not values_equal(torch.ones(2), torch.ones(1, 2))
+    assert not values_equal(torch.ones(1), 1)
 
 
 @st.composite
@@ -204,7 +204,7 @@ def test_split_after_merge_is_the_identity(batch):
     assert len(again) == len(items)
     for item, other in zip(items, again, strict=True):
         assert item.keys() == other.keys()
-        assert all(item[name].field == other[name].field and same(item[name].data, other[name].data) for name in item)
+        assert all(item[name].field == other[name].field and values_equal(item[name].data, other[name].data) for name in item)
     shapes = {tuple(item["flat"].data.shape) for item in items}
     assert ("flat.sizes" in merged) == (
         merged["flat"].numel() != sum(i["flat"].data.numel() for i in items) or _unlike(shapes, items)
@@ -214,7 +214,7 @@ def test_split_after_merge_is_the_identity(batch):
     for name, value in merged.items():
         many = value if isinstance(value, list) else [value]
         other = twice[name] if isinstance(value, list) else [twice[name]]
-        assert all(same(a, b) for a, b in zip(many, other, strict=True))
+        assert all(values_equal(a, b) for a, b in zip(many, other, strict=True))
 
 
 def _unlike(shapes, items):
@@ -226,7 +226,7 @@ def _unlike(shapes, items):
 def test_items_of_many_requests_are_grouped_and_put_back(left, right, order):
     items = [*left[0], *right[0]]
     items = [items[i] for i in order if i < len(items)]
-    groups = group(items)
+    groups = group_mergeable(items)
     assert sorted(index for ids in groups for index in ids) == list(range(len(items)))
     assert all(ids == sorted(ids) for ids in groups)
     assert [ids[0] for ids in groups] == sorted(ids[0] for ids in groups)

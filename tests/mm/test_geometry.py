@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import build_processor, ensure_torchvision
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import ResizePolicy, SamplingPolicy, looked_at, patch_grid, sample_indices, smart_resize
+from sensorium.mm.geometry import FrameSampling, ResizePolicy, patch_grid, sample_indices, smart_resize, usable_span
 
 ensure_torchvision()
 QWEN2 = ResizePolicy(28, 56 * 56, 1_003_520)
@@ -79,7 +79,7 @@ def test_sampler_equals_transformers(published, data, total, source):
     wanted = data.draw(st.one_of(st.none(), st.integers(1, 40)), "num_frames")
     fps = None if wanted else data.draw(st.sampled_from([0.5, 1.0, 2.0, 3.3, 30.0]), "fps")
     most = data.draw(st.sampled_from([6, 17, 768]), "max_frames")
-    policy = SamplingPolicy(fps=fps, num_frames=wanted, min_frames=4, max_frames=most, multiple=2)
+    policy = FrameSampling(fps=fps, num_frames=wanted, min_frames=4, max_frames=most, multiple=2)
     metadata = VideoMetadata(total_num_frames=total, fps=source)
     try:
         expected = published.sample_frames(metadata, num_frames=wanted, fps=fps, max_frames=most)
@@ -97,28 +97,28 @@ def test_sampler_equals_transformers(published, data, total, source):
 
 
 def test_uniform_with_both_ends():
-    ends = SamplingPolicy(num_frames=8, spread="ends")
+    ends = FrameSampling(num_frames=8, spread="ends")
     assert sample_indices(26, None, ends) == [0, 3, 7, 10, 14, 17, 21, 25]
-    assert sample_indices(26, None, SamplingPolicy(num_frames=-1, spread="ends")) == list(range(26))
-    assert sample_indices(26, None, SamplingPolicy(num_frames=8)) == [0, 3, 6, 9, 13, 16, 19, 22]
-    assert sample_indices(5, 0.0, SamplingPolicy(num_frames=-1, multiple=2)) == list(range(5))
-    assert sample_indices(5, None, SamplingPolicy()) == list(range(5))
+    assert sample_indices(26, None, FrameSampling(num_frames=-1, spread="ends")) == list(range(26))
+    assert sample_indices(26, None, FrameSampling(num_frames=8)) == [0, 3, 6, 9, 13, 16, 19, 22]
+    assert sample_indices(5, 0.0, FrameSampling(num_frames=-1, multiple=2)) == list(range(5))
+    assert sample_indices(5, None, FrameSampling()) == list(range(5))
 
 
 @pytest.mark.parametrize(
     ("total", "source", "policy", "text"),
     [
-        (26, 1.0, SamplingPolicy(num_frames=0), "num_frames is 0"),
-        (26, 1.0, SamplingPolicy(num_frames=-2), "num_frames is -2"),
-        (26, 1.0, SamplingPolicy(fps=1.0, num_frames=2), "exclude each other"),
-        (26, None, SamplingPolicy(fps=1.0), "rate is unknown"),
-        (26, 0.0, SamplingPolicy(fps=1.0), "rate is unknown"),
-        (26, 1.0, SamplingPolicy(fps=0.0), "fps is 0"),
-        (0, 1.0, SamplingPolicy(), "no frames"),
-        (3, 1.0, SamplingPolicy(num_frames=8, multiple=2), "8 frames are wanted but the clip has 3"),
-        (30, 10.0, SamplingPolicy(num_frames=8, max_duration=0.5), "8 frames are wanted but the clip has 5 in its first 0.5 s"),
-        (30, 10.0, SamplingPolicy(max_duration=0.0), "max_duration is 0"),
-        (30, None, SamplingPolicy(max_duration=1.0), "rate is unknown"),
+        (26, 1.0, FrameSampling(num_frames=0), "num_frames is 0"),
+        (26, 1.0, FrameSampling(num_frames=-2), "num_frames is -2"),
+        (26, 1.0, FrameSampling(fps=1.0, num_frames=2), "exclude each other"),
+        (26, None, FrameSampling(fps=1.0), "rate is unknown"),
+        (26, 0.0, FrameSampling(fps=1.0), "rate is unknown"),
+        (26, 1.0, FrameSampling(fps=0.0), "fps is 0"),
+        (0, 1.0, FrameSampling(), "no frames"),
+        (3, 1.0, FrameSampling(num_frames=8, multiple=2), "8 frames are wanted but the clip has 3"),
+        (30, 10.0, FrameSampling(num_frames=8, max_duration=0.5), "8 frames are wanted but the clip has 5 in its first 0.5 s"),
+        (30, 10.0, FrameSampling(max_duration=0.0), "max_duration is 0"),
+        (30, None, FrameSampling(max_duration=1.0), "rate is unknown"),
     ],
 )
 def test_sampler_refuses(total, source, policy, text):
@@ -129,7 +129,7 @@ def test_sampler_refuses(total, source, policy, text):
 @given(st.integers(1, 300), st.floats(0.1, 120), st.floats(0.1, 60), st.integers(1, 4), st.sampled_from(["stride", "ends"]))
 def test_samples_rise_and_stay_inside(total, source, fps, multiple, spread):
     assume(total >= multiple)
-    got = sample_indices(total, source, SamplingPolicy(fps=fps, multiple=multiple, min_frames=4, max_frames=64, spread=spread))
+    got = sample_indices(total, source, FrameSampling(fps=fps, multiple=multiple, min_frames=4, max_frames=64, spread=spread))
     assert got == sorted(set(got))
     assert 0 <= got[0] <= got[-1] < total
     assert len(got) % multiple == 0
@@ -137,35 +137,35 @@ def test_samples_rise_and_stay_inside(total, source, fps, multiple, spread):
 
 @given(st.integers(1, 300), st.sampled_from([10.0, 23.976, 25.0, 30.0]), st.floats(0.01, 40), st.sampled_from([0.5, 2.0, None]))
 def test_a_limit_of_time_samples_the_beginning_alone(total, source, seconds, fps):
-    policy = SamplingPolicy(fps=fps, min_frames=2, multiple=2)
+    policy = FrameSampling(fps=fps, min_frames=2, multiple=2)
     inside = sum(i / source < seconds - 1e-9 for i in range(total))
     got = sample_indices(total, source, replace(policy, max_duration=seconds))
     assert got == sample_indices(inside, source, policy)
     times = [i / source for i in range(total)]
-    assert looked_at(total, source, SamplingPolicy(max_duration=seconds)) == (inside, inside / source)
+    assert usable_span(total, source, FrameSampling(max_duration=seconds)) == (inside, inside / source)
     if not any(abs(time - seconds) < 1e-9 for time in times):
         assert sample_indices(total, source, replace(policy, max_duration=seconds), times) == got
 
 
 @given(st.integers(1, 300), st.sampled_from([10.0, 23.976, 25.0, 30.0]), st.sampled_from([0.5, 2.0, 7.0]))
 def test_true_times_of_a_constant_rate_change_nothing(total, source, fps):
-    policy = SamplingPolicy(fps=fps, min_frames=4, max_frames=64, multiple=2)
+    policy = FrameSampling(fps=fps, min_frames=4, max_frames=64, multiple=2)
     millis = [round(i / source, 3) for i in range(total)]  # as Matroska rounds them
     assert sample_indices(total, source, policy, millis) == sample_indices(total, source, policy)
 
 
 def test_frames_of_uneven_times_are_those_on_screen():
     times = [0.0, 0.1, 0.2, 3.0, 3.1, 3.2, 3.3, 8.0]  # 9.14 s with the last frame's share
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=0.5), times) == [0, 2, 6]  # at 0, 2.3, 4.6 and 6.9 s
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=1.0), times) == [0, 2, 6, 7]
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=0.5, multiple=2), times) == [0, 1, 2, 6]  # one is added
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=0.5, max_frames=2), times) == [0, 6]
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=0.5, spread="ends"), times) == [0, 2, 6, 7]
-    assert sample_indices(8, 30.0, SamplingPolicy(fps=1.0, max_duration=3.05), times) == [0, 2]
-    assert sample_indices(8, 30.0, SamplingPolicy(num_frames=4), times) == [0, 2, 4, 6]  # counts frames, not seconds
-    assert sample_indices(8, None, SamplingPolicy(fps=1.0), times) == [0, 2, 6, 7]  # no rate is needed
-    assert sample_indices(1, None, SamplingPolicy(num_frames=1), [0.0]) == [0]
-    assert looked_at(8, 30.0, SamplingPolicy(), times)[1] == pytest.approx(8 * 8 / 7)
+    assert sample_indices(8, 30.0, FrameSampling(fps=0.5), times) == [0, 2, 6]  # at 0, 2.3, 4.6 and 6.9 s
+    assert sample_indices(8, 30.0, FrameSampling(fps=1.0), times) == [0, 2, 6, 7]
+    assert sample_indices(8, 30.0, FrameSampling(fps=0.5, multiple=2), times) == [0, 1, 2, 6]  # one is added
+    assert sample_indices(8, 30.0, FrameSampling(fps=0.5, max_frames=2), times) == [0, 6]
+    assert sample_indices(8, 30.0, FrameSampling(fps=0.5, spread="ends"), times) == [0, 2, 6, 7]
+    assert sample_indices(8, 30.0, FrameSampling(fps=1.0, max_duration=3.05), times) == [0, 2]
+    assert sample_indices(8, 30.0, FrameSampling(num_frames=4), times) == [0, 2, 4, 6]  # counts frames, not seconds
+    assert sample_indices(8, None, FrameSampling(fps=1.0), times) == [0, 2, 6, 7]  # no rate is needed
+    assert sample_indices(1, None, FrameSampling(num_frames=1), [0.0]) == [0]
+    assert usable_span(8, 30.0, FrameSampling(), times)[1] == pytest.approx(8 * 8 / 7)
 
 
 @given(
@@ -176,7 +176,7 @@ def test_frames_of_uneven_times_are_those_on_screen():
 )
 def test_samples_of_uneven_times_rise_and_stay_inside(gaps, fps, multiple, spread):
     times = [0.0, *itertools.accumulate(gaps)]
-    policy = SamplingPolicy(fps=fps, multiple=multiple, min_frames=3, max_frames=16, spread=spread)
+    policy = FrameSampling(fps=fps, multiple=multiple, min_frames=3, max_frames=16, spread=spread)
     assume(len(times) >= multiple)
     got = sample_indices(len(times), 24.0, policy, times)
     assert got == sorted(set(got))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from sensorium.mm.embeddings import ROWS, EmbeddingSpec
 from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.parse import MultiModalDataParser, callers_own
+from sensorium.mm.parse import MultiModalDataParser, trusted_source
 from sensorium.mm.types import EmbeddingItem, Media
 
 GRID = EmbeddingSpec(8, "image_embeds", "image_grid_thw", 2)
@@ -217,6 +217,6 @@ def test_a_stream_of_chunks_keeps_its_order_and_says_what_each_is():
 def test_what_the_callers_own_code_names_is_its_own(tmp_path):
     path = tmp_path / "a b.png"
     for text in (str(path), path.as_uri(), path.as_uri().replace("file:", "FILE:")):
-        assert callers_own(text) == path
+        assert trusted_source(text) == path
     for kept in ("data:image/png;base64,AAAA", "DATA:,", "https://a.example/b.png", "file://server/a.png", FRAME, b"a", path):
-        assert callers_own(kept) is kept
+        assert trusted_source(kept) is kept

@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import build_model, token_ids
-from sensorium.mm.positions import grid_run, in_step, mrope_positions
+from sensorium.mm.positions import grid_positions, interleave_by_time, mrope_positions
 from sensorium.mm.types import ItemGeometry, PlaceholderRange
 
 
@@ -51,8 +51,8 @@ def test_published_values(length, placed, axes, delta):
 
 
 def test_the_product_is_cut_not_the_step():
-    assert grid_run(0, clip(5, 0.5))[0, ::4].tolist() == [0, 0, 1, 1, 2]
-    assert grid_run(7, clip(4, 2 * 2 / 24))[0, ::4].tolist() == [7, 7, 7, 7]
+    assert grid_positions(0, clip(5, 0.5))[0, ::4].tolist() == [0, 0, 1, 1, 2]
+    assert grid_positions(7, clip(4, 2 * 2 / 24))[0, ::4].tolist() == [7, 7, 7, 7]
 
 
 def test_text_inside_a_range_counts_as_text():
@@ -107,7 +107,7 @@ def test_a_fourth_axis_counts_rows():
 
 def shared(offset: int, clip: ItemGeometry, sound: ItemGeometry, span: int = 1) -> list[tuple[PlaceholderRange, ItemGeometry]]:
     """A clip and its sound in one range, with a token before and after the rows of both."""
-    ours = in_step(clip, sound, span)
+    ours = interleave_by_time(clip, sound, span)
     edge = torch.zeros(1, dtype=torch.bool)
     masks = [torch.cat([edge, mask, edge]) for mask in (ours, ~ours)]
     return [(PlaceholderRange(offset, len(mask), mask), geometry) for mask, geometry in zip(masks, (clip, sound), strict=True)]
@@ -115,8 +115,8 @@ def shared(offset: int, clip: ItemGeometry, sound: ItemGeometry, span: int = 1) 
 
 def test_a_clip_and_its_sound_start_together():
     clip, sound = ItemGeometry(2, 2, 4, 2, time_step=3.0), ItemGeometry(5, 1, 1, linear=True)
-    assert in_step(clip, sound).tolist() == [bool(int(c)) for c in "110001100"]
-    assert in_step(clip, sound, span=4).tolist() == [bool(int(c)) for c in "111100000"]
+    assert interleave_by_time(clip, sound).tolist() == [bool(int(c)) for c in "110001100"]
+    assert interleave_by_time(clip, sound, span=4).tolist() == [bool(int(c)) for c in "111100000"]
     positions, delta = mrope_positions(13, shared(1, clip, sound))
     assert positions.tolist() == [
         digits("0 1 22 234 55 56 7 8"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import ARCHITECTURES, LAYOUTS, find, row_name
+from sensorium.mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key, find_architecture
 
 
 def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
@@ -12,17 +12,17 @@ def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
     assert special
     for name in special:
         architecture, kind = name.split("/")
-        assert row_name(architecture, {"vision_config": {"model_type": kind}}) == name
+        assert architecture_key(architecture, {"vision_config": {"model_type": kind}}) == name
         for config in ({}, {"vision_config": None}, {"vision_config": {"model_type": "another"}}):
-            assert row_name(architecture, config) == architecture
+            assert architecture_key(architecture, config) == architecture
 
 
 def test_layouts_lead_to_rows():
-    for layout in LAYOUTS.values():
-        assert all(find(name) for name in layout.rows.values())
+    for layout in CHECKPOINT_LAYOUTS.values():
+        assert all(find_architecture(name) for name in layout.rows.values())
 
 
 def test_an_unknown_architecture_names_its_neighbours():
     name = next(iter(ARCHITECTURES))
     with pytest.raises(ConfigError, match=name):
-        find(name[:-1])
+        find_architecture(name[:-1])

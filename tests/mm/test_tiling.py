@@ -9,18 +9,18 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.tiling import (
+    AnyResTiles,
     AspectTiles,
-    Bounded,
-    Centre,
+    BoundedResize,
+    CenterCrop,
+    CropPad,
     CropPlan,
     EdgeTiles,
-    Fixed,
+    FixedSize,
     PanAndScan,
-    Pinpoints,
     Resize,
-    Window,
     fit,
-    unpadded,
+    unpad,
 )
 
 SIDES = (1, 2, 13, 97, 336, 364, 448, 512, 777, 1080, 1920, 4097, 20011)
@@ -37,9 +37,9 @@ def check_plan(plan: CropPlan) -> None:
     """What holds of every plan: steps have pixels, pieces of one picture are all of one size, tiles are those of a view."""
     assert all(min(step.height, step.width) > 0 for view in plan.views for step in view.steps)
     assert all(view.steps[-1].height % view.rows == 0 and view.steps[-1].width % view.columns == 0 for view in plan.views)
-    assert len({view.piece for view in plan.views}) == 1
-    assert plan.pieces == sum(view.rows * view.columns for view in plan.views)
-    assert plan.tiles[0] * plan.tiles[1] in (0, plan.pieces, plan.pieces - 1)
+    assert len({view.tile_size for view in plan.views}) == 1
+    assert plan.num_tiles == sum(view.rows * view.columns for view in plan.views)
+    assert plan.tiles[0] * plan.tiles[1] in (0, plan.num_tiles, plan.num_tiles - 1)
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 12), (1, 1), (1, 6), (2, 9), (4, 4), (1, 40)])
@@ -55,14 +55,14 @@ def test_best_aspect_ratio(least, most):
         plan = policy.plan(*size)
         check_plan(plan)
         assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
-        assert plan.pieces == processor.get_number_of_image_patches(*size), size
+        assert plan.num_tiles == processor.get_number_of_image_patches(*size), size
 
 
 def test_tiles_of_known_sizes():
     policy = AspectTiles((448, 448), 1, 12)
-    assert [policy.plan(tall, wide).pieces for tall, wide in ((448, 448), (448, 896), (1080, 1920))] == [1, 3, 9]
+    assert [policy.plan(tall, wide).num_tiles for tall, wide in ((448, 448), (448, 896), (1080, 1920))] == [1, 3, 9]
     bare = AspectTiles((448, 448), 1, 12, thumbnail=False).plan(448, 896)
-    assert (bare.pieces, bare.tiles) == (2, (1, 2))
+    assert (bare.num_tiles, bare.tiles) == (2, (1, 2))
 
 
 @pytest.mark.parametrize(("side", "sizes"), [(336, NEXT), (384, ONEVISION)])
@@ -73,13 +73,13 @@ def test_pinpoints(side, sizes):
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
     processor = LlavaNextImageProcessor()
-    policy = Pinpoints((side, side), (side, side), sizes)
+    policy = AnyResTiles((side, side), (side, side), sizes)
     for size in GRID:
         plan = policy.plan(*size)
         check_plan(plan)
         best = helpers.select_best_resolution(size, [list(one) for one in sizes])
         assert policy.best(*size) == best, size
-        assert plan.pieces == image_size_to_num_patches(size, [list(one) for one in sizes], side), size
+        assert plan.num_tiles == image_size_to_num_patches(size, [list(one) for one in sizes], side), size
         resize, window = plan.views[1].steps
         inside = helpers.get_patch_output_size(picture(size), best, ChannelDimension.FIRST)
         assert (resize.height, resize.width) == inside == fit(*size, best), size
@@ -93,22 +93,22 @@ def test_margins_are_cut_off_as_published(side):
     from transformers.models.llava_next.modeling_llava_next import unpad_image
 
     tile = (side * 14, side * 14)
-    policy = Pinpoints(tile, tile, tuple((tall // 336 * tile[0], wide // 336 * tile[1]) for tall, wide in NEXT))
+    policy = AnyResTiles(tile, tile, tuple((tall // 336 * tile[0], wide // 336 * tile[1]) for tall, wide in NEXT))
     for size in GRID:
         rows, columns = policy.plan(*size).tiles
         grid = (rows * side, columns * side)
         want = unpad_image(torch.empty((1, *grid), device="meta"), size).shape[1:]
-        kept = unpadded(*size, grid)
+        kept = unpad(*size, grid)
         assert all(max(0, ours) == theirs for ours, theirs in zip(kept, want, strict=True)), size
 
 
 def test_llava_next_counts():
     """Rows of the base picture, of the cut one without its margins, and one at the end of each line."""
-    policy = Pinpoints((336, 336), (336, 336), NEXT)
+    policy = AnyResTiles((336, 336), (336, 336), NEXT)
     counts = []
     for size in ((336, 336), (480, 640), (640, 480)):
         rows, columns = policy.plan(*size).tiles
-        tall, wide = unpadded(*size, (rows * 24, columns * 24))
+        tall, wide = unpad(*size, (rows * 24, columns * 24))
         counts.append(24 * 24 + tall * wide + tall)
     assert counts == [1176, 2340, 2352]
 
@@ -127,8 +127,8 @@ def test_rows_of_tiles_by_the_longest_edge(longest, tile):
         assert [(step.height, step.width) for step in plan.views[0].steps] == [first, second], size
         rows, columns = math.ceil(second[0] / tile), math.ceil(second[1] / tile)
         assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
-        assert plan.views[-1].piece == (tile, tile)
-    assert EdgeTiles(longest, tile, split=False).plan(500, 900).pieces == 1
+        assert plan.views[-1].tile_size == (tile, tile)
+    assert EdgeTiles(longest, tile, split=False).plan(500, 900).num_tiles == 1
 
 
 @pytest.mark.parametrize(("least", "most", "ratio"), [(256, 4, 1.2), (1, 8, 1.0), (448, 2, 2.0), (97, 3, 1.5)])
@@ -143,19 +143,19 @@ def test_pan_and_scan(least, most, ratio):
         want = [tuple(crop.shape[-2:]) for crop in published if crop.numel()]
         crops = [view.steps[0] for view in plan.views[1:]]
         assert [(crop.height, crop.width) for crop in crops] == want, size
-        assert all(isinstance(crop, Window) and crop.top >= 0 and crop.left >= 0 for crop in crops)
+        assert all(isinstance(crop, CropPad) and crop.top >= 0 and crop.left >= 0 for crop in crops)
 
 
 @pytest.mark.parametrize(("edge", "patch"), [(1024, 16), (1540, 28), (700, 14)])
 def test_bounded_sizes(edge, patch):
     from transformers.models.pixtral.image_processing_pixtral import get_resize_output_image_size
 
-    policy = Bounded((edge, edge), (patch, patch))
+    policy = BoundedResize((edge, edge), (patch, patch))
     for size in GRID:
         plan = policy.plan(*size)
         check_plan(plan)
         want = get_resize_output_image_size(picture(size), edge, patch, "channels_first")
-        assert plan.views[0].piece == tuple(max(patch, side) for side in want), size
+        assert plan.views[0].tile_size == tuple(max(patch, side) for side in want), size
 
 
 def test_the_middle_of_the_shorter_side():
@@ -164,7 +164,7 @@ def test_the_middle_of_the_shorter_side():
     processor = CLIPImageProcessor(do_rescale=False, do_normalize=False)
     for size in ((2, 3), (97, 777), (1080, 13), (224, 224), (225, 301)):
         for crop in ((224, 224), (200, 301)):
-            plan = Centre(224, crop).plan(*size)
+            plan = CenterCrop(224, crop).plan(*size)
             check_plan(plan)
             resize, window = plan.views[0].steps
             pixels = torch.arange(size[0] * size[1]).reshape(1, *size).expand(3, -1, -1).to(torch.uint8)
@@ -180,7 +180,7 @@ def processor_size(processor: object) -> object:
     return SizeDict(shortest_edge=processor.size["shortest_edge"])
 
 
-def windowed(image: torch.Tensor, window: Window) -> torch.Tensor:
+def windowed(image: torch.Tensor, window: CropPad) -> torch.Tensor:
     out = torch.zeros(3, window.height, window.width, dtype=image.dtype)
     for row in range(max(0, -window.top), min(window.height, image.shape[1] - window.top)):
         left, right = max(0, -window.left), min(window.width, image.shape[2] - window.left)
@@ -189,11 +189,12 @@ def windowed(image: torch.Tensor, window: Window) -> torch.Tensor:
 
 
 def test_fixed():
-    assert Fixed((384, 512)).plan(7, 9000).views[0].steps == (Resize(384, 512),)
+    assert FixedSize((384, 512)).plan(7, 9000).views[0].steps == (Resize(384, 512),)
 
 
 POLICIES = [
-    Fixed((4, 4)), Centre(4, (4, 4)), Bounded((8, 8), (2, 2)), AspectTiles((4, 4), 1, 3), Pinpoints((4, 4), (4, 4), ((4, 8),)),
+    FixedSize((4, 4)), CenterCrop(4, (4, 4)), BoundedResize((8, 8), (2, 2)), AspectTiles((4, 4), 1, 3),
+    AnyResTiles((4, 4), (4, 4), ((4, 8),)),
     EdgeTiles(8, 4), PanAndScan((4, 4), 1, 2, 1.5),
 ]  # fmt: skip
 
@@ -206,7 +207,8 @@ def test_a_picture_without_pixels_is_refused(policy):
 
 def test_policies_that_cannot_be():
     for make in (
-        lambda: AspectTiles((4, 4), 3, 2), lambda: Pinpoints((4, 4), (4, 4), ()), lambda: Pinpoints((4, 4), (4, 4), ((6, 4),)),
+        lambda: AspectTiles((4, 4), 3, 2), lambda: AnyResTiles((4, 4), (4, 4), ()),
+        lambda: AnyResTiles((4, 4), (4, 4), ((6, 4),)),
         lambda: PanAndScan((4, 4), 0, 2, 1.5),
     ):  # fmt: skip
         with pytest.raises(ConfigError):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError, MediaError, SensoriumError
-from sensorium.mm.registry import ARCHITECTURES, find
+from sensorium.mm.registry import ARCHITECTURES, find_architecture
 from sensorium.mm.types import (
     AudioItem,
     FramePlan,
@@ -94,8 +94,8 @@ def test_errors_are_one_family():
 
 def test_registry_names_the_nearest():
     for name in ARCHITECTURES:
-        assert find(name) is ARCHITECTURES[name]
+        assert find_architecture(name) is ARCHITECTURES[name]
     with pytest.raises(ConfigError, match="Qwen2VLForConditionalGeneration"):
-        find("Qwen2VLForConditionalGenerator")
+        find_architecture("Qwen2VLForConditionalGenerator")
     with pytest.raises(ConfigError, match="unknown architecture 'x'"):
-        find("x")
+        find_architecture("x")

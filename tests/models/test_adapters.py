@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from cpu import needs_int8
 from family import Question, ask, make_media
 from parity import ROWS, World, make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.engine.decode_graphs import DecodeGraphs
-from sensorium.engine.runner import ModelRunner
+from sensorium.engine.worker.decode_graphs import DecodeGraphs
+from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.kernels import native
-from sensorium.kernels.graph import Graph
+from sensorium.kernels.graph import CallGraph
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.adapters import adapter_spec
-from sensorium.models.layers.adapter import AdapterSpec, LowRank, Switch
+from sensorium.models.layers.adapter import AdapterMask, AdapterSpec, LowRank
 from sensorium.models.layers.linear import Linear
 
 ROW = ROWS["granite_speech_adapter"]
@@ -68,26 +69,26 @@ def test_a_setting_that_is_not_computed_is_refused_by_name(setting: dict[str, An
 
 def test_what_is_added_to_slices() -> None:
     """Two adapters on some slices of one product; each row has its own, or none."""
-    switch, parts = Switch(), {"q_proj": 6, "k_proj": 4, "v_proj": 10}
+    adapter_mask, parts = AdapterMask(), {"q_proj": 6, "k_proj": 4, "v_proj": 10}
     layer = Linear(12, parts, True, torch.float32, torch.device("cpu"))
     weight, bias = made(0, 20, 12), made(1, 20)
     for own, value in ((layer.weight, weight), (layer.bias, bias)):
         own.copy_(value)
     expected = [torch.nn.functional.linear(made(9, 7, 12), weight, bias) for _ in range(3)]
     for number, (name, start, rank) in enumerate((("q_proj", 0, 3), ("v_proj", 10, 5))):
-        added = LowRank(f"x.{name}", weight, parts[name], AdapterSpec(f"a{number}", rank, 0.5, (name,)), number, switch)
+        added = LowRank(f"x.{name}", weight, parts[name], AdapterSpec(f"a{number}", rank, 0.5, (name,)), number, adapter_mask)
         down, up = made(2 + number, rank, 12), made(4 + number, parts[name], rank)
         assert [key for key, _ in added.tensors("")] == [f"x.{name}.lora_{letter}.a{number}.weight" for letter in "AB"]
         for (_, own), value in zip(added.tensors(""), (down, up), strict=True):
             own.copy_(value)
         added.pack()
-        layer.add(added, start)
+        layer.add_adapter(added, start)
         expected[number + 1][:, start : start + parts[name]] += made(9, 7, 12) @ down.T @ up.T * 0.5
     layer.pack()
     kinds = torch.tensor([0, 1, 2, 2, 0, 1, 0])
-    switch.turn(kinds, 2)
+    adapter_mask.set(kinds, 2)
     torch.testing.assert_close(layer(made(9, 7, 12)), torch.stack([expected[kind][i] for i, kind in enumerate(kinds)]), **NEAR)
-    switch.turn(None, 2)
+    adapter_mask.set(None, 2)
     torch.testing.assert_close(layer(made(9, 7, 12)), expected[0], **NEAR)
 
 
@@ -105,11 +106,11 @@ def test_missing_and_surplus_tensors_are_named(world: World, tmp_path: Path, let
 
 def test_an_adapter_that_does_not_fit_is_said(world: World, tmp_path: Path) -> None:
     folder = world.folder(ROW.name)
-    with pytest.raises(ConfigError, match=r"nowhere_proj.*no such product"):
+    with pytest.raises(ConfigError, match=r"nowhere_proj.*no such layer"):
         make_llm(ROW, changed(folder, tmp_path / "a", target_modules=["nowhere_proj"]))
     whisper = shutil.copytree(world.folder("whisper"), tmp_path / "whisper")
     (whisper / "adapter_config.json").write_text(json.dumps(GIVEN))
-    with pytest.raises(ConfigError, match="take no adapter; merge it"):
+    with pytest.raises(ConfigError, match=r"supports no adapters .*; merge"):
         make_llm(ROWS["whisper"], whisper, max_model_len=None)
     gone = changed(folder, tmp_path / "b")
     (gone / "adapter_model.safetensors").unlink()
@@ -120,7 +121,7 @@ def test_an_adapter_that_does_not_fit_is_said(world: World, tmp_path: Path) -> N
 QUESTIONS = ["", "a", "", "aa", "a"]
 
 
-@pytest.fixture(params=[{}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.fixture(params=[{}, {"dtype": "bfloat16"}, pytest.param({"quantization": "int8"}, marks=needs_int8)], ids=str)
 def llm(request: pytest.FixtureRequest, world: World) -> LLM:
     return make_llm(ROW, world.folder(ROW.name), batch_invariant=True, enable_prefix_caching=False, **request.param)
 
@@ -135,18 +136,18 @@ def test_each_in_mixed_company_is_itself_alone(llm: LLM, monkeypatch: pytest.Mon
     """Bit for bit, also where steps are replayed; rows with and without the adapter are in one step."""
     questions = [ask(ROW, case, i) for i, case in enumerate(QUESTIONS)]
     replays, mixed = [], []
-    replay, forward = Graph.replay, ModelRunner._forward
-    monkeypatch.setattr(Graph, "replay", lambda graph: (replays.append(graph), replay(graph))[1])
+    replay, forward = CallGraph.replay, ModelRunner._forward
+    monkeypatch.setattr(CallGraph, "replay", lambda graph: (replays.append(graph), replay(graph))[1])
     monkeypatch.setattr(
         ModelRunner,
         "_forward",
         lambda own, rows, after: (mixed.append({t.adapter for t, _ in rows}), forward(own, rows, after))[1],
     )
     alone = [bits(llm, [question])[0] for question in questions]
-    llm._driver.core.runner.graphs = lambda forward, batch: forward(batch)
+    llm._engine_loop.core.runner.decode_graphs = lambda forward, batch: forward(batch)
     plain = [bits(llm, [question])[0] for question in questions]
     assert not any(len(names) > 1 for names in mixed)
-    llm._driver.core.runner.graphs = DecodeGraphs(torch.device("cpu"))
+    llm._engine_loop.core.runner.decode_graphs = DecodeGraphs(torch.device("cpu"))
     assert alone == plain == bits(llm, questions)
     assert {"", "."} in mixed
     assert replays or native.library() is None
@@ -173,7 +174,7 @@ def test_a_conversation_that_comes_to_a_sound_is_the_prompt_that_reads_the_same(
         more = session.token_ids
         session.append(" then what")
         third = session.answer()
-    slot = llm._inputs._info.slot_ids["audio"]
+    slot = llm._inputs._info.placeholder_ids["audio"]
     rest = [llm._tokenizer.encode(words, add_special_tokens=False) for words in (" and", " then what")]
     whole = {"prompt_token_ids": [*before, slot, *rest[0]], "multi_modal_data": heard["multi_modal_data"]}
     assert second.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids

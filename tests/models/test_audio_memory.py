@@ -8,45 +8,44 @@ from dataclasses import replace
 import pytest
 import torch
 from measured import filled, peak_bytes
-from sensorium.models.activations import aut_bytes, mel_encoder_bytes
 from sensorium.models.audio import aut, chunked_encoder, mel_encoder
 from sensorium.models.audio.aut import AutSpec
-from sensorium.models.audio.mel_encoder import EncoderConfig
-from sensorium.models.interface import Work
+from sensorium.models.audio.mel_encoder import MelEncoderSpec, mel_encoder_bytes
+from sensorium.models.interface import StepLimits
 
 CPU = torch.device("cpu")
-WORK = Work(1, 1, 1, CPU)
-NARROW = EncoderConfig(mels=24, width=64, inner=96, heads=4, layers=2, positions=1500)
+LIMITS = StepLimits(1, 1, 1, CPU)
+NARROW = MelEncoderSpec(mels=24, width=64, inner=96, heads=4, layers=2, positions=1500)
 JOINED = replace(NARROW, inner=256)
-ROTARY = replace(JOINED, turned=8)
+ROTARY = replace(JOINED, rotary_dim=8)
 BANDS = replace(NARROW, mels=128)
 WIDE = replace(NARROW, width=256, inner=1024, mels=80)
 LENGTHS = [332, 1792, 2050]  # products of the second are made as they are, of one less they are padded to it
 NEAR = 0.1  # of what is live
 OUT = 96
 AUT = AutSpec(replace(NARROW, positions=13, key_bias=True), channels=16, chunk=100, window=400, out=OUT)
-Made = tuple[mel_encoder.Encoder | chunked_encoder.ChunkedEncoder | aut.Encoder, bool, Callable[[int], int]]
+Made = tuple[mel_encoder.MelEncoder | chunked_encoder.ChunkedEncoder | aut.AutEncoder, bool, Callable[[int], int]]
 
 
-def whisper(c: EncoderConfig, pool: int = 1, silence: bool = True) -> Callable[[torch.dtype], Made]:
+def whisper(c: MelEncoderSpec, pool: int = 1, silence: bool = True) -> Callable[[torch.dtype], Made]:
     """Of a dtype: the encoder, whether it wants silence behind a sound, and its plan."""
     return lambda dtype: (
-        mel_encoder.Encoder(c, dtype, CPU, pool, silence=silence),
+        mel_encoder.MelEncoder(c, dtype, CPU, pool, silence=silence),
         silence,
-        lambda frames: mel_encoder_bytes(c, frames, 0, dtype, WORK),
+        lambda frames: mel_encoder_bytes(c, frames, 0, dtype, LIMITS),
     )
 
 
-def chunked(c: EncoderConfig) -> Callable[[torch.dtype], Made]:
+def chunked(c: MelEncoderSpec) -> Callable[[torch.dtype], Made]:
     return lambda dtype: (
         chunked_encoder.ChunkedEncoder(c, OUT, dtype, CPU),
         False,
-        lambda frames: mel_encoder_bytes(c, frames, OUT, dtype, WORK),
+        lambda frames: mel_encoder_bytes(c, frames, OUT, dtype, LIMITS),
     )
 
 
 def auts(spec: AutSpec) -> Callable[[torch.dtype], Made]:
-    return lambda dtype: (aut.Encoder(spec, dtype, CPU), False, lambda frames: aut_bytes(spec, frames, dtype, WORK))
+    return lambda dtype: (aut.AutEncoder(spec, dtype, CPU), False, lambda frames: aut.aut_bytes(spec, frames, dtype, LIMITS))
 
 
 CASES = {
@@ -60,7 +59,7 @@ CASES = {
     "in chunks, wide": chunked(replace(WIDE, positions=20)),
     "aut": auts(AUT),
     "aut, wide": auts(replace(AUT, layer=replace(WIDE, positions=13, key_bias=True))),
-    "aut of more channels, not filled": auts(replace(AUT, channels=48, filled=False)),
+    "aut of more channels, short sounds not padded": auts(replace(AUT, channels=48, pad_short=False)),
 }
 
 
@@ -70,7 +69,7 @@ CASES = {
 def test_sounds_of_at_most_so_many_frames_take_what_is_planned(case: str, frames: int, dtype: torch.dtype) -> None:
     model, silence, plan = CASES[case](dtype)
     filled(model)
-    layer = model.spec.layer if isinstance(model, aut.Encoder) else model.config
+    layer = model.spec.layer if isinstance(model, aut.AutEncoder) else model.config
 
     def live(count: int) -> int:
         features = torch.randn(2 * ((count + 1) // 2) + 1 if silence else count, layer.mels).to(dtype)

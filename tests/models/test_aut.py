@@ -6,7 +6,7 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError
 from sensorium.models.audio.aut import aut_spec
-from sensorium.models.qwen3_asr import AUDIO, Qwen3ASR
+from sensorium.models.families.qwen3_asr import AUDIO, Qwen3ASR
 
 TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_scaling": {"mrope_section": [2, 3, 3]}}

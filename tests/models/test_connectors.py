@@ -8,7 +8,7 @@ from oracle import ensure_torchvision, randomise
 from sensorium.mm.errors import ConfigError
 from sensorium.models.layers.connectors import Projector, ProjectorSpec, squares
 from sensorium.models.layers.qformer import QFormer, QFormerSpec
-from sensorium.models.vision.places import in_squares
+from sensorium.models.vision.positions import in_squares
 from sensorium.models.weights import fill
 from torch.nn import functional as F
 
@@ -16,15 +16,15 @@ CPU = torch.device("cpu")
 
 
 def projector(spec: ProjectorSpec) -> tuple[Projector, dict[str, torch.Tensor]]:
-    made, gen, inner = Projector(spec, torch.float32, CPU), torch.Generator().manual_seed(0), spec.wide
+    made, gen, inner = Projector(spec, torch.float32, CPU), torch.Generator().manual_seed(0), spec.group_width
     stored = {}
-    for name, outer in zip(spec.layers, spec.widths, strict=True):
+    for name, outer in zip(spec.layers, spec.outputs, strict=True):
         stored[f"{name}.weight"] = torch.randn(outer, inner, generator=gen)
         if spec.bias:
             stored[f"{name}.bias"] = torch.randn(outer, generator=gen)
         inner = outer
     if spec.norm:
-        wide = spec.wide if spec.joined_norm else spec.width
+        wide = spec.group_width if spec.joined_norm else spec.width
         stored |= {f"{spec.norm}.weight": torch.rand(wide, generator=gen), f"{spec.norm}.bias": torch.rand(wide, generator=gen)}
     fill(made, stored.items(), (), {})
     return made, stored
@@ -84,7 +84,7 @@ def test_qformer() -> None:
     )
     oracle = Blip2QFormerModel(config).eval()
     randomise(oracle, 0)
-    ours = QFormer(QFormerSpec(32, 4, 48, 3, 40, every=2), torch.float32, CPU)
+    ours = QFormer(QFormerSpec(32, 4, 48, 3, 40, cross_frequency=2), torch.float32, CPU)
     fill(ours, oracle.state_dict().items(), (), {})
     queries, seen = torch.randn(5, 3, 32), torch.randn(5, 16, 40)
     theirs = oracle(query_embeds=queries, encoder_hidden_states=seen).last_hidden_state

@@ -14,7 +14,7 @@ from oracle import small_tekken
 from PIL import Image
 from safetensors.torch import save_file
 from sensorium import LLM, SamplingParams
-from sensorium.engine.config import load_model_files
+from sensorium.engine.model_files import load_model_files
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.consolidated import hub_config
 
@@ -130,8 +130,8 @@ def test_it_answers_as_the_same_weights_in_the_other_layout(tmp_path, name, merg
         {"role": "user", "content": [*({"type": "image", "image": one} for one in images), {"type": "text", "text": "and?"}]}
     ]
     rows = []
-    head = llm._driver.core.runner.model.compute_logits
-    llm._driver.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
+    head = llm._engine_loop.core.runner.model.compute_logits
+    llm._engine_loop.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
     (output,) = llm.chat(talk, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=0))
     ids = list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
     want = oracle_logits(model, ids, images, merge)[:-1]
@@ -204,8 +204,8 @@ def test_sounds_answer_as_the_same_weights_in_the_other_layout(tmp_path):
     sounds = [make_media("audio", (samples,), samples) for samples in (30_000, 70_234)]
     content = [*({"type": "audio", "audio": (one, 16_000)} for one in sounds), {"type": "text", "text": "and?"}]
     rows = []
-    head = llm._driver.core.runner.model.compute_logits
-    llm._driver.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
+    head = llm._engine_loop.core.runner.model.compute_logits
+    llm._engine_loop.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
     (output,) = llm.chat([{"role": "user", "content": content}], params)
     assert output.error is None

@@ -11,16 +11,16 @@ import torch
 from measured import peak_bytes
 from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
-from sensorium.engine.config import load_model_files
-from sensorium.engine.memory import weight_bytes
+from sensorium.engine.model_files import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError
 from sensorium.models import weights
 from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
-from sensorium.models.interface import ForwardBatch, Work
-from sensorium.models.text.spec import in_pairs, in_runs, in_turns
+from sensorium.models.interface import ForwardBatch, StepLimits
+from sensorium.models.text.spec import chunked_sections, hw_interleaved_sections, interleaved_sections
 from sensorium.models.text.stacks import stack_of
+from sensorium.models.weight_bytes import weight_bytes
 
 SMALL = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -261,7 +261,7 @@ def test_experts_by_kind_and_positions_of_three_axes(tmp_path: Path) -> None:
         given = {name: getattr(batch, name).clone() for name in ("input_ids", "positions")}
         model.forward(replace(batch, **given, modality_ids=torch.ones_like(kinds)))
 
-    planned = model.forward_bytes(Work(LENGTH, LENGTH, LENGTH, torch.device("cpu")))
+    planned = model.forward_bytes(StepLimits(LENGTH, LENGTH, LENGTH, torch.device("cpu")))
     assert planned / 1.2 < peak_bytes(run) <= planned  # all rows of one kind, copied
 
 
@@ -284,15 +284,16 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         attempt(stored | {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(8, 48, 64)})
 
 
-def test_tensors_for_later_are_kept_and_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_oracle("llama").save_pretrained(tmp_path)
-    stored, extra = dict(weights.read_checkpoint(tmp_path)), torch.randn(2, 2)
-    save_file(stored | {"model.layers.3.eh_proj.weight": extra, "talker.x": extra.clone()}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(TextModel, "kept", ("language_model.layers.3.",))
+    stored = dict(weights.read_checkpoint(tmp_path))
+    extra = {"model.layers.3.eh_proj.weight": torch.randn(2, 2), "talker.x": torch.randn(2, 2)}
+    save_file(stored | extra, tmp_path / "model.safetensors")
+    monkeypatch.setattr(TextModel, "ignored", ("language_model.layers.3.", "talker."))
+    load_ours(tmp_path)
     monkeypatch.setattr(TextModel, "ignored", ("talker.",))
-    spare = load_ours(tmp_path).spare
-    assert list(spare) == ["language_model.layers.3.eh_proj.weight"]
-    assert torch.equal(spare["language_model.layers.3.eh_proj.weight"], extra)
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj"):
+        load_ours(tmp_path)
 
 
 def test_windows_of_older_configs() -> None:
@@ -313,10 +314,10 @@ def test_windows_of_older_configs() -> None:
 
 
 def test_axes_of_frequencies() -> None:
-    assert in_runs((2, 1, 1)) == (0, 0, 1, 2)
-    assert in_turns((4, 2, 2)) == (0, 1, 2, 0, 1, 2, 0, 0)
-    assert in_pairs((2, 2, 1)) == (1, 2, 1, 2, 0)
-    assert in_turns((3, 2, 2, 2)) == (0, 1, 2, 3, 0, 1, 2, 3, 0)
+    assert chunked_sections((2, 1, 1)) == (0, 0, 1, 2)
+    assert interleaved_sections((4, 2, 2)) == (0, 1, 2, 0, 1, 2, 0, 0)
+    assert hw_interleaved_sections((2, 2, 1)) == (1, 2, 1, 2, 0)
+    assert interleaved_sections((3, 2, 2, 2)) == (0, 1, 2, 3, 0, 1, 2, 3, 0)
     rope = {"rope_type": "default", "mrope_section": [2, 2, 2, 2], "rope_theta": 1e4}
     assert decoder_spec(SMALL | {"rope_parameters": rope}).rope_axes == 4
     assert decoder_spec(SMALL).rope_axes == 1
@@ -342,7 +343,7 @@ def test_weights_take_what_is_planned(name: str, dtype: torch.dtype, tmp_path: P
     build_oracle(name).save_pretrained(tmp_path)
     config = load_model_files(tmp_path).config
     unloaded = TextModel(decoder_spec(config, stack_of(config)), dtype, torch.device("meta"))
-    assert weight_bytes(unloaded, torch.device("cpu"), dtype, None) == held_bytes(load_ours(tmp_path, dtype))
+    assert weight_bytes(unloaded, torch.device("cpu"), None) == held_bytes(load_ours(tmp_path, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -363,5 +364,5 @@ def test_a_step_takes_what_is_planned(name: str, dtype: torch.dtype, tmp_path: P
         rows = (torch.arange(256), torch.zeros(256, 192, dtype=dtype))
         model.forward(ForwardBatch(ids.clone(), torch.arange(256)[None].clone(), attns, caches, *rows))
 
-    planned = model.forward_bytes(Work(256, 256, 256, torch.device("cpu")))
+    planned = model.forward_bytes(StepLimits(256, 256, 256, torch.device("cpu")))
     assert peak_bytes(run) == pytest.approx(planned, rel=0.1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError
 from sensorium.models.config import decoder_spec
-from sensorium.models.layers.linear import Head, Linear
-from sensorium.models.qwen2_vl import Qwen2VL, Qwen25VL
-from sensorium.models.vision.places import plan_layout
+from sensorium.models.families.qwen2_vl import Qwen2VL, Qwen25VL
+from sensorium.models.layers.linear import Linear, LmHead
+from sensorium.models.vision.positions import plan_layout
 from sensorium.models.weights import quantize
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -57,8 +57,8 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps in config.json is 'small'; it must be a number above 0"),
         ({"rope_theta": 0.0, "rope_scaling": {"rope_theta": -1.0}}, "rope_theta in config.json is -1.0"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "adds up to 3"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "deals out no head"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [-4, 8, 4]}}, "deals out no head"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "fits no head"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [-4, 8, 4]}}, "fits no head"),
         ({"num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8}, "5 of 4 experts"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 3}, "1 of 3 groups"),
         ({"vocab_size": None}, "lacks 'vocab_size'"),
@@ -79,12 +79,12 @@ NEW_TOWER = TOWER | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_siz
     ("model", "tower", "message"),
     [
         (Qwen2VL, OLD_TOWER | {"hidden_act": "relu"}, "known are silu, gelu, quick_gelu"),
-        (Qwen2VL, OLD_TOWER | {"hidden_size": 48}, "rows of 48, the decoder takes 32"),
+        (Qwen2VL, OLD_TOWER | {"hidden_size": 48}, "rows have width 48, the decoder takes 32"),
         (Qwen2VL, TOWER, "lacks 'embed_dim'"),
         (Qwen25VL, NEW_TOWER | {"hidden_act": "gelu"}, "known is silu"),
-        (Qwen25VL, NEW_TOWER | {"window_size": 27}, "no merged patch of 28 pixels"),
+        (Qwen25VL, NEW_TOWER | {"window_size": 27}, "smaller than a merged patch of 28 pixels"),
         (Qwen25VL, NEW_TOWER | {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
-        (Qwen25VL, NEW_TOWER | {"num_heads": 4, "hidden_size": 24}, "24 wide, .* no 4 heads of multiples of 4 numbers"),
+        (Qwen25VL, NEW_TOWER | {"num_heads": 4, "hidden_size": 24}, "width 24 .* 4 heads whose size is a multiple of 4"),
         (Qwen25VL, None, "lacks 'vision_config'"),
     ],
 )
@@ -100,11 +100,11 @@ def test_a_window_that_no_layer_uses_is_no_window() -> None:
 
 def test_heads_give_float32() -> None:
     table = torch.randn(10, 4).bfloat16()
-    own = Head(4, 10, None, torch.bfloat16, CPU)
+    own = LmHead(4, 10, None, torch.bfloat16, CPU)
     dict(own.proj.tensors(""))["lm_head.weight"].copy_(table)
     own.proj.pack()
     x = torch.randn(3, 4).bfloat16()
-    tied = Head(4, 10, table, torch.bfloat16, CPU)
+    tied = LmHead(4, 10, table, torch.bfloat16, CPU)
     tied.pack()
     assert tied(x).dtype == torch.float32
     assert torch.equal(own(x), tied(x))

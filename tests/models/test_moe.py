@@ -8,14 +8,14 @@ import pytest
 import torch
 from oracle import ensure_torchvision
 from sensorium.models.layers.linear import Linear
-from sensorium.models.layers.moe import Mixture, MixtureByKind
+from sensorium.models.layers.moe import Mixture, ModalityMixture
 from sensorium.models.text.spec import MoeSpec
 from sensorium.models.weights import fill, quantize
 from torch import nn
 
 CPU = torch.device("cpu")
 DIM, EXPERTS, INNER = 32, 6, (24, 12)
-BY_KIND = MoeSpec(EXPERTS, 2, INNER, shared_inner=48, correction=True, kinds=("text_moe", "vision_moe"))
+BY_KIND = MoeSpec(EXPERTS, 2, INNER, shared_inner=48, correction=True, modality_experts=("text_moe", "vision_moe"))
 PLAIN = MoeSpec(EXPERTS, 2, INNER[:1], correction=True, scoring="sigmoid")
 X = torch.randn(19, DIM, generator=torch.Generator().manual_seed(1))
 KINDS = torch.tensor([0] * 5 + [1] * 9 + [0] * 5)
@@ -45,8 +45,8 @@ def oracle() -> Any:
     return block
 
 
-def filled(stored: dict[str, torch.Tensor]) -> MixtureByKind:
-    layer = MixtureByKind(DIM, BY_KIND, torch.float32, CPU)
+def filled(stored: dict[str, torch.Tensor]) -> ModalityMixture:
+    layer = ModalityMixture(DIM, BY_KIND, torch.float32, CPU)
     fill(Root(layer), stored.items(), (), {})
     return layer
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import ConfigError
-from sensorium.models.thinker import nested, thinker
+from sensorium.models.thinker import thinker_config, with_thinker_prefix
 from sensorium.models.weights import rename
 
 WHOLE = {"qwen2_5_omni": ("Qwen2_5OmniModel", "token2wav"), "qwen3_omni": ("Qwen3OmniMoeForConditionalGeneration", "code2wav")}
@@ -44,15 +44,15 @@ def test_a_checkpoint_that_also_speaks(name, tmp_path):
 
 def test_the_part_that_a_thinker_is_made_from():
     text = {"tie_word_embeddings": True, "eps": 2}
-    made = thinker({"thinker_config": {"text_config": text}}, text_config={"eps": 1, "theta": 3})
+    made = thinker_config({"thinker_config": {"text_config": text}}, text_config={"eps": 1, "theta": 3})
     assert made["text_config"] == {"tie_word_embeddings": None, "eps": 2, "theta": 3}
     assert made["tie_word_embeddings"] is False
-    assert thinker({"text_config": text, "tie_word_embeddings": True}, text_config={})["tie_word_embeddings"] is True
+    assert thinker_config({"text_config": text, "tie_word_embeddings": True}, text_config={})["tie_word_embeddings"] is True
     with pytest.raises(ConfigError, match=r"audio_config in config\.json must be an object"):
-        thinker({"text_config": text}, text_config={}, audio_config={})
+        thinker_config({"text_config": text}, text_config={}, audio_config={})
 
 
 def test_names_below_the_thinker():
-    prefixes = nested((("model.", "language_model."),))
+    prefixes = with_thinker_prefix((("model.", "language_model."),))
     names = ("model.norm.weight", "thinker.model.norm.weight", "thinker.visual.x", "visual.x")
     assert [rename(name, prefixes) for name in names] == ["language_model.norm.weight"] * 2 + ["visual.x"] * 2

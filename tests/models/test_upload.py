@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from measured import held, peak_bytes
-from sensorium.engine.config import load_model_files, make_config
-from sensorium.engine.loader import load_processing
-from sensorium.engine.paths import choose
-from sensorium.engine.source import Source
+from sensorium.engine.config import make_config
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup.model_source import ModelSource
+from sensorium.engine.setup.resolve import load_processing
 from sensorium.models import weights
 from sensorium.models.layers.linear import Linear
 from sensorium.models.upload import Upload, copier
@@ -103,8 +103,8 @@ def test_what_is_on_the_device_is_copied_there() -> None:
 def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are packed on the device behind the copies: what is packed early is noticed."""
     source = source_of(checkpoint)
-    expected, stream, found = source.on_device(), Stream(), source.on_device()
-    source.fill(expected)
+    expected, stream, found = source.build_on_device(), Stream(), source.build_on_device()
+    source.load_weights(expected)
     pack = Linear.pack
 
     def pack_in_order(layer: Linear) -> None:
@@ -114,7 +114,7 @@ def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Linear, "pack", pack_in_order)
         patch.setattr(weights, "copier", lambda device: Late(stream))
-        source.fill(found)
+        source.load_weights(found)
     stream.run_to(len(stream.queue))
     rows = torch.randn(3, expected.hidden_size)
     assert torch.equal(found.compute_logits(rows), expected.compute_logits(rows))
@@ -125,18 +125,21 @@ def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch
 def test_loading_on_a_cpu_holds_one_layer_twice(checkpoint: Path) -> None:
     """Beside what is held in the end: a layer before it is packed, and the tensor that is read."""
     source = source_of(checkpoint)
-    model, shapes = source.on_device(), {name: tensor.shape for name, tensor in weights.read_checkpoint(checkpoint)}
+    model, shapes = source.build_on_device(), {name: tensor.shape for name, tensor in weights.read_checkpoint(checkpoint)}
     layer = max(sum(view.nbytes for view in views.values()) for _, views in weights.named_layers(model).values())
     tensor = max(4 * shape.numel() for shape in shapes.values())
-    source.fill(model)
-    peak = peak_bytes(lambda: source.on_device().load_weights((name, torch.zeros(shape)) for name, shape in shapes.items()))
+    source.load_weights(model)
+
+    def load_zeros() -> None:
+        source.build_on_device().load_weights((name, torch.zeros(shape)) for name, shape in shapes.items())
+
+    peak = peak_bytes(load_zeros)
     assert held(model) < peak <= held(model) + layer + tensor + (64 << 10)
 
 
-def source_of(folder: Path) -> Source:
+def source_of(folder: Path) -> ModelSource:
     files = load_model_files(folder)
-    row = choose(files)
-    return Source(make_config(folder, {}), files, row, load_processing(row, files, {}))
+    return ModelSource(make_config(folder, {}), files, load_processing(files, {}))
 
 
 def flat(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ def test_neighbouring_pairs_are_the_same_pairs() -> None:
     for name, tensor in oracle.state_dict().items():
         if "q_proj" in name or "k_proj" in name:
             tensor.copy_(tensor.unflatten(0, (4, 2, 6)).transpose(1, 2).flatten(0, 2))
-    rotary = RotarySpec(order="alternating", neighbours=True)
+    rotary = RotarySpec(order="alternating", interleaved=True)
     (pairs,) = load(replace(case, spec=replace(case.spec, rotary=rotary)), oracle)(made, case.grids)
     assert torch.allclose(halves, pairs, atol=1e-5)
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from measured import filled, peak_bytes
 from sensorium.kernels.dispatch import backend
-from sensorium.models.activations import tower_bytes
-from sensorium.models.interface import Work
+from sensorium.models.interface import StepLimits
 from sensorium.models.layers.connectors import Projector, ProjectorSpec
-from sensorium.models.vision.vit import Tower
+from sensorium.models.vision.vit import VisionTower, tower_bytes
 from torch import Tensor
 from towers import CASES, PIXELS
 
@@ -29,13 +28,13 @@ def test_memory_is_planned(name: str, dtype: torch.dtype, side: int) -> None:
     spec = replace(spec, width=96, inner=256, patch_dim=588 * (spec.patch_dim // PIXELS), table=table)
     grids, patches, group = [(3, side, side), (1, side, side)], 4 * side**2, spec.merge**2
     behind = ProjectorSpec(spec.width, 80, ("0", "2"), group, norm="norm")
-    tower, projector = filled(Tower(spec, dtype, CPU)), filled(Projector(behind, dtype, CPU))
+    tower, projector = filled(VisionTower(spec, dtype, CPU)), filled(Projector(behind, dtype, CPU))
 
     def encode() -> list[Tensor]:
         pixels = torch.zeros(patches, spec.patch_dim, dtype=dtype)
         return list(projector(tower(pixels, grids)[-1]).split([3 * side**2 // group, side**2 // group]))
 
-    measured, planned = peak_bytes(encode), tower_bytes(spec, patches, behind, dtype, Work(1, 1, 1, CPU))
+    measured, planned = peak_bytes(encode), tower_bytes(spec, patches, behind, dtype, StepLimits(1, 1, 1, CPU))
     native = backend("varlen_attention", CPU, dtype) == "native"
     assert measured <= planned
     assert not native or planned <= 1.1 * measured

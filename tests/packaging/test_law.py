@@ -1,4 +1,4 @@
-"""What import-linter cannot say: no room uses the front door, no oracle at run time, no pickle, no family in a shared file."""
+"""Rules beyond import-linter: no import of the root package, no oracle at run time, no pickle, no family in shared files."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sensorium"}
-"""Tests' packages, code from disk, and our own name: parts import each other relatively."""
-MAY = {("models/borrowed.py", "transformers"), ("processors/fallback.py", "transformers")}
-"""The home of models that we do not have."""
+"""Test-only packages, pickle, and our own absolute name: the package imports itself relatively."""
+MAY = {("models/fallback/borrowed.py", "transformers"), ("processors/fallback/fallback.py", "transformers")}
+"""Files that run transformers' own classes."""
 
 FAMILIES = {row.family for row in ARCHITECTURES.values()}
 SHARED = [
     path
     for path in FILES
     if path.relative_to(ROOT).as_posix() not in ("mm/registry.py", "models/text/stacks.py", "models/vision/encoders.py")
-    and not (path.parent.name in ("models", "processors") and path.stem in FAMILIES)
+    and not (path.parent.name == "families" and path.stem in FAMILIES)
 ]
-"""All but the files of families and the tables of published data."""
+"""All files except those of families and the tables of published defaults."""
 NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {("models/consolidated.py", "model_type"), ("models/consolidated.py", "mistral")}
-"""The reader of a publisher's own layout makes a config of the Hub's."""
+"""This reader of a publisher's own layout writes a config in the Hub's layout."""
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Absolute names as written, wherever in the file; relative ones as paths below the root, `.` for the root itself."""
+    """Yield imported names anywhere in the file; relative ones as paths below the root, with `.` for the root itself."""
     here = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -68,14 +68,14 @@ def test_size(path: Path) -> None:
     assert text.count("\n") <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            # A Triton kernel's arguments are not counted: each has its line, which says what it is.
+            # The documented arguments of a Triton kernel do not count.
             kernel = any(ast.unparse(one).startswith("triton.jit") for one in node.decorator_list)
             begin = node.body[0].lineno if kernel else node.lineno
             assert (node.end_lineno or begin) - begin < 60, f"{path}: {node.name}"
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:
-    """Names and strings of a file and their lines, docstrings left out: those may tell what a thing is there for."""
+    """Yield names and strings of a file with their lines; docstrings are excluded, because they may mention families."""
     tree = ast.parse(path.read_text())
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -92,7 +92,7 @@ def words(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def families_in(path: Path, name: str) -> list[str]:
-    """What a shared file `name` must not say: a family, an architecture, a kind of stack or tower, or the key of kinds."""
+    """List forbidden words of a shared file: families, architectures, kinds of stacks or towers, and the key of kinds."""
     found = [(word, line) for word, line in words(path) if word in KINDS and (name, word) not in WRITES]
     found += [(word, line) for word, line in words(path) if any(one in word.replace("_", "").lower() for one in NAMES)]
     return [f"{name}:{line} says {word!r}" for word, line in found]
@@ -114,7 +114,7 @@ def test_what_says_a_family_is_found(tmp_path: Path) -> None:
 
 
 def test_every_package_is_looked_at() -> None:
-    """A new room, or one below another, is under the law without being added to it."""
+    """Every package listed in pyproject.toml is checked."""
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     assert {ROOT.joinpath(*name.split(".")[1:]) for name in packages} == {ROOT, *(path.parent for path in FILES)}
 

@@ -1,4 +1,4 @@
-"""The list of packages against the tree, the front door, and what may lie at the root."""
+"""Compare the list of packages with the tree; check the lazy root package and the files at the root."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_dependency_is_pinned() -> None:
 
 
 def test_every_kernel_is_compiled() -> None:
-    """The extension's list of sources is that of the folder, and its headers are named, so that the sdist holds them."""
+    """The extension lists every source and header in the folder, so that the sdist contains them."""
     (module,) = CONFIG["tool"]["setuptools"]["ext-modules"]
     assert module["optional"]
     listed = {*module["sources"], *module["depends"]}

@@ -1,4 +1,4 @@
-"""The wheel, installed and used from a folder that has its own models.py and engine/."""
+"""Install the wheel and use it from a folder with its own models.py and engine/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("assets", "cli", "engine", "kernels", "mm", "models", "pipelines", "p
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that the checkout stays clean."""
+    """Build the wheel from a copy, so that the checkout stays clean."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for pattern in PARTS:
         for path in ROOT.glob(pattern):
@@ -45,7 +45,7 @@ def test_contents(wheel: Path) -> None:
 
 
 def install(wheel: Path, venv: Path) -> Path:
-    """The Python of a fresh environment that holds the wheel, and sees this one's packages but not its editable sensorium."""
+    """Return the Python of a new environment with the wheel and this environment's other packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     python = venv / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--disable-pip-version-check"]

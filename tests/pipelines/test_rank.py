@@ -13,7 +13,7 @@ from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, Media
 from sensorium.mm.errors import InputError
-from sensorium.pipelines.rank import JUDGE, REPRESENT, RETRIEVE
+from sensorium.pipelines.rank import EMBED_INSTRUCTION, SCORE_INSTRUCTION, SCORE_SYSTEM_PROMPT
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -57,7 +57,7 @@ def test_vectors_are_the_oracles(llm, oracle):
     users = [("a house", []), (SLOT, [image]), (f"{SLOT}{SLOT}a house", [image, picture(1)]), ("NULL", [])]
     for one, (user, images) in zip(found, users, strict=True):
         assert one.error is None
-        theirs = torch.nn.functional.normalize(hidden(oracle, chat(REPRESENT, user), images), dim=-1)
+        theirs = torch.nn.functional.normalize(hidden(oracle, chat(EMBED_INSTRUCTION, user), images), dim=-1)
         torch.testing.assert_close(one.vector, theirs, atol=2e-5, rtol=0)
         assert one.output.outputs[0].token_ids == ()
     assert (found[0].vector @ found[1].vector) < 0.99
@@ -67,9 +67,9 @@ def test_scores_are_the_oracles(llm, oracle):
     yes, no = (llm.get_tokenizer().encode(word)[0] for word in ("yes", "no"))
     image = picture()
     found = llm.score({"text": "what is it", "image": image}, ["a house", {"image": picture(2)}], use_tqdm=False)
-    begin = f"<Instruct>: {RETRIEVE}<Query>:{SLOT}what is it\n<Document>:"
+    begin = f"<Instruct>: {SCORE_INSTRUCTION}<Query>:{SLOT}what is it\n<Document>:"
     for one, user, images in zip(found, ("a house", SLOT), ([image], [image, picture(2)]), strict=True):
-        state = hidden(oracle, chat(JUDGE, begin + user), images)
+        state = hidden(oracle, chat(SCORE_SYSTEM_PROMPT, begin + user), images)
         head = oracle[0].lm_head.weight.detach()
         assert one.error is None
         assert one.score == pytest.approx(float(torch.sigmoid((head[yes] - head[no]) @ state)), abs=2e-5)
@@ -94,7 +94,7 @@ def test_forms_of_inputs(llm, tmp_path):
     for one in (*llm.embed([small, {"image": [small]}]), *llm.score(small, "a house"), *llm.score("a house", small)):
         assert one.error is None
         assert one.output.items[0].num_tokens < whole
-    ready = llm.embed({"prompt": chat(REPRESENT, "a house")}, use_tqdm=False)[0]
+    ready = llm.embed({"prompt": chat(EMBED_INSTRUCTION, "a house")}, use_tqdm=False)[0]
     assert torch.equal(ready.vector, llm.embed("a house", use_tqdm=False)[0].vector)
 
 
@@ -124,7 +124,7 @@ def test_what_fails_fails_alone(llm):
     good, bad = llm.embed(["a house", {"image": b"no picture"}], use_tqdm=False)
     assert good.error is None
     assert bad.vector is None
-    assert bad.error.startswith("image 0: ")
+    assert bad.error.message.startswith("image 0: ")
     with pytest.raises(InputError, match="an input has no 'picture'"):
         llm.embed({"picture": picture()})
 
@@ -145,11 +145,10 @@ def test_arguments_of_another_type_or_name_are_typed_errors(llm):
 
 
 def test_vectors_are_the_same_beside_answers(llm):
-    """Pooling and answering share steps."""
+    """PoolingParams and answering share steps."""
     alone = llm.embed("def f(x): return", use_tqdm=False)[0].vector
-    jobs = [llm.job({"prompt": "import os"}), llm.job({"prompt": "def"})]
-    tickets = llm._driver.tickets(jobs, lambda _: None)
-    llm._driver.submit(tuple(tickets))
+    jobs = [llm.request({"prompt": "import os"}), llm.request({"prompt": "def"})]
+    llm._engine_loop.submit(jobs, lambda _: None)
     torch.testing.assert_close(llm.embed("def f(x): return", use_tqdm=False)[0].vector, alone, atol=1e-5, rtol=0)
 
 
@@ -168,7 +167,7 @@ def test_coroutines_get_the_same(llm):
     expected = [one.score for one in llm.score("a house", inputs[-3:], use_tqdm=False)]
     assert [one.score for one in scores] == pytest.approx(expected, abs=1e-5)
     assert pages[0].text == llm.ocr(picture(), max_tokens=4, use_tqdm=False)[0].text
-    assert pages[1].error.startswith("image 0: ")
+    assert pages[1].error.message.startswith("image 0: ")
 
 
 def test_a_wrong_input_is_heard_of_before_anything_is_computed(llm):
@@ -176,4 +175,4 @@ def test_a_wrong_input_is_heard_of_before_anything_is_computed(llm):
     with pytest.raises(InputError, match="an input has no 'picture'"):
         asyncio.run(engine.embed(["a house", {"picture": picture()}]))
     assert llm.stats.encoder_calls == before.encoder_calls
-    assert not llm._driver._names
+    assert not llm._engine_loop._names

@@ -36,15 +36,15 @@ def sound(seed: int = 0, samples: int = 12_000) -> np.ndarray:
 
 @pytest.fixture
 def prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The prompt of every job."""
+    """The prompt of every request."""
     seen: list[str] = []
-    real = llm.job
+    real = llm.request
 
-    def job(prompt: Any, *rest: Any) -> Any:
+    def request(prompt: Any, *rest: Any) -> Any:
         seen.append(prompt["prompt"])
         return real(prompt, *rest)
 
-    monkeypatch.setattr(llm, "job", job)
+    monkeypatch.setattr(llm, "request", request)
     return seen
 
 
@@ -97,7 +97,7 @@ def test_a_sound_that_fails_leaves_the_others(llm: LLM) -> None:
     for language in ("en", None):
         found = heard(llm, sounds, language=language)
         assert [one.error is None for one in found] == [True, False, False, True]
-        assert "it lasts 1.25 s, the model takes at most 1 s" in found[1].error
+        assert "it lasts 1.25 s, the model takes at most 1 s" in found[1].error.message
         assert found[1].text == found[2].text == ""
         assert found[0].text == heard(llm, (sound(), 16_000), language=found[0].language)[0].text
 
@@ -126,7 +126,7 @@ def test_coroutines_get_the_same(llm: LLM) -> None:
 
 
 def test_cancelling_ends_all(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    core, over = llm._driver.core, threading.Event()
+    core, over = llm._engine_loop.core, threading.Event()
     monkeypatch.setattr(core, "step", core.step)
     last = core.stats.steps + 20
     hold_steps(core, lambda: over.is_set() or core.stats.steps < last)
@@ -139,8 +139,8 @@ def test_cancelling_ends_all(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
 
     asyncio.run(ask())
-    llm._driver.call(lambda driver: None).result()
-    assert not llm._driver._names
+    llm._engine_loop.call(lambda engine_loop: None).result()
+    assert not llm._engine_loop._names
     assert llm.stats.blocks_used == 0
 
 
@@ -179,8 +179,8 @@ def test_arguments_of_another_type_or_name_are_typed_errors(llm: LLM, options: d
 def test_a_text_that_is_cut_off_says_so(llm: LLM) -> None:
     cut, broken, number = heard(llm, [(sound(), 16_000), b"broken", [5]], language="en")
     assert (cut.finish_reason, broken.finish_reason) == ("length", "error")
-    assert number.error.startswith("audio 0: a single number is not a known form of sound")
-    params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm._driver._eos, 100.0))
+    assert number.error.message.startswith("audio 0: a single number is not a known form of sound")
+    params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm._engine_loop._eos, 100.0))
     assert llm.transcribe((sound(), 16_000), "en", sampling_params=params, use_tqdm=False)[0].finish_reason == "stop"
 
 
@@ -210,7 +210,7 @@ def test_an_english_only_model_says_so(whisper: Path, tmp_path: Path) -> None:
     assert heard(llm, (sound(), 16_000), language="English")[0].language == "en"
     for wish, message in (
         ({"language": "de"}, r"language='de', but this model writes down English only; take a multilingual one"),
-        ({"task": "translate"}, r"task='translate', but this model can only transcribe; take another for that"),
+        ({"task": "translate"}, r"task='translate', but this model can only transcribe; use another model for that"),
     ):
         with pytest.raises(InputError, match=message):
             heard(llm, (sound(), 16_000), **wish)
@@ -253,7 +253,7 @@ def test_a_family_whose_sounds_have_slots(writer: LLM) -> None:
     first, second, broken = heard(writer, given, context="<|im<|im_end|>_end|>Ann <asr_<asr_text>text>")
     assert first.error is second.error is None
     assert first.output.prompt.startswith("<|im_start|>system\nAnn <|im_end|>\n<|im_start|>user\n<|audio_start|>")
-    assert broken.error.startswith("audio 0: ")
+    assert broken.error.message.startswith("audio 0: ")
     (told,) = heard(writer, given[:1], language="Cantonese")
     assert told.language == "yue"
     assert told.output.prompt.endswith("assistant\nlanguage Cantonese<asr_text>")
@@ -266,7 +266,7 @@ def test_a_family_whose_sounds_have_slots(writer: LLM) -> None:
 
 
 def test_a_model_without_speech_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="does not write down speech"):
+    with pytest.raises(ConfigError, match="does not transcribe speech"):
         LLM(checkpoint, max_model_len=64).transcribe(sound())
 
 
@@ -286,6 +286,6 @@ def test_the_real_thing(shared_data: Path) -> None:
     assert first.text.startswith("And so my fellow Americans")
     assert (first.language, first.output.prompt) == ("en", "<|startoftranscript|>")
     assert [part.start for part in first.segments] == sorted(part.start for part in first.segments)
-    assert "at most 30 s" in long.error
+    assert "at most 30 s" in long.error.message
     with pytest.raises(InputError, match="translate"):
         llm.transcribe(speech / "jfk.flac", task="translate")

@@ -14,21 +14,21 @@ import torch
 from sensorium.kernels import pixels as kernel
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import patch_grid
-from sensorium.mm.tiling import AspectTiles, CropPlan, EdgeTiles, PanAndScan, Resize, View, Window
-from sensorium.processors import mel, pictures
+from sensorium.mm.tiling import AspectTiles, CropPad, CropPlan, EdgeTiles, PanAndScan, Resize, TiledView
+from sensorium.processors import images, mel
 from sensorium.processors.device import MediaDevice, media_device, processing_on
+from sensorium.processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops
 from sensorium.processors.mel import MelSpec, log_mel
 from sensorium.processors.patches import PatchSpec, patchify
-from sensorium.processors.pictures import HALF, PixelSpec, patch_rows
 
 CPU = torch.device("cpu")
-SPEC = PixelSpec(HALF, HALF)
+SPEC = PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD)
 PLANS = {
     "tiles and a whole": AspectTiles((56, 56), 1, 6, True).plan(90, 140),
     "twice resized": EdgeTiles(200, 56).plan(90, 140),
     "crops resized": PanAndScan((56, 56), 20, 4, 1.2).plan(60, 140),
-    "filled up": CropPlan((View((Resize(50, 75), Window(-3, 0, 60, 84, (7, 8, 9)))),)),
-    "a side left over": CropPlan((View((Resize(50, 75),)),)),
+    "filled up": CropPlan((TiledView((Resize(50, 75), CropPad(-3, 0, 60, 84, (7, 8, 9)))),)),
+    "a side left over": CropPlan((TiledView((Resize(50, 75),)),)),
 }
 
 
@@ -40,27 +40,27 @@ def noise(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("plan", PLANS)
 def test_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
     clip = noise(3, 90 if plan != "crops resized" else 60, 140, 3)
-    wanted = patch_rows(clip, PLANS[plan], SPEC, 14, 2, dtype)
+    wanted = patchify_crops(clip, PLANS[plan], SPEC, 14, 2, dtype)
     for most in (1, 64 << 20):
-        monkeypatch.setattr(pictures, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(images, "MAX_TRANSFER_BYTES", most)
         with processing_on(MediaDevice(CPU)):
-            assert torch.equal(patch_rows(clip, PLANS[plan], SPEC, 14, 2, dtype), wanted)
+            assert torch.equal(patchify_crops(clip, PLANS[plan], SPEC, 14, 2, dtype), wanted)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
 def test_clips_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
     spec, clip, sent = PatchSpec(), noise(frames, 80, 110, 3), []
     grid = patch_grid((80, 110), spec.policy(frames), spec.merge, frames, spec.temporal)
-    wanted, whole = patchify(clip, grid, spec), kernel.laid_out
+    wanted, whole = patchify(clip, grid, spec), kernel.preprocess_frames
 
     def spy(part: torch.Tensor, *rest: object) -> torch.Tensor:
         sent.append(len(part))
         return whole(part, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(kernel, "laid_out", spy)
+    monkeypatch.setattr(kernel, "preprocess_frames", spy)
     one = max(clip[:2].nbytes, wanted.nbytes // -(-frames // 2))
     for most in (one - 1, one):  # more than that at once stays here
-        monkeypatch.setattr(pictures, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(images, "MAX_TRANSFER_BYTES", most)
         with processing_on(MediaDevice(CPU)):
             assert torch.equal(patchify(clip, grid, spec), wanted)
     assert sent == {1: [1], 2: [2], 5: [2, 2, 1]}[frames]
@@ -68,10 +68,10 @@ def test_clips_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch
 
 def test_pillow_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, picture = replace(SPEC, resample="pillow"), noise(1, 90, 140, 3)
-    wanted = patch_rows(picture, PLANS["filled up"], spec, 14)
-    monkeypatch.delattr(kernel, "laid_out")
+    wanted = patchify_crops(picture, PLANS["filled up"], spec, 14)
+    monkeypatch.delattr(kernel, "preprocess_frames")
     with processing_on(MediaDevice(CPU)):
-        assert torch.equal(patch_rows(picture, PLANS["filled up"], spec, 14), wanted)
+        assert torch.equal(patchify_crops(picture, PLANS["filled up"], spec, 14), wanted)
 
 
 @pytest.mark.parametrize("length", [None, 9000])
@@ -79,7 +79,7 @@ def test_sounds_are_heard_in_parts(monkeypatch: pytest.MonkeyPatch, length: int 
     sound = torch.randn(7777, generator=torch.Generator().manual_seed(0))
     wanted = log_mel(sound, MelSpec(), length)
     for some in (1, 10, 1 << 13):
-        monkeypatch.setattr(mel, "_AT_ONCE", some)
+        monkeypatch.setattr(mel, "_FRAMES_PER_TRANSFER", some)
         with processing_on(MediaDevice(CPU)):
             torch.testing.assert_close(log_mel(sound, MelSpec(), length), wanted, atol=1e-6, rtol=0.0)
 

@@ -10,8 +10,26 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.tiling import AspectTiles, Bounded, Centre, CropPlan, EdgeTiles, Fixed, PanAndScan, Pinpoints, View, Window
-from sensorium.processors.pictures import HALF, PixelSpec, patch_rows, read_pixels, with_resample
+from sensorium.mm.tiling import (
+    AnyResTiles,
+    AspectTiles,
+    BoundedResize,
+    CenterCrop,
+    CropPad,
+    CropPlan,
+    EdgeTiles,
+    FixedSize,
+    PanAndScan,
+    TiledView,
+)
+from sensorium.processors.images import (
+    IMAGENET_STANDARD_MEAN,
+    IMAGENET_STANDARD_STD,
+    PixelSpec,
+    apply_resample,
+    patchify_crops,
+    read_pixel_spec,
+)
 
 SIZES = [(64, 64), (30, 500), (57, 91), (333, 250), (480, 640), (13, 14)]
 PLAIN = PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0)
@@ -25,8 +43,8 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def planes(frames: torch.Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """`[n * pieces, 3, height, width]`, of patches of one pixel."""
-    tall, wide = plan.views[0].piece
-    return patch_rows(frames, plan, spec, 1, dtype=dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
+    tall, wide = plan.views[0].tile_size
+    return patchify_crops(frames, plan, spec, 1, dtype=dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
 
 
 def aspect(**options: Any) -> Any:
@@ -69,11 +87,11 @@ def middle(**options: Any) -> Any:
 
 WAYS = {
     "aspect": (aspect, AspectTiles((56, 56), 1, 6)),
-    "pinpoints": (pinpoints, Pinpoints((48, 48), (48, 48), ((48, 96), (96, 48), (96, 96), (48, 144)))),
+    "pinpoints": (pinpoints, AnyResTiles((48, 48), (48, 48), ((48, 96), (96, 48), (96, 96), (48, 144)))),
     "edges": (edges, EdgeTiles(200, 56)),
     "pan": (pan, PanAndScan((56, 56), 20, 4, 1.2)),
-    "bounded": (bounded, Bounded((200, 200), (16, 16))),
-    "middle": (middle, Centre(60, (56, 70))),
+    "bounded": (bounded, BoundedResize((200, 200), (16, 16))),
+    "middle": (middle, CenterCrop(60, (56, 70))),
 }
 
 
@@ -82,7 +100,7 @@ WAYS = {
 def test_bytes_equal_the_published_processors_before_scaling(way, kernel):
     make, policy = WAYS[way]
     number = {"lanczos": 1, "bilinear": 2, "bicubic": 3}[kernel]
-    processor, spec = make(resample=number, **BARE), read_pixels(BARE | {"resample": number}, PixelSpec())
+    processor, spec = make(resample=number, **BARE), read_pixel_spec(BARE | {"resample": number}, PixelSpec())
     assert spec == PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, kernel)
     for seed, size in enumerate(SIZES):
         image = noise(*size, 3, seed=seed)
@@ -96,7 +114,7 @@ def test_scaled_values_equal_the_published_processors(way):
     make, policy = WAYS[way]
     processor = make()
     json = {"image_mean": processor.image_mean, "image_std": processor.image_std, "resample": int(processor.resample)}
-    spec = read_pixels(json, PixelSpec())
+    spec = read_pixel_spec(json, PixelSpec())
     for size in SIZES:
         image = noise(*size, 3)
         want = processor(images=[Image.fromarray(image.numpy())], return_tensors="pt")["pixel_values"]
@@ -105,30 +123,30 @@ def test_scaled_values_equal_the_published_processors(way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("policy", [AspectTiles((56, 56), 1, 6), Fixed((58, 71)), EdgeTiles(200, 56)])
+@pytest.mark.parametrize("policy", [AspectTiles((56, 56), 1, 6), FixedSize((58, 71)), EdgeTiles(200, 56)])
 def test_patches_times_a_weight_are_a_convolution(policy, dtype):
-    clip, spec = noise(2, 90, 140, 3), PixelSpec(HALF, HALF)
+    clip, spec = noise(2, 90, 140, 3), PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD)
     plan, weight = policy.plan(90, 140), torch.randn(5, 3, 14, 14, dtype=torch.float64)
     pieces = planes(clip, plan, spec, dtype)
     want = F.conv2d(pieces.double(), weight, stride=14).flatten(2).transpose(1, 2).reshape(-1, 5)
-    rows = patch_rows(clip, plan, spec, 14, dtype=dtype)
+    rows = patchify_crops(clip, plan, spec, 14, dtype=dtype)
     assert rows.dtype == dtype
     torch.testing.assert_close(rows.double() @ weight.flatten(1).T, want)
-    tall, wide = (side // 14 for side in plan.views[0].piece)
+    tall, wide = (side // 14 for side in plan.views[0].tile_size)
     if tall % 2 == wide % 2 == 0:
         squares = rows.view(-1, tall // 2, 2, wide // 2, 2, rows.shape[1]).transpose(2, 3).reshape(rows.shape)
-        assert torch.equal(patch_rows(clip, plan, spec, 14, 2, dtype), squares)
+        assert torch.equal(patchify_crops(clip, plan, spec, 14, 2, dtype), squares)
     assert torch.equal(pieces, planes(clip, plan, spec).to(dtype))
     alone = torch.cat([planes(frame[None], plan, spec, dtype) for frame in clip])
     assert torch.equal(pieces, alone)  # a frame's pieces lie side by side
 
 
 @pytest.mark.parametrize(
-    "window", [Window(-2, -3, 9, 10, (7, 8, 9)), Window(1, 2, 2, 2), Window(-1, 1, 3, 9), Window(2, -1, 3, 3)]
+    "window", [CropPad(-2, -3, 9, 10, (7, 8, 9)), CropPad(1, 2, 2, 2), CropPad(-1, 1, 3, 9), CropPad(2, -1, 3, 3)]
 )
 def test_windows_crop_and_fill(window):
     image = noise(1, 5, 6, 3)
-    got = planes(image, CropPlan((View((window,)),)), PLAIN)[0]
+    got = planes(image, CropPlan((TiledView((window,)),)), PLAIN)[0]
     for row in range(window.height):
         for column in range(window.width):
             y, x = row + window.top, column + window.left
@@ -137,26 +155,26 @@ def test_windows_crop_and_fill(window):
 
 
 def test_json_is_read_and_its_gaps_keep_the_default():
-    default = PixelSpec(HALF, HALF, filter="lanczos")
-    assert read_pixels({}, default) == default
-    assert read_pixels({"do_normalize": False}, default) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
-    spec = read_pixels({"image_mean": 0.25, "image_std": [1, 2, 3], "rescale_factor": 0.5, "resample": 2}, default)
+    default = PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="lanczos")
+    assert read_pixel_spec({}, default) == default
+    assert read_pixel_spec({"do_normalize": False}, default) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
+    spec = read_pixel_spec({"image_mean": 0.25, "image_std": [1, 2, 3], "rescale_factor": 0.5, "resample": 2}, default)
     assert spec == PixelSpec((0.25,) * 3, (1, 2, 3), 0.5, "bilinear")
 
 
 @pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 0}, {"resample": 5}, {"image_mean": [0.5]}])
 def test_json_that_cannot_be_followed_is_refused(json):
     with pytest.raises(ConfigError, match="preprocessor JSON"):
-        read_pixels(json, PixelSpec())
+        read_pixel_spec(json, PixelSpec())
 
 
 def test_pillow_gives_its_own_pixels():
-    image, plan = noise(40, 60, 3), Fixed((21, 33)).plan(40, 60)
-    spec = with_resample(PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, "lanczos"), {"resample": "pillow"})
+    image, plan = noise(40, 60, 3), FixedSize((21, 33)).plan(40, 60)
+    spec = apply_resample(PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, "lanczos"), {"resample": "pillow"})
     want = np.array(Image.fromarray(image.numpy()).resize((33, 21), Image.Resampling.LANCZOS))
     assert torch.equal(planes(image[None], plan, spec)[0], torch.from_numpy(want).permute(2, 0, 1).float())
     with pytest.raises(ConfigError, match="torch and pillow"):
-        with_resample(spec, {"resample": "cv2"})
+        apply_resample(spec, {"resample": "cv2"})
 
 
 @pytest.mark.parametrize(
@@ -169,5 +187,5 @@ def test_pillow_gives_its_own_pixels():
 )
 def test_what_pixels_are_divided_by_is_checked_when_read(json, text):
     with pytest.raises(ConfigError, match=text):
-        read_pixels(json, PixelSpec())
-    assert read_pixels(json | {"do_rescale": False, "do_normalize": False}, PixelSpec()).rescale == 1.0
+        read_pixel_spec(json, PixelSpec())
+    assert read_pixel_spec(json | {"do_rescale": False, "do_normalize": False}, PixelSpec()).rescale == 1.0

@@ -12,7 +12,7 @@ from PIL import Image
 from sensorium.mm.buffers import BufferPool
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import patch_grid
-from sensorium.processors.patches import PatchSpec, patchify, read_spec, with_size
+from sensorium.processors.patches import PatchSpec, apply_size, patchify, read_patch_spec
 
 BOUNDS = {"min_pixels": 28 * 28, "max_pixels": 168 * 168}
 SIZES = [(28, 28), (30, 500), (57, 91), (168, 168), (333, 250), (480, 640), (13, 14)]
@@ -41,7 +41,7 @@ def published(backend: str, **options: object):
 def test_bytes_equal_the_published_backend_before_scaling(backend, filter_number):
     plain = {"do_rescale": False, "do_normalize": False, "resample": filter_number}
     processor = published(backend, size={"shortest_edge": BOUNDS["min_pixels"], "longest_edge": BOUNDS["max_pixels"]}, **plain)
-    spec = with_size(read_spec(BOUNDS | plain, PatchSpec()), {"resample": backend})
+    spec = apply_size(read_patch_spec(BOUNDS | plain, PatchSpec()), {"resample": backend})
     assert spec.filter == {2: "bilinear", 3: "bicubic"}[filter_number]
     for seed, size in enumerate(SIZES):
         image = noise(*size, 3, seed=seed)
@@ -53,7 +53,7 @@ def test_bytes_equal_the_published_backend_before_scaling(backend, filter_number
 @pytest.mark.parametrize("backend", ["torch", "pillow"])
 def test_scaled_values_equal_the_published_backend(backend):
     processor = published(backend, size={"shortest_edge": BOUNDS["min_pixels"], "longest_edge": BOUNDS["max_pixels"]})
-    spec = with_size(read_spec(BOUNDS, PatchSpec()), {"resample": backend})
+    spec = apply_size(read_patch_spec(BOUNDS, PatchSpec()), {"resample": backend})
     for size in SIZES:
         image = noise(*size, 3)
         want = processor(images=[Image.fromarray(image.numpy())], return_tensors="pt")["pixel_values"]
@@ -105,7 +105,7 @@ def test_threads_give_the_same():
 def test_whose_pixels_is_one_of_two():
     for wrong in ("cv2", 3):
         with pytest.raises(ConfigError, match="torch and pillow"):
-            with_size(PatchSpec(), {"resample": wrong})
+            apply_size(PatchSpec(), {"resample": wrong})
 
 
 def test_buffers_come_back_when_the_last_view_is_gone():

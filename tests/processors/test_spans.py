@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sensorium.mm.errors import InputError
-from sensorium.processors import spans as spans_module
 from sensorium.processors.interface import Span
+from sensorium.processors.spans import build_span, lay_out
 
 IMAGE, VIDEO = 9, 8
 SLOTS = {"image": IMAGE, "video": VIDEO}
 
 
-def expand(ids, spans, slot_ids):
+def expand(ids, spans, placeholder_ids):
     """Inputs of one span each."""
-    tokens, ranges = spans_module.expand(ids, {name: [[span] for span in given] for name, given in spans.items()}, slot_ids)
+    tokens, ranges = lay_out(ids, {name: [[span] for span in given] for name, given in spans.items()}, placeholder_ids).expand()
     return tokens, {name: [where for (where,) in given] for name, given in ranges.items()}
 
 
 def pads(count: int, token: int = IMAGE) -> Span:
-    return Span((token,) * count)
+    return build_span([count], token)
 
 
 def test_one_slot_and_one_written_out_are_the_same():
@@ -47,17 +47,16 @@ def test_written_out_and_single_slots_mix():
 
 
 def test_a_span_with_its_own_text_around_the_embeddings():
-    mask = torch.tensor([False, True, True, False])
-    ids, ranges = expand([1, 9, 2], {"image": [Span((3, 9, 9, 4), mask)]}, SLOTS)
+    ids, ranges = expand([1, 9, 2], {"image": [build_span([(3,), 2, (4,)], IMAGE)]}, SLOTS)
     assert ids == (1, 3, 9, 9, 4, 2)
     assert ranges["image"][0].num_embeds == 2
-    assert ranges["image"][0].is_embed is mask
+    assert ranges["image"][0].is_embed.tolist() == [False, True, True, False]
 
 
 def test_text_around_a_span_is_joined_with_the_prompts():
     """7 is an end of a line, 77 two of them, 777 three, 7777 four."""
     joins = {(7, 77): 777, (77, 7): 777, (77, 77): 7777}
-    span = Span((3, 9, 9, 4), torch.tensor([False, True, True, False]), (77,), (77,), joins)
+    span = replace(build_span([(3,), 2, (4,)], IMAGE), before=(77,), after=(77,), newline_merges=joins)
     ids, ranges = expand([1, 7, 9, 9, 7, 7], {"image": [span, span]}, SLOTS)
     assert ids == (1, 777, 3, 9, 9, 4, 7777, 3, 9, 9, 4, 777, 7)
     assert [(r.offset, r.length) for r in ranges["image"]] == [(2, 4), (7, 4)]
@@ -66,7 +65,7 @@ def test_text_around_a_span_is_joined_with_the_prompts():
 
 
 def test_content_of_one_item_follows_order():
-    ids, _ = expand([9, 9, 9], {"image": [Span((-1,)), Span((-2,)), Span((-3,))]}, SLOTS)
+    ids, _ = expand([9, 9, 9], {"image": [build_span([(-number,)], IMAGE) for number in (1, 2, 3)]}, SLOTS)
     assert ids == (-1, -2, -3)
 
 
@@ -78,8 +77,12 @@ def test_no_items_leave_the_prompt_as_it_is():
 @pytest.mark.parametrize(
     ("prompt", "items", "text"),
     [
-        ([1, 9], {"image": [pads(2), pads(2)]}, r"image 1: the prompt has only 1 slot\(s\) for 2 item.*; write token 9 once"),
-        ([9, 1, 9], {"image": [pads(2)]}, "image 1: the prompt has a slot for it but multi_modal_data holds 1"),
+        (
+            [1, 9],
+            {"image": [pads(2), pads(2)]},
+            r"image 1: the prompt has only 1 placeholder\(s\) for 2 .*; write token 9 once",
+        ),
+        ([9, 1, 9], {"image": [pads(2)]}, "image 1: the prompt has a placeholder for it but multi_modal_data holds 1"),
         ([8], {"image": []}, "video 0"),
         ([1], {"video": [pads(2, VIDEO)]}, "video 0: the prompt has only 0"),
         ([9, 9, 9], {"image": [pads(2)]}, "image 1"),  # a run of a wrong length
@@ -115,17 +118,15 @@ def test_long_prompts_are_walked_once():
 
 
 def test_an_input_of_several_pieces_takes_one_slot():
-    mask = torch.tensor([False, True, True])
-    pieces = [Span((5, 9, 9), mask), Span((6, 9, 9), mask)]
+    pieces = [build_span([(mark,), 2], IMAGE) for mark in (5, 6)]
     written = [1, 5, 9, 9, 6, 9, 9, 2, 9, 3]
-    ids, ranges = spans_module.expand([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, SLOTS)
+    ids, ranges = lay_out([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, SLOTS).expand()
     assert list(ids) == written
     assert [[(r.offset, r.length) for r in several] for several in ranges["image"]] == [[(1, 3), (4, 3)], [(8, 1)]]
 
 
 def test_a_span_with_text_around_may_be_written_out_already():
-    mask = torch.tensor([False, True, True, False, True, False])
-    span = Span((3, 9, 9, 5, 9, 4), mask)
+    span = build_span([(3,), 2, (5,), 1, (4,)], IMAGE)
     for prompt in ([1, 9, 2], [1, *span.token_ids, 2]):
         ids, ranges = expand(prompt, {"image": [span]}, SLOTS)
         assert ids == (1, *span.token_ids, 2)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import CHAT_TEMPLATE, load_processor
-from sensorium.engine.media import MediaProcessor, MediaSettings
-from sensorium.processors.chat import encode_segments, render_chat
+from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
+from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
 from sensorium.processors.files import find_template, read_preprocessors
-from sensorium.processors.qwen2_vl import Qwen25VLProcessingInfo
-from sensorium.processors.spans import expand
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.spans import lay_out
+from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.tokenizer import Tokenizer
 
 RNG = np.random.default_rng(0)
 PICTURES = [RNG.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((60, 90), (112, 56), (200, 30))]
@@ -53,15 +53,15 @@ def test_ids_equal_the_published_processor(checkpoint: Path, name: str):
 
     tokenizer, template = Tokenizer(checkpoint), find_template(checkpoint)
     assert template == CHAT_TEMPLATE
-    media = MediaProcessor(Qwen25VLProcessingInfo(read_preprocessors(checkpoint)), MediaSettings())
-    slot_ids = {name: tokenizer.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    media = MultiModalProcessor(Qwen25VLProcessingInfo(read_preprocessors(checkpoint)), MultiModalSettings())
+    placeholder_ids = {name: tokenizer.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
     chat = render_chat([{"role": "user", "content": parts}], template, tokenizer)
     assert chat.text == rendered
     slots = {}
     for item in media.open(chat.multi_modal_data, {}, {}, None):
         slots.setdefault(item.source.modality, []).append(item.spans)
     for ids in (encode_segments(chat.segments, tokenizer), want):  # with slots, and already expanded
-        got, ranges = expand(ids, slots, slot_ids)
+        got, ranges = lay_out(ids, slots, placeholder_ids).expand()
         assert list(got) == list(want)
         for kind, placed in ranges.items():
-            assert all(got[i] == slot_ids[kind] for (r,) in placed for i in range(r.offset, r.end))
+            assert all(got[i] == placeholder_ids[kind] for (r,) in placed for i in range(r.offset, r.end))

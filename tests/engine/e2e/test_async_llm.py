@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.engine.core import EngineCore
 from sensorium.mm.errors import ConfigError, InputError
 from together import hold_until_prepared
 from waiting import hold_steps, wait_until
 
-MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -38,15 +39,15 @@ def asked(i):
 
 
 def assert_idle(llm):
-    llm._driver.call(lambda driver: None).result()
-    core = llm._driver.core
-    assert not core.scheduler.requests
-    assert not core.runner.tracks
-    assert not llm._driver._owners
-    assert not llm._driver._names
-    assert llm._driver.feeder.num_waiting == 0
-    assert llm._driver.feeder._bytes == 0
-    assert core.stats.blocks_used == 0
+    llm._engine_loop.call(lambda engine_loop: None).result()
+    if isinstance(llm._engine_loop.core, EngineCore):
+        assert not llm._engine_loop.core.scheduler.requests
+        assert not llm._engine_loop.core.runner.sequences
+    assert not llm._engine_loop._owners
+    assert not llm._engine_loop._names
+    assert llm._engine_loop.input_queue.num_waiting == 0
+    assert llm._engine_loop.input_queue._bytes == 0
+    assert (llm.stats.running, llm.stats.waiting, llm.stats.idle, llm.stats.blocks_used) == (0, 0, 0, 0)
 
 
 def alone(llm, prompts, params):
@@ -137,7 +138,7 @@ def test_a_slow_reader_gets_merged_deltas(llm, engine):
         seen = []
         async for output in engine.generate("user 1 moves left", greedy(60)):
             seen.append(output)
-            while llm._driver._names:  # until all is computed
+            while llm._engine_loop._names:  # until all is computed
                 await asyncio.sleep(0.01)
         return seen
 
@@ -172,13 +173,13 @@ def test_leaving_and_cancelling_free_everything(llm, engine):
 
 
 def test_abort_by_name(llm, engine, monkeypatch):
-    core, go_on = llm._driver.core, threading.Event()
+    core, go_on = llm._engine_loop.core, threading.Event()
     monkeypatch.setattr(core, "step", core.step)
     hold_steps(core, go_on.is_set)
 
     async def go():
         task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200), request_id="mine"))
-        while "mine" not in llm._driver._names:
+        while "mine" not in llm._engine_loop._names:
             await asyncio.sleep(0.001)
         with pytest.raises(InputError, match="'mine' is in use"):
             await collect(engine, "user 2", greedy(), request_id="mine")
@@ -226,7 +227,7 @@ def test_at_most_so_many_are_held(llm):
         for task in tasks[::5]:
             task.cancel()
         while not all(task.done() for task in tasks):
-            most = max(most, len(llm._driver._names))
+            most = max(most, len(llm._engine_loop._names))
             await asyncio.sleep(0.001)
         return [task for task in tasks if not task.cancelled()]
 
@@ -239,7 +240,7 @@ def test_at_most_so_many_are_held(llm):
 def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
     (output,) = asyncio.run(collect(engine, {"prompt": SLOT}, greedy()))
     assert output.finished
-    assert "image 0" in output.error
+    assert "image 0" in output.error.message
     assert output.outputs[0].finish_reason == "error"
     for options in ({"output_kind": "all"}, {"request_id": ""}, {"priority": "high"}):
         with pytest.raises(InputError, match=next(iter(options))):
@@ -254,17 +255,17 @@ def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
 def test_closing_ends_what_runs():
     async def go():
         async with AsyncLLM(MODEL, max_model_len=256) as engine:
-            hold_steps(engine._driver.core, lambda: engine._driver._closed)
+            hold_steps(engine._engine_loop.core, lambda: engine._engine_loop.closed)
             task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200)))
-            await asyncio.to_thread(wait_until, lambda: engine._driver._owners)
+            await asyncio.to_thread(wait_until, lambda: engine._engine_loop._owners)
         outputs = await task
         with pytest.raises(InputError, match="closed"):
             await collect(engine, "user 1", greedy())
         return outputs[-1], engine
 
     output, engine = asyncio.run(go())
-    assert "closed" in output.error
-    assert not engine._driver._thread.is_alive()
+    assert "closed" in output.error.message
+    assert not engine._engine_loop._thread.is_alive()
 
 
 def test_live_turns_equal_one_long_prompt(llm):
@@ -315,8 +316,8 @@ def test_what_is_urgent_is_first(llm):
     with LLM(MODEL, max_model_len=256, max_num_seqs=1) as one:
         hold_until_prepared(one, 2)
         ended = []
-        jobs = [one.job(f"user {i}", greedy(4), priority) for i, priority in enumerate((5, 0, 3))]
-        for index, _ in one._driver.serve(jobs):
+        jobs = [one.request(f"user {i}", greedy(4), priority) for i, priority in enumerate((5, 0, 3))]
+        for index, _ in one._engine_loop.serve(jobs):
             ended.append(index)
     assert ended.index(1) < ended.index(2)
     with pytest.raises(InputError, match="priority"):

@@ -80,12 +80,12 @@ def test_a_plan_says_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 
 def test_ready_made_rows_answer_as_their_sound_does(llm: LLM) -> None:
-    prepared = llm._inputs.prepare(asked(sound()))
+    prepared = llm._inputs.process(asked(sound()))
     tensors = {
         name: elem.data[None] if elem.data.ndim == 0 else elem.data for name, elem in prepared.features[0].kwargs.items()
     }
     with torch.inference_mode():
-        (rows,) = llm._driver.core.runner.model.embed_multimodal("audio", tensors)
+        (rows,) = llm._engine_loop.core.runner.model.embed_multimodal("audio", tensors)
     given = {**asked(sound()), "multi_modal_data": {"audio": {"audio_embeds": rows.clone()}}}
     assert answer(llm, given).outputs[0].token_ids == answer(llm, asked(sound())).outputs[0].token_ids
 
@@ -110,4 +110,4 @@ def test_conversations_hold_sound(llm: LLM) -> None:
 def test_what_is_refused_is_named(llm: LLM, sounds: list[object], text: str) -> None:
     bad, good = llm.generate([asked(*sounds), asked((sound(), 16_000))], SHORT, use_tqdm=False)
     assert good.error is None
-    assert re.match(text, bad.error or "")
+    assert re.match(text, str(bad.error))

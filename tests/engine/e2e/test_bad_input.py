@@ -72,11 +72,11 @@ def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
     first, bad, last = llm.generate([good, make(tmp_path), good], GREEDY, use_tqdm=False)
     assert bad.error is not None
     with pytest.raises(InputError, match=message):
-        raise InputError(bad.error)
-    assert "\n" not in bad.error
+        raise InputError(bad.error.message)
+    assert "\n" not in bad.error.message
     assert first.outputs[0].token_ids == last.outputs[0].token_ids == alone.outputs[0].token_ids
     assert first.error is None
-    assert not llm._driver.core.runner.tracks
+    assert not llm._engine_loop.core.runner.sequences
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_sampling_params_name_what_is_wrong(wrong: dict[str, Any]) -> None:
 def test_tokens_outside_the_vocabulary_are_named_with_their_field(field: dict[str, Any], llm: LLM) -> None:
     (output,) = llm.generate("x", SamplingParams(max_tokens=1, **field), use_tqdm=False)
     assert output.error is not None
-    assert f"{next(iter(field))} holds 1000000" in output.error
+    assert f"{next(iter(field))} holds 1000000" in output.error.message
 
 
 def test_numpy_numbers_are_numbers() -> None:
@@ -185,9 +185,9 @@ def test_integer_weights_and_shards_outside_are_refused(checkpoint: Path, tmp_pa
 
 def test_empty_conversation_and_failing_template(llm: LLM) -> None:
     (empty,) = llm.chat([], GREEDY, use_tqdm=False)
-    assert "no messages" in str(empty.error)
+    assert "no messages" in empty.error.message
     (broken,) = llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False, chat_template="{{ 1 / 0 }}")
-    assert "template" in str(broken.error)
+    assert "template" in broken.error.message
     (silent,) = llm.chat([{"role": "assistant", "content": None}], GREEDY, use_tqdm=False)
     assert silent.error is None
 
@@ -206,7 +206,7 @@ def test_threads_share_one_llm(llm: LLM) -> None:
     for thread in threads:
         thread.join(120)
     assert [[o.outputs[0].token_ids for o in found[i]] for i in range(4)] == [alone] * 4
-    assert not llm._driver.core.runner.tracks
+    assert not llm._engine_loop.core.runner.sequences
 
 
 def test_errors_have_one_base() -> None:
@@ -217,37 +217,37 @@ def test_errors_have_one_base() -> None:
 def test_an_answer_that_cannot_be_assembled_fails_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from sensorium.engine.output import Assembly
+    from sensorium.engine.frontend.output_processor import OutputBuilder
 
-    real = Assembly.add
+    real = OutputBuilder.add
 
-    def add(self: Assembly, output: Any) -> bool:
+    def add(self: OutputBuilder, output: Any) -> bool:
         if len(self.prepared.token_ids) > 20:
             raise RuntimeError("no text today")
         return real(self, output)
 
-    monkeypatch.setattr(Assembly, "add", add)
+    monkeypatch.setattr(OutputBuilder, "add", add)
     good, bad = llm.generate(["def", "def " * 30], GREEDY, use_tqdm=False)
     assert good.error is None
-    assert str(bad.error).startswith("internal error in writing an answer: RuntimeError: no text today; report it")
+    assert bad.error.message.startswith("internal error in writing an answer: RuntimeError: no text today; report it")
     assert [record.message for record in caplog.records if record.exc_info] == ["writing an answer failed"]
-    assert not llm._driver.core.scheduler.requests
+    assert not llm._engine_loop.core.scheduler.requests
 
 
 def test_a_bug_in_reading_a_prompt_is_told_as_one(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from sensorium.engine.input import InputProcessor
+    from sensorium.engine.frontend.input_processor import InputProcessor
 
-    real = InputProcessor.begin
+    real = InputProcessor.parse
 
-    def begin(self: InputProcessor, prompt: object, *rest: Any) -> Any:
+    def parse(self: InputProcessor, prompt: object, *rest: Any) -> Any:
         return real(self, prompt, *rest) if prompt == "def" else {}["read me"]
 
-    monkeypatch.setattr(InputProcessor, "begin", begin)
+    monkeypatch.setattr(InputProcessor, "parse", parse)
     good, bad = llm.generate(["def", "bad"], GREEDY, use_tqdm=False)
     assert good.error is None
-    assert bad.error == (
+    assert bad.error.message == (
         "internal error in reading a prompt: KeyError: 'read me'; report it with its traceback (in the log, or with --debug)"
     )
     assert [record.message for record in caplog.records if record.exc_info] == ["reading a prompt failed"]
@@ -255,9 +255,9 @@ def test_a_bug_in_reading_a_prompt_is_told_as_one(
 
 def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two callers share a step that is cut: both get a typed end, the next call works."""
-    core, broken = llm._driver.core, []
+    core, broken = llm._engine_loop.core, []
     monkeypatch.setattr(core, "step", core.step)
-    hold_steps(core, lambda: broken or heard(llm._driver))  # so that there are steps left to cut
+    hold_steps(core, lambda: broken or heard(llm._engine_loop))  # so that there are steps left to cut
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 
@@ -265,14 +265,14 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.runner, "launch", interrupted)
+        patch.setattr(core.runner, "execute_model", interrupted)
         broken.append(True)
-        assert "interrupted" in str(llm.generate("def", GREEDY, use_tqdm=False)[0].error)
-    assert "interrupted" in str(list(other)[-1].error)
+        assert "interrupted" in str(llm.generate("def", GREEDY, use_tqdm=False)[0].error.message)
+    assert "interrupted" in list(other)[-1].error.message
     (again,) = llm.generate("def", GREEDY, use_tqdm=False)
     assert again.error is None
-    assert not llm._driver.core.scheduler.requests
-    assert not llm._driver.core.runner.tracks
+    assert not llm._engine_loop.core.scheduler.requests
+    assert not llm._engine_loop.core.runner.sequences
 
 
 def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
 
 def test_company_does_not_change_an_answer_in_bfloat16() -> None:
     """The shipped model, greedy: attention is chosen by an item's own shape."""
-    llm = LLM(Path(__file__).parents[2] / "assets" / "tiny-vl", dtype="bfloat16")
+    llm = LLM(Path(__file__).parents[3] / "assets" / "tiny-vl", dtype="bfloat16")
     prompts = [f"user {i} moves left" for i in range(12)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     together = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]

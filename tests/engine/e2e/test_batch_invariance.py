@@ -27,7 +27,7 @@ def llm(request, tmp_path_factory):
 def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
     rng = np.random.default_rng(seed)
     picture = Image.fromarray(rng.integers(0, 256, (90 + 40 * (seed % 3), 130, 3), dtype=np.uint8))
-    prepared = llm._inputs.prepare({"prompt": f"look at {SLOT} and say: {text}", "multi_modal_data": {"image": picture}})
+    prepared = llm._inputs.process({"prompt": f"look at {SLOT} and say: {text}", "multi_modal_data": {"image": picture}})
     return EngineRequest(name, prepared.token_ids, PARAMS, (), prepared.features)
 
 
@@ -42,7 +42,7 @@ def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -
             core.add(ours)
             added = True
         lead -= 1
-        for output in core.step():
+        for output in core.step().outputs:
             assert output.error is None
             if output.request_id == ours.request_id:
                 found += output.logprobs or ()
@@ -53,7 +53,7 @@ def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -
 def kernels(request, monkeypatch):
     """With the C++ kernels, where there are any, and without."""
     if request.param:
-        ops = ("attention", "varlen_attention", "rms_norm", "rotary", "gated")
+        ops = ("attention", "varlen_attention", "rms_norm", "rotary", "act_and_mul")
         monkeypatch.setenv("SENSORIUM_KERNELS", ",".join(f"{op}={request.param}" for op in ops))
 
 
@@ -62,7 +62,7 @@ CASES = list(itertools.product((0, 1, 4, 7), (4096, 5, 16, 33), (0, 3), (16, 4),
 
 @pytest.mark.parametrize("count", [16, pytest.param(len(CASES), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, kernels, count):
-    model = llm._driver.core.runner.model
+    model = llm._engine_loop.core.runner.model
     ours = asked(llm, "ours", 1, "what is it, and why is it so?")
     others = [asked(llm, f"mate{i}", 1 + i % 4, "something else " * (1 + 3 * i)) for i in range(7)]
     expected = run(
@@ -89,13 +89,13 @@ def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, kernels, count):
 
 
 def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
-    model = llm._driver.core.runner.model
+    model = llm._engine_loop.core.runner.model
     ours, other = asked(llm, "ours", 1, "what is it?"), asked(llm, "other", 2, "what is that?")
     options = {"blocks": 40, "block_size": 16, "max_len": 300, "encoder_rows": 999, "model": model, "invariant": True}
     expected = run(toy.make_core(budget=4096, **options), ours, [], 0)
     core = toy.make_core(budget=20, seqs=1, caching=False, **options)
     core.add(ours)
-    found = [entry for _ in range(6) for output in core.step() for entry in output.logprobs or ()]
+    found = [entry for _ in range(6) for output in core.step().outputs for entry in output.logprobs or ()]
     core.add(replace(other, priority=-1))
     outputs = toy.drain(core)["ours"]
     assert outputs[-1].stats.preemptions == 1
@@ -110,7 +110,7 @@ def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kern
     text = [rng.randrange(4, 101) for _ in range(60)]
     ours = toy.of("ours", [*text[:20], *[toy.PAD] * 14, *text[20:]], [toy.item(20, 12, edges=True)])
     ours = replace(ours, params=PARAMS)
-    options = {"max_len": 200, "model": model, "invariant": True, "prefill": "item_atomic"}
+    options = {"max_len": 200, "model": model, "invariant": True, "prompt_attention": "bidirectional_items"}
     expected = run(toy.make_core(blocks=90, block_size=16, budget=512, **options), ours, [], 0)
     assert len(expected) == 12
     for mates, budget, lead, block_size, warm in ((0, 18, 0, 16, False), (5, 21, 2, 4, True), (3, 40, 1, 8, True)):

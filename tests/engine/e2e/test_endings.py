@@ -9,7 +9,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import InputError
 from waiting import wait_until
 
-MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
 SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
@@ -21,7 +21,7 @@ def llm():
 
 
 def settled(llm):
-    llm._driver.call(lambda driver: None).result(60)
+    llm._engine_loop.call(lambda engine_loop: None).result(60)
     return llm.stats.running, llm.stats.idle, llm.stats.blocks_used
 
 
@@ -77,7 +77,7 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
     gc.disable()
     try:
         del circle
-        llm._driver.call(lambda driver: gc.collect()).result(60)
+        llm._engine_loop.call(lambda engine_loop: gc.collect()).result(60)
     finally:
         gc.enable()
     assert settled(llm) == (0, 0, 0)
@@ -86,11 +86,11 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
 def test_closed_while_the_loop_does_what_it_was_told(llm):
     """The loop reads all commands at once, the one that wakes it to see the end among them."""
     begun, go = threading.Event(), threading.Event()
-    llm._driver.call(lambda driver: (begun.set(), go.wait(60)))
+    llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(60)))
     assert begun.wait(60)
     closing = threading.Thread(target=llm.close, daemon=True)
     closing.start()
-    wait_until(lambda: not llm._driver._commands.empty())
+    wait_until(lambda: not llm._engine_loop._commands.empty())
     go.set()
     closing.join(60)
     assert not closing.is_alive()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hostile import MARK, MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
 from sensorium import LLM, RequestOutput, SamplingParams
-from sensorium.engine import runner
-from sensorium.engine.output import Assembly, StreamDecoder
+from sensorium.engine.frontend.output_processor import OutputBuilder, StreamDecoder
+from sensorium.engine.worker import model_runner as runner
 
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -35,10 +35,10 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 
 def assert_idle(llm: LLM) -> None:
     """Every block is free or cached, no sequence is known to anybody."""
-    core = llm._driver.core
+    core = llm._engine_loop.core
     assert not core.scheduler.requests
-    assert not core.runner.tracks
-    assert not llm._driver._owners
+    assert not core.runner.sequences
+    assert not llm._engine_loop._owners
 
 
 def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
@@ -50,20 +50,20 @@ def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
     assert failed.finished
     assert failed.error is not None
     assert failed.outputs[0].finish_reason == "error"
-    assert "\n" not in failed.error
+    assert "\n" not in failed.error.message
     assert_idle(llm)
     assert tokens(answers(llm, GOOD)) == alone
-    return failed.error
+    return failed.error.message
 
 
 def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, harm: Any) -> Poisoned:
-    model = llm._driver.core.runner.model
+    model = llm._engine_loop.core.runner.model
     monkeypatch.setattr(model, "embed_multimodal", Poisoned(model.embed_multimodal, harm))
     return model.embed_multimodal
 
 
 def forward_without_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    model, token = llm._driver.core.runner.model, llm.get_tokenizer().token_to_id(NO_NUMBER)
+    model, token = llm._engine_loop.core.runner.model, llm.get_tokenizer().token_to_id(NO_NUMBER)
     monkeypatch.setattr(model, "forward", numberless(model.forward, token, value))
 
 
@@ -115,13 +115,13 @@ def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.M
 
 def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
-    llm._driver.core._quarantine._clock = lambda: now[0]
+    llm._engine_loop.core._quarantine._clock = lambda: now[0]
     tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     (first,) = answers(llm, [asked(marked())])
     calls = tower.calls
     (again, other) = answers(llm, [asked(marked(), text="Read."), asked(picture(1))])
-    assert "image 0" in str(again.error)
-    assert "broke the encoder before" in str(again.error)
+    assert "image 0" in again.error.message
+    assert "broke the encoder before" in again.error.message
     assert other.error is None
     assert tower.calls == calls + 1
     (tenant,) = answers(llm, [asked(marked(), cache_salt="b")])
@@ -147,7 +147,7 @@ def test_running_out_of_memory_is_not_the_items_fault(
 def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         poison(llm, patch, raising(KeyboardInterrupt))
-        assert "interrupted" in str(answers(llm, [asked(marked())])[0].error)
+        assert "interrupted" in answers(llm, [asked(marked())])[0].error.message
     assert answers(llm, [asked(marked())])[0].error is None
     assert_idle(llm)
 
@@ -182,11 +182,11 @@ def test_rows_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_head_that_makes_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence of the step fails, each for itself, and the next step is served."""
-    model = llm._driver.core.runner.model
+    model = llm._engine_loop.core.runner.model
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute_logits", lambda hidden: torch.full((len(hidden), model.vocab_size), float("nan")))
         for output in answers(llm, GOOD):
-            assert "not finite" in str(output.error)
+            assert "not finite" in output.error.message
     assert_idle(llm)
     tokens(answers(llm, GOOD))
 
@@ -231,7 +231,7 @@ def test_no_media_wait_for_the_collector(llm: LLM, monkeypatch: pytest.MonkeyPat
     try:
         answers(llm, [asked(picture(seed)) for seed in range(10, 14)] + [asked(marked(1)), *prompts[4:]])
         gc.collect()
-        kept = [one for one in gc.garbage if isinstance(one, torch.Tensor | bytes | Assembly)]
+        kept = [one for one in gc.garbage if isinstance(one, torch.Tensor | bytes | OutputBuilder)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

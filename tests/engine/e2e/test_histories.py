@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from sensorium.engine.kv import HOLE
+from sensorium.engine.kv_cache.block_pool import NULL_BLOCK
 from sensorium.engine.types import EngineStats
 from sensorium.mm.errors import InputError
 
@@ -27,21 +27,21 @@ class History(RuleBasedStateMachine):
         seqs=st.integers(1, 5),
         encoder_rows=st.integers(6, 20),
         encoder_budget=st.sampled_from([1, 5, 12, 100]),
-        prefill=st.sampled_from(["causal", "causal", "item_atomic", "prompt_atomic"]),
+        prompt_attention=st.sampled_from(["causal", "causal", "bidirectional_items", "bidirectional_prompt"]),
         reads=st.booleans(),
-        kept=st.sampled_from([None, None, 0, 4]),
+        max_cached=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
-        overlaps=st.booleans(),
+        async_scheduling=st.booleans(),
         late=st.sampled_from([0, 0, 1, 3]),
         draws_there=st.booleans(),
     )
-    def start(self, seed, budget, seqs, prefill, reads, window, draws_there, **options):
-        self.rng, self.prefill = random.Random(seed), prefill
-        budget += {"causal": 0, "item_atomic": 10 + seqs, "prompt_atomic": 42 + seqs}[prefill]
-        options["encoder_rows"] += {"prompt_atomic": 14}.get(prefill, 6 * reads)  # what has to be there at once
+    def start(self, seed, budget, seqs, prompt_attention, reads, window, draws_there, **options):
+        self.rng, self.prompt_attention = random.Random(seed), prompt_attention
+        budget += {"causal": 0, "bidirectional_items": 10 + seqs, "bidirectional_prompt": 42 + seqs}[prompt_attention]
+        options["encoder_rows"] += {"bidirectional_prompt": 14}.get(prompt_attention, 6 * reads)  # what has to be there at once
         self.model = lambda: self.toy.ToyModel(reads, window=window)
         self.core = self.toy.make_core(
-            budget=budget, seqs=seqs, prefill=prefill, model=self.model(), block_size=4, max_len=48, **options
+            budget=budget, seqs=seqs, prompt_attention=prompt_attention, model=self.model(), block_size=4, max_len=48, **options
         )
         self.core.runner.draws_there = draws_there
         self.reads = reads
@@ -88,7 +88,7 @@ class History(RuleBasedStateMachine):
     @rule(times=st.integers(1, 6))
     def step(self, times):
         for _ in range(times):
-            for output in self.core.step():
+            for output in self.core.step().outputs:
                 self.take(output)
 
     def take(self, output):
@@ -101,7 +101,9 @@ class History(RuleBasedStateMachine):
     def compare(self, output):
         name = output.request_id
         request = replace(self.asked[name], hold_open=False)
-        core = self.toy.make_core(blocks=64, budget=500, caching=False, model=self.model(), prefill=self.prefill)
+        core = self.toy.make_core(
+            blocks=64, budget=500, caching=False, model=self.model(), prompt_attention=self.prompt_attention
+        )
         core.add(request)
         alone = self.toy.drain(core)[name]
         assert self.answers[name] == self.toy.tokens_of(alone), f"{name} read otherwise in company"
@@ -140,7 +142,8 @@ class History(RuleBasedStateMachine):
             self.core.truncate(name, keep)
             tokens = tokens[:keep]
         more, features = self.prompt(len(tokens))
-        if len(tokens) + len(more) > 40 or self.prefill == "prompt_atomic":  # whose answers see only what comes before
+        # answers of a bidirectional prompt see only what comes before them
+        if len(tokens) + len(more) > 40 or self.prompt_attention == "bidirectional_prompt":
             return self.abort_named(name)
         self.core.append(name, more, features, close)
         features = (*request.features, *features)
@@ -160,11 +163,11 @@ class History(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         scheduler, stats = self.core.scheduler, self.core.stats
-        held = [set() for _ in scheduler.kv.pools]
+        held = [set() for _ in scheduler.block_pools.pools]
         for request in scheduler.requests.values():
             for blocks, own in zip(held, request.block_ids, strict=True):
-                blocks.update(block for block in own if block != HOLE)
-        for blocks, pool in zip(held, scheduler.kv.pools, strict=True):
+                blocks.update(block for block in own if block != NULL_BLOCK)
+        for blocks, pool in zip(held, scheduler.block_pools.pools, strict=True):
             assert len(blocks) == pool.num_blocks - pool.num_free
         assert stats.encoder_bytes <= stats.encoder_capacity
         assert set(scheduler.requests) == set(self.asked)
@@ -174,7 +177,7 @@ class History(RuleBasedStateMachine):
             return
         scheduler = self.core.scheduler
         for _ in range(3000):
-            for output in self.core.step() if scheduler.waiting or scheduler.running else ():
+            for output in self.core.step().outputs if scheduler.waiting or scheduler.running else ():
                 self.take(output)
         assert not [*scheduler.waiting, *scheduler.running], "the engine does not come to rest"
         for name in list(self.asked):

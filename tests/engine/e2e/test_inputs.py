@@ -117,14 +117,14 @@ def test_a_name_stands_for_what_was_given(llm):
     assert again.error is None
     assert again.outputs == first.outputs
     assert again.items == first.items
-    assert "stands for other content already" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error
+    assert "stands for other content already" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error.message
     assert ask(llm, image, multi_modal_uuids={"image": ["cat"]}).outputs == first.outputs
     missed = ask(llm, None, multi_modal_uuids={"image": ["dog"]})
-    assert "Cache miss for image at index 0 but data is not provided" in missed.error
+    assert "Cache miss for image at index 0 but data is not provided" in missed.error.message
     other = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, mm_processor_kwargs={"max_pixels": 3136})
-    assert "Cache miss for image at index 0" in other.error  # other options are another item
+    assert "Cache miss for image at index 0" in other.error.message  # other options are another item
     elsewhere = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant")
-    assert "Cache miss for image at index 0" in elsewhere.error
+    assert "Cache miss for image at index 0" in elsewhere.error.message
     assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
 
 
@@ -172,31 +172,31 @@ def test_a_small_cache_changes_nothing_but_work(checkpoint):
 def test_ready_made_rows_answer_as_their_picture_does(llm):
     image = picture(10)
     want = ask(llm, image)
-    made = llm._inputs.prepare({"prompt": SLOT, "multi_modal_data": {"image": image}})
+    made = llm._inputs.process({"prompt": SLOT, "multi_modal_data": {"image": image}})
     (feature,) = made.features
     tensors = {name: elem.data[None] if name == "image_grid_thw" else elem.data for name, elem in feature.kwargs.items()}
     with torch.inference_mode():
-        (rows,) = llm._driver.core.runner.model.embed_multimodal("image", tensors)
+        (rows,) = llm._engine_loop.core.runner.model.embed_multimodal("image", tensors)
     given = {"image_embeds": rows.clone(), "image_grid_thw": tensors["image_grid_thw"]}
     got = ask(llm, given)
     assert got.error is None
     assert (got.outputs, got.prompt_token_ids) == (want.outputs, want.prompt_token_ids)
     mixed = ask(llm, image, given)
     assert mixed.outputs == ask(llm, given, image).outputs == ask(llm, image, image).outputs
-    assert "need their grids" in ask(llm, rows.clone()).error
+    assert "need their grids" in ask(llm, rows.clone()).error.message
     assert ask(llm, given, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
     given["image_embeds"].zero_()  # the caller's own memory
     assert ask(llm, None, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
     given["image_embeds"].copy_(rows)
-    assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error
+    assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error.message
 
 
 def test_media_are_made_to_fit(checkpoint):
     llm = LLM(checkpoint, max_model_len=64, mm_processor_kwargs={"max_pixels": 400 * 300})
     big, small = picture(11, (400, 300)), picture(12, (60, 60))
     refused = ask(llm, big, small)
-    assert "image 0: the prompt takes" in refused.error
-    assert "fit" in refused.error
+    assert "image 0: the prompt takes" in refused.error.message
+    assert "fit" in refused.error.message
     with pytest.raises(MediaError, match="image 0: the prompt takes"):
         llm.plan({"prompt": SLOT * 2, "multi_modal_data": {"image": [big, small]}})
     fitted = ask(llm, big, small, fit="context")
@@ -212,14 +212,15 @@ def test_media_are_made_to_fit(checkpoint):
     assert output.error is None
     assert output.items[0].shrunk_from > output.items[0].num_tokens
     crowd = ask(llm, *[small] * 20, fit="context")
-    assert "cannot be made to fit" in crowd.error
+    assert "cannot be made to fit" in crowd.error.message
 
 
 def test_a_plan_refuses_what_the_answer_would(llm):
     with pytest.raises(MediaError, match=r"image 1: .*differ by more than 200:1"):
         llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
     with pytest.raises(
-        InputError, match=r"image 0: the prompt has only 0 slot\(s\) for 1 item\(s\); write <\|image_pad\|> once for each item"
+        InputError,
+        match=r"image 0: the prompt has only 0 placeholder\(s\) for 1 item\(s\); write <\|image_pad\|> once for each item",
     ):
         llm.plan({"prompt": "no slot", "multi_modal_data": {"image": picture()}})
 
@@ -227,9 +228,9 @@ def test_a_plan_refuses_what_the_answer_would(llm):
 def test_a_text_that_cannot_fit_is_refused_unread(llm, monkeypatch):
     monkeypatch.setattr(llm.get_tokenizer(), "encode", lambda *_: pytest.fail("it was tokenised"))
     (output,) = llm.generate("x" * 10_000_000, GREEDY, use_tqdm=False)
-    assert "max_model_len is 512" in output.error
+    assert "max_model_len is 512" in output.error.message
 
 
 def test_encoder_prompts_need_an_encoder(llm):
     (output,) = llm.generate([{"encoder_prompt": "a", "decoder_prompt": "b"}], GREEDY, use_tqdm=False)
-    assert "no text encoder" in output.error
+    assert "no text encoder" in output.error.message

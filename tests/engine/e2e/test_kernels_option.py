@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig
-from sensorium.engine.loader import check_kernels
+from sensorium.engine.setup.resolve import check_kernels
 from sensorium.kernels import attention, dispatch
-from sensorium.kernels.gpu import tune
+from sensorium.kernels.gpu import launch_config
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.processors import pictures
+from sensorium.processors import images
 
-MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
 
 
@@ -44,21 +44,21 @@ def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 
     def spy(self: object, *args: object) -> None:
-        found.append(dispatch.backend("gated", torch.device("cpu"), torch.float32))
+        found.append(dispatch.backend("act_and_mul", torch.device("cpu"), torch.float32))
         raise InputError("seen enough")
 
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     prompt = {"prompt": slot, "multi_modal_data": {"image": Image.new("RGB", (32, 32))}}
-    with LLM(MODEL, max_model_len=64, kernels="gated=torch") as llm:
+    with LLM(MODEL, max_model_len=64, kernels="act_and_mul=torch") as llm:
         monkeypatch.setattr(type(llm._inputs.media._info), "process", spy)
-        assert "seen enough" in str(llm.generate([prompt], PARAMS, use_tqdm=False)[0].error)
+        assert "seen enough" in llm.generate([prompt], PARAMS, use_tqdm=False)[0].error.message
     assert found == ["torch"]
 
 
 def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the device is the CPU itself, whose own way of processing is shut."""
     ask = "<|vision_start|><|{}_pad|><|vision_end|>What is written?"
-    media = Path(__file__).parents[2] / "assets" / "media"
+    media = Path(__file__).parents[3] / "assets" / "media"
     prompts = [
         {"prompt": ask.format("image"), "multi_modal_data": {"image": media / "line1.png"}},
         {"prompt": ask.format("video"), "multi_modal_data": {"video": media / "clip.mp4"}},
@@ -66,7 +66,7 @@ def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> 
     with LLM(MODEL, max_model_len=256) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
     monkeypatch.setattr(EngineConfig, "torch_media_device", torch.device("cpu"))
-    monkeypatch.delattr(pictures, "_fill_patches")
+    monkeypatch.delattr(images, "_fill_patches")
     with LLM(MODEL, max_model_len=256, media_device="cuda") as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == wanted
 
@@ -80,7 +80,7 @@ def test_a_device_for_media_that_is_not_there() -> None:
 def test_kernels_of_media_are_checked_where_media_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineConfig, "torch_device", torch.device("cuda", 0))
     monkeypatch.setattr(EngineConfig, "torch_media_device", torch.device("cpu"))
-    monkeypatch.setattr(tune, "own", dict)
+    monkeypatch.setattr(launch_config, "user_configs", dict)
     config = EngineConfig("m", kernels="pixels=triton")
     check_kernels(config, torch.float32)
     with pytest.raises(ConfigError, match="pixels=triton cannot run float32 on cpu here; torch can"):
@@ -88,9 +88,9 @@ def test_kernels_of_media_are_checked_where_media_are(monkeypatch: pytest.Monkey
 
 
 def test_one_word_is_for_all_ops_that_have_it() -> None:
-    table = dispatch.overrides("attention=reference, torch")
+    table = dispatch.parse_overrides("attention=reference, torch")
     assert table == dict.fromkeys(dispatch.BACKENDS, "torch") | {"attention": "reference"}
-    assert dispatch.overrides("onednn") == {"linear": "onednn"}
+    assert dispatch.parse_overrides("onednn") == {"linear": "onednn"}
     with LLM(MODEL, max_model_len=64, kernels="torch") as told, LLM(MODEL, max_model_len=64) as usual:
         one, two = (llm.generate("one two three", PARAMS)[0].outputs[0].token_ids for llm in (told, usual))
     assert one == two

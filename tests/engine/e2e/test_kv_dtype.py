@@ -13,9 +13,9 @@ import pytest
 import torch
 from family import Family, ask, load_rows, save
 from sensorium import LLM, SamplingParams
-from sensorium.engine.doctor import describe_memory
+from sensorium.engine.setup.doctor import describe_memory
 from sensorium.engine.types import EngineRequest
-from sensorium.kernels.kv8 import CODES
+from sensorium.kernels.kv_quant import CACHE_DTYPES
 from sensorium.mm.errors import ConfigError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0)
@@ -26,34 +26,34 @@ ROWS = load_rows()
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, Path]:
     """A model of M-RoPE, one of windows and pictures that see themselves, one of cross-attention."""
     row = ROWS[request.param]
-    return row, save(row, tmp_path_factory.mktemp("codes") / row.name)
+    return row, save(row, tmp_path_factory.mktemp("cache_dtype") / row.name)
 
 
 def questions(row: Family) -> list[dict[str, Any]]:
     """Each comes back with another end, or as it was."""
-    letter = "a" if "audio" in row.slots else "i"
+    letter = "a" if "audio" in row.placeholders else "i"
     asked = [ask(row, letter, seed) for seed in (1, 2, 3)]
     return [replace(one, text=one.text + end).ours for end in ("", " + y", "") for one in asked]
 
 
 def request_of(llm: LLM, name: str, prompt: dict[str, Any]) -> EngineRequest:
-    prepared = llm._inputs.prepare(prompt)
+    prepared = llm._inputs.process(prompt)
     return EngineRequest(name, prepared.token_ids, GREEDY, (), prepared.features, cross=prepared.cross)
 
 
 @pytest.mark.parametrize("kernels", ["", "attention=torch"])
-@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
 def test_an_answer_is_the_same_however_it_comes_about(
-    served: tuple[Family, Path], codes: str, kernels: str, toy: Any, monkeypatch: pytest.MonkeyPatch
+    served: tuple[Family, Path], cache_dtype: str, kernels: str, toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and whole; then in company, in pieces, behind what others left in the cache, and after it was put back."""
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
     row, folder = served
-    with LLM(folder, max_model_len=512, dtype="float32", device="cpu", kv_cache_dtype=codes, **row.options) as llm:
+    with LLM(folder, max_model_len=512, dtype="float32", device="cpu", kv_cache_dtype=cache_dtype, **row.options) as llm:
         requests = [request_of(llm, str(i), prompt) for i, prompt in enumerate(questions(row))]
-        model = llm._driver.core.runner.model
-    assert {spec.codes for spec in model.cache_specs} == {CODES[codes]}
-    options = {"block_size": 16, "max_len": 512, "encoder_rows": 9999, "model": model, "prefill": row.prefill}
+        model = llm._engine_loop.core.runner.model
+    assert {spec.quant_dtype for spec in model.cache_specs} == {CACHE_DTYPES[cache_dtype]}
+    options = {"block_size": 16, "max_len": 512, "encoder_rows": 9999, "model": model, "prompt_attention": row.prompt_attention}
 
     def answers(core: Any, requests: list[EngineRequest]) -> dict[str, list[int]]:
         for request in requests:
@@ -66,7 +66,7 @@ def test_an_answer_is_the_same_however_it_comes_about(
     expected = {name: tokens for one in alone for name, tokens in one.items()}
     items = [*(feature for one in requests for feature in one.features), *(one.cross for one in requests if one.cross)]
     longest = max(*(len(one.prompt_token_ids) + GREEDY.max_tokens for one in requests), *(f.range.num_embeds for f in items))
-    budget = 23 if row.prefill == "causal" else max(feature.range.length for feature in items) + 8
+    budget = 23 if row.prompt_attention == "causal" else max(feature.range.length for feature in items) + 8
     across = row.name == "whisper"  # what is read so takes the room, and is part of no prefix
     core = toy.make_core(blocks=(1 + across) * (longest // 16) + 3, seqs=6, budget=budget, **options)
     assert answers(core, requests) == expected
@@ -82,7 +82,7 @@ def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
         llm.sleep()
         llm.wake()
         (after,) = llm.generate(prompt, GREEDY, use_tqdm=False)
-        assert llm._driver.core.runner.caches.tensors[0].dtype == torch.int8
+        assert llm._engine_loop.core.runner.caches.tensors[0].dtype == torch.int8
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
     assert after.outputs[0].cumulative_logprob == before.outputs[0].cumulative_logprob
 
@@ -90,16 +90,16 @@ def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
 @pytest.fixture(scope="module", params=[("int8", "bfloat16"), ("fp8", "float32")])
 def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = save(ROWS["qwen2_5_vl"], tmp_path_factory.mktemp("invariant") / "model", 3)
-    codes, dtype = request.param
-    with LLM(folder, max_model_len=1024, dtype=dtype, batch_invariant=True, kv_cache_dtype=codes, device="cpu") as llm:
+    cache_dtype, dtype = request.param
+    with LLM(folder, max_model_len=1024, dtype=dtype, batch_invariant=True, kv_cache_dtype=cache_dtype, device="cpu") as llm:
         yield llm
 
 
 def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> None:
-    row, model = ROWS["qwen2_5_vl"], invariant._driver.core.runner.model
+    row, model = ROWS["qwen2_5_vl"], invariant._engine_loop.core.runner.model
     requests = []
     for seed in range(5):
-        prepared = invariant._inputs.prepare(ask(row, "i", seed).ours)
+        prepared = invariant._inputs.process(ask(row, "i", seed).ours)
         requests.append(EngineRequest(str(seed), prepared.token_ids, GREEDY, (), prepared.features))
 
     def run(names: list[int], block_size: int = 16, budget: int = 4096, again: bool = False) -> list[Any]:
@@ -119,14 +119,14 @@ def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> 
         assert run(names, **rest) == expected
 
 
-@pytest.mark.parametrize(("codes", "limit"), [("int8", 0.02), ("fp8", 0.1)])
-def test_logits_are_close_to_those_of_floats(checkpoint: Path, codes: str, limit: float) -> None:
+@pytest.mark.parametrize(("cache_dtype", "limit"), [("int8", 0.02), ("fp8", 0.1)])
+def test_logits_are_close_to_those_of_floats(checkpoint: Path, cache_dtype: str, limit: float) -> None:
     """On average over the probable tokens of a prompt, as a share of how far their log probabilities lie apart."""
     rng = random.Random(0)
     prompt = {"prompt_token_ids": [rng.randrange(5, 600) for _ in range(200)]}
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)
     found = []
-    for dtype in ("auto", codes):
+    for dtype in ("auto", cache_dtype):
         with LLM(checkpoint, max_model_len=256, dtype="float32", kv_cache_dtype=dtype, device="cpu") as llm:
             (output,) = llm.generate(prompt, params, use_tqdm=False)
             found.append(output.prompt_logprobs[1:])
@@ -138,14 +138,14 @@ def test_logits_are_close_to_those_of_floats(checkpoint: Path, codes: str, limit
 
 def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
     sizes, shapes = {}, {}
-    for codes in ("auto", *CODES):
-        options = {"max_model_len": 512, "dtype": "bfloat16", "kv_cache_dtype": codes, "device": "cpu"}
+    for cache_dtype in ("auto", *CACHE_DTYPES):
+        options = {"max_model_len": 512, "dtype": "bfloat16", "kv_cache_dtype": cache_dtype, "device": "cpu"}
         with LLM(checkpoint, **options) as llm:
-            caches = llm._driver.core.runner.caches.tensors
-            sizes[codes], shapes[codes] = sum(cache.nbytes for cache in caches), caches[0].shape
-            assert llm.explain().kv_cache == sizes[codes]
+            caches = llm._engine_loop.core.runner.caches.tensors
+            sizes[cache_dtype], shapes[cache_dtype] = sum(cache.nbytes for cache in caches), caches[0].shape
+            assert llm.explain().kv_cache == sizes[cache_dtype]
         plan = dict(describe_memory(checkpoint, options))
-        assert plan["key/value cache"].split() == [f"{sizes[codes] / 2**20:,.1f}", "MiB"]
+        assert plan["key/value cache"].split() == [f"{sizes[cache_dtype] / 2**20:,.1f}", "MiB"]
     *_, dim = shapes["auto"]
     assert shapes["int8"] == shapes["fp8"] == (*shapes["auto"][:-1], dim + 8), "4 bytes of a scale, 4 to fill up"
     assert sizes["int8"] == sizes["fp8"] == sizes["auto"] * (dim + 8) // (2 * dim)
@@ -153,9 +153,9 @@ def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
 
 def test_more_fits_into_the_same_memory(checkpoint: Path) -> None:
     lengths = {}
-    for codes in ("auto", "int8"):
-        with LLM(checkpoint, kv_cache_memory_bytes=1 << 18, dtype="float32", kv_cache_dtype=codes, device="cpu") as llm:
-            lengths[codes] = llm.max_model_len
+    for cache_dtype in ("auto", "int8"):
+        with LLM(checkpoint, kv_cache_memory_bytes=1 << 18, dtype="float32", kv_cache_dtype=cache_dtype, device="cpu") as llm:
+            lengths[cache_dtype] = llm.max_model_len
     assert lengths["int8"] > 2 * lengths["auto"]
 
 

@@ -81,13 +81,13 @@ def test_errors_stay_with_their_prompt(llm):
     assert outputs[0].outputs == outputs[-1].outputs
     for output in outputs[1:-1]:
         assert output.error
-        assert "\n" not in output.error
+        assert "\n" not in output.error.message
         assert output.outputs[0].finish_reason == "error"
-    assert "At most 2 image" in outputs[3].error
-    assert "max_model_len is 512" in outputs[5].error
-    core = llm._driver.core
-    assert not core.scheduler.requests
-    assert core.scheduler.kv.num_free == core.scheduler.kv.pools[0].num_blocks
+    assert "At most 2 image" in outputs[3].error.message
+    assert "max_model_len is 512" in outputs[5].error.message
+    stats = llm.stats
+    assert (stats.running, stats.waiting, stats.idle, stats.blocks_used) == (0, 0, 0, 0)
+    assert stats.blocks > 0
 
 
 def test_calls_of_a_wrong_shape_raise(llm):
@@ -104,10 +104,10 @@ def test_calls_of_a_wrong_shape_raise(llm):
 
 def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     messages = conversation({"type": "image", "image": picture()})
-    core, outputs = llm._driver.core, []
+    core, outputs = llm._engine_loop.core, []
     with monkeypatch.context() as patch:
         patch.setattr(core, "step", core.step)
-        hold_steps(core, lambda: outputs or heard(llm._driver))
+        hold_steps(core, lambda: outputs or heard(llm._engine_loop))
         for output in llm.stream(messages, GREEDY):
             outputs.append(output)
     assert outputs[-1].finished
@@ -163,8 +163,10 @@ def test_low_precision_runs_as_asked(checkpoint):
     assert len(output.outputs[0].token_ids) == 8
 
 
+@pytest.mark.in_process
 def test_the_cache_costs_memory_only_where_it_is_used(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=64)
-    blocks, caches = llm._driver.core.scheduler.kv.pools[0].num_blocks, llm._driver.core.runner.caches.tensors
+    core = llm._engine_loop.core
+    blocks, caches = core.scheduler.block_pools.pools[0].num_blocks, core.runner.caches.tensors
     assert blocks == 64 * -(-llm.max_model_len // 16)
     assert caches[0].shape[1] == blocks

@@ -1,6 +1,6 @@
 """Requests at random moments through engines of random size, on a small real model: each answers as it does alone.
 
-That the answers alone are the oracle's is the parity suite's (tests/models/test_families.py).
+That the answers alone are the oracle's is the parity suite's (tests/models/families/test_parity.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def menu() -> list[dict[str, Any]]:
     shown = [(), (0,), (0, 1), (2,)]
     return [
         {
-            "prompt": begin + " and ".join(ROW.slots["image"] for _ in which) + text,
+            "prompt": begin + " and ".join(ROW.placeholders["image"] for _ in which) + text,
             "multi_modal_data": {"image": [pictures[i] for i in which]} if which else {},
         }
         for which in shown
@@ -45,7 +45,7 @@ def history(toy: Any, model: Any, requests: list[EngineRequest], rng: random.Ran
         max_len=longest,
         encoder_rows=max(f.range.num_embeds for request in requests for f in request.features) + rng.choice([0, 0, 5, 99]),
         encoder_budget=rng.choice([1, 30, 1000]),
-        kept=rng.choice([None, None, 0, 8]),
+        max_cached=rng.choice([None, None, 0, 8]),
         model=model,
     )
     coming = rng.sample(requests, rng.randint(4, 10))
@@ -57,7 +57,7 @@ def history(toy: Any, model: Any, requests: list[EngineRequest], rng: random.Ran
             name = rng.choice(sorted(core.scheduler.requests))
             core.abort(name)
             del answers[name]
-        for output in core.step():
+        for output in core.step().outputs:
             assert output.error is None
             answers[output.request_id] += output.token_ids
     toy.assert_empty(core)
@@ -71,12 +71,12 @@ def test_histories_change_no_answer(checkpoint, toy, histories):
     expected, requests = {}, []
     for i, prompt in enumerate(menu()):
         (output,) = llm.generate(prompt, short, use_tqdm=False)
-        prepared = llm._inputs.prepare(prompt)
+        prepared = llm._inputs.process(prompt)
         expected[str(i)] = list(output.outputs[0].token_ids)
         requests.append(EngineRequest(str(i), prepared.token_ids, short, (), prepared.features))
     counted = dict.fromkeys(("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items"), 0)
     for seed in range(histories):
-        answers, stats = history(toy, llm._driver.core.runner.model, requests, random.Random(seed))
+        answers, stats = history(toy, llm._engine_loop.core.runner.model, requests, random.Random(seed))
         assert answers == {name: expected[name] for name in answers}, f"history {seed}"
         for name in counted:
             counted[name] += getattr(stats, name)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpu import needs_int8
 from sensorium import LLM, SamplingParams
-from sensorium.kernels.int8 import supported
 from sensorium.mm.errors import ConfigError
 
-ASSETS = Path(__file__).parents[2] / "assets"
+ASSETS = Path(__file__).parents[3] / "assets"
 WANTED = json.loads((ASSETS / "media" / "answers.json").read_text())
 
 
@@ -22,7 +22,7 @@ def chat(name: str) -> list[dict[str, object]]:
     return [{"role": "user", "content": parts}]
 
 
-@pytest.mark.skipif(not supported(torch.device("cpu")), reason="this CPU has no VNNI")
+@needs_int8
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_reads_the_shipped_media(dtype: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=96, logprobs=0)

@@ -40,7 +40,7 @@ def answers(llm: LLM, prompts: object = PROMPTS) -> list[tuple[int, ...]]:
 
 def held_by(llm: LLM) -> int:
     """Bytes of weights, caches and encoder rows."""
-    runner = llm._driver.core.runner
+    runner = llm._engine_loop.core.runner
     empty = runner.model.language_model.embed_tokens.weight.is_meta
     return (0 if empty else held(runner.model)) + given_bytes(runner.caches.tensors, runner.store.rows)
 
@@ -54,16 +54,16 @@ def live_bytes() -> int:
 
 def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
     before = answers(llm)
-    core = llm._driver.core
+    core = llm._engine_loop.core
     whole, own, model = live_bytes(), held_by(llm), weakref.ref(core.runner.model)
-    assert llm.stats.blocks_kept > 0
+    assert llm.stats.blocks_cached > 0
     assert llm.stats.encoder_bytes > 0
     llm.sleep()
     assert llm.asleep
     assert model() is None
     assert held_by(llm) == 0
     assert whole - live_bytes() > 0.95 * own
-    assert (llm.stats.blocks_kept, llm.stats.blocks_used, llm.stats.encoder_bytes) == (0, 0, 0)
+    assert (llm.stats.blocks_cached, llm.stats.blocks_used, llm.stats.encoder_bytes) == (0, 0, 0)
     llm.sleep()
     counted = llm.stats
     llm.wake()
@@ -103,7 +103,7 @@ def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
 
 
 def test_it_does_not_sleep_while_somebody_is_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, core = llm.live("The sky", GREEDY), llm._driver.core
+    session, core = llm.live("The sky", GREEDY), llm._engine_loop.core
     first, step = session.answer(), core.step
     monkeypatch.setattr(core, "step", lambda: time.sleep(0.01) or step())
     stream = llm.stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
@@ -134,7 +134,7 @@ def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
     with LLM(MODEL, encoder_cache_dir=tmp_path, **OPTIONS) as llm:
         before = answers(llm)
         llm.sleep()
-        assert not llm._driver.core.runner.store.rows
+        assert not llm._engine_loop.core.runner.store.rows
         llm.wake()
         calls = llm.stats.encoder_calls
         assert answers(llm) == before

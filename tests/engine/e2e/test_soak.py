@@ -51,7 +51,10 @@ def test_twenty_thousand_requests_of_a_seed_never_seen() -> None:
     """In a process of its own: the memory of the tests before it is not the engine's."""
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
     here = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")]),
+    }
     command = [sys.executable, "-c", f"import test_soak; test_soak.twenty_thousand({seed})"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     print(f"SOAK_SEED={seed}", done.stdout, done.stderr[-3000:])

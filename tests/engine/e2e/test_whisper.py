@@ -9,12 +9,11 @@ import family
 import pytest
 import soundfile
 import torch
+from cpu import needs_int8
 from oracle import load_oracle
 from sensorium import LLM, SamplingParams
-from sensorium.engine.config import load_model_files
-from sensorium.engine.loader import load_processing
-from sensorium.kernels.int8 import supported
-from sensorium.mm.registry import find
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup.resolve import load_processing
 from sensorium.mm.types import AudioItem
 
 CLIPS = ("jfk", "jfk_late", "lj001_0001", "lj001_0002", "lj001_0003", "lj001_0005", "lj001_0007")
@@ -23,7 +22,7 @@ CLIPS += ("espeak_en", "espeak_de", "silence_10s", "noise_10s")
 
 def features(folder: Path, samples: Any) -> torch.Tensor:
     files = load_model_files(folder)
-    info = load_processing(find(files.architecture), files, {})
+    info = load_processing(files, {})
     kwargs, geometry = info.process(AudioItem(torch.from_numpy(samples), 16_000), torch.float32)
     assert geometry.num_embeds == 1500
     return kwargs["input_features"].data
@@ -65,7 +64,8 @@ def asked(seed: int = 0, text: str = "") -> dict[str, Any]:
 
 
 def error(llm: LLM, prompt: object) -> str | None:
-    return llm.generate(prompt, GREEDY, use_tqdm=False)[0].error
+    info = llm.generate(prompt, GREEDY, use_tqdm=False)[0].error
+    return None if info is None else info.message
 
 
 def test_encoder_and_decoder_prompts_are_one_prompt(llm: LLM) -> None:
@@ -108,7 +108,7 @@ def test_rows_that_the_caller_made(llm: LLM) -> None:
 
     assert error(llm, given(50)) is None
     assert "at most 50" in error(llm, given(51))
-    assert "reads one item across, not 2" in error(llm, given(50, 50))
+    assert "takes one item per prompt, not 2" in error(llm, given(50, 50))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -137,9 +137,9 @@ def test_in_half_precision(whisper: Path) -> None:
     assert error(LLM(whisper, dtype="float16"), asked()) is None
 
 
+@needs_int8
 def test_in_8_bits(whisper: Path) -> None:
-    if supported(torch.device("cpu")):
-        assert error(LLM(whisper, quantization="int8"), asked()) is None
+    assert error(LLM(whisper, quantization="int8"), asked()) is None
 
 
 def test_decoding_is_planned_for_a_window(llm: LLM) -> None:

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
+from sensorium.engine.frontend.request_handle import bad_word_ids
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.engine.ticket import bad_word_ids
 from world import PROMPTS, Letters, World, picture
 
 
@@ -25,8 +25,8 @@ def test_order_is_that_of_the_prompts(world, toy):
 
 
 BAD = {
-    "no item": ({"prompt": "a @"}, "image 0: the prompt has a slot"),
-    "no slot": ({"prompt": "a", "multi_modal_data": {"image": picture(1)}}, "image 0: the prompt has only 0 slot"),
+    "no item": ({"prompt": "a @"}, "image 0: the prompt has a placeholder"),
+    "no slot": ({"prompt": "a", "multi_modal_data": {"image": picture(1)}}, "image 0: the prompt has only 0 placeholder"),
     "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [picture(1)] * 4}}, "At most 3 image"),
     "too long": ("x" * 300, "300 tokens, max_model_len is 200"),
     "black": ({"prompt": "@", "multi_modal_data": {"image": picture(0)}}, "image 0: it is black"),
@@ -55,8 +55,8 @@ def test_a_bad_prompt_fails_alone(world, toy, name):
         world.core.runner.model.embed_multimodal = poisoned
     prompt, message = BAD[name]
     outputs = world.answers([PROMPTS[1], prompt, PROMPTS[0]])
-    assert message in outputs[1].error
-    assert "\n" not in outputs[1].error
+    assert message in outputs[1].error.message
+    assert "\n" not in outputs[1].error.message
     assert outputs[1].outputs[0].finish_reason == "error"
     good = World(toy).answers([PROMPTS[1], PROMPTS[0]])
     assert [outputs[0].outputs, outputs[2].outputs] == [output.outputs for output in good]
@@ -147,7 +147,7 @@ def test_a_slow_clip_does_not_stop_the_others(world):
     world.info.process = slow
     prompts = [{"prompt": "@", "multi_modal_data": {"image": picture(7)}}, *PROMPTS]
     order = []
-    for index, _ in world.driver.serve(world.jobs(prompts)):
+    for index, _ in world.engine_loop.serve(world.requests(prompts)):
         order.append(index)
         if len(order) == len(PROMPTS):
             gate.set()

@@ -26,17 +26,17 @@ def test_streams_grow_and_live_beside_a_batch(world):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (expected,) = world.texts(["stream me"], params)[0]
     taken = threading.Event()
-    hold_steps(world.core, lambda: taken.is_set() or heard(world.driver))
-    stream = world.driver.serve(world.jobs(["stream me"], params), partial=True)
+    hold_steps(world.core, lambda: taken.is_set() or heard(world.engine_loop))
+    stream = world.engine_loop.serve(world.requests(["stream me"], params), stream=True)
     first = next(stream)[1]
     taken.set()
     assert not first.finished
-    batch = dict(world.driver.serve(world.jobs(PROMPTS, params)))  # steps for the stream, too
+    batch = dict(world.engine_loop.serve(world.requests(PROMPTS, params)))  # steps for the stream, too
     assert all(output.finished for output in batch.values())
     rest = [output for _, output in stream]
     assert rest[-1].finished
     assert rest[-1].outputs[0].text == expected
-    assert world.driver.call(lambda driver: torch.get_num_threads()).result() == torch.get_num_threads()
+    assert world.engine_loop.call(lambda engine_loop: torch.get_num_threads()).result() == torch.get_num_threads()
     texts = [first.outputs[0].text, *(output.outputs[0].text for output in rest)]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     world.toy.assert_empty(world.core)
@@ -44,7 +44,7 @@ def test_streams_grow_and_live_beside_a_batch(world):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_closing_frees_everything(world, toy, steps):
-    stream = world.driver.serve(world.jobs(PROMPTS), partial=True)
+    stream = world.engine_loop.serve(world.requests(PROMPTS), stream=True)
     for _ in range(steps):
         next(stream, None)  # whoever is slow gets fewer
     stream.close()
@@ -66,7 +66,7 @@ def test_ctrl_c_frees_everything(world, toy, at):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            dict(world.driver.serve(world.jobs(PROMPTS)))
+            dict(world.engine_loop.serve(world.requests(PROMPTS)))
     finally:
         signal.signal(signal.SIGINT, before)
     toy.assert_empty(world.core)
@@ -84,7 +84,7 @@ def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
         return forward(batch)
 
     world.core.runner.model.forward = broken
-    failed = [output.error for output in world.answers(PROMPTS) if output.error]
+    failed = [output.error.message for output in world.answers(PROMPTS) if output.error]
     assert failed
     assert all(error.__name__ in reason for reason in failed)
     assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
@@ -96,8 +96,7 @@ def test_callers_of_many_threads_take_turns(world):
     hold_steps(world.core, lambda: len(ended) < 5 or asked.is_set())
 
     def ask(name, count):
-        tickets = world.driver.tickets(world.jobs(["a" * 9] * count), lambda news: ended.extend([name] * len(news)))
-        world.driver.submit(tickets)
+        world.engine_loop.submit(world.requests(["a" * 9] * count), lambda news: ended.extend([name] * len(news)))
 
     thread = threading.Thread(target=ask, args=("much", 120))
     thread.start()
@@ -107,40 +106,40 @@ def test_callers_of_many_threads_take_turns(world):
     wait_until(lambda: len(ended) == 121)
     thread.join()
     assert ended.index("little") < 80
-    world.driver.call(lambda driver: None).result()
+    world.engine_loop.call(lambda engine_loop: None).result()
     world.toy.assert_empty(world.core)
 
 
 def test_the_thread_ends_with_the_driver(world, toy):
     world.answers(PROMPTS)
-    thread = world.driver._thread
+    thread = world.engine_loop._thread
     assert thread.is_alive()
-    world.driver = None
+    world.engine_loop = None
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
 
 
 def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
-    hold_steps(world.core, lambda: world.driver._closed)
+    hold_steps(world.core, lambda: world.engine_loop.closed)
     ended = []
-    jobs = world.jobs(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
-    thread = threading.Thread(target=lambda: ended.extend(world.driver.serve(jobs)))
+    jobs = world.requests(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    thread = threading.Thread(target=lambda: ended.extend(world.engine_loop.serve(jobs)))
     thread.start()
     wait_until(lambda: world.core.scheduler.requests)
-    world.driver.close()
+    world.engine_loop.close()
     thread.join(60)
     assert len(ended) == 20
-    assert all("closed" in output.error for _, output in ended)
+    assert all("closed" in output.error.message for _, output in ended)
     with pytest.raises(InputError, match="closed"):
-        dict(world.driver.serve(world.jobs(["hello"])))
-    world.driver.close()
+        dict(world.engine_loop.serve(world.requests(["hello"])))
+    world.engine_loop.close()
     toy.assert_empty(world.core)
 
 
 @pytest.mark.parametrize("end", ["", "del llm, stream", "os._exit(0) if os.fork() == 0 else os.wait()", "raise SystemExit(0)"])
 def test_a_process_ends_while_the_engine_computes(end):
-    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
+    model = Path(__file__).parents[3] / "assets" / "tiny-vl"
     program = f"""
 import os, warnings
 warnings.simplefilter("ignore")
@@ -157,7 +156,7 @@ print("running", flush=True)
 
 def test_a_fork_is_told_to_make_an_engine_of_its_own(world):
     world.answers(["hello"])
-    world.driver._process += 1
+    world.engine_loop.process += 1
     with pytest.raises(InputError, match="another process"):
-        dict(world.driver.serve(world.jobs(["hello"])))
-    world.driver._process -= 1
+        dict(world.engine_loop.serve(world.requests(["hello"])))
+    world.engine_loop.process -= 1

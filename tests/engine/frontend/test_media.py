@@ -13,14 +13,14 @@ import torch
 from clips import clip
 from PIL import Image
 from sensorium import LLM
-from sensorium.engine.media import MediaProcessor, MediaSettings
+from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import Media
+from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
 
 LOCAL = MediaPolicy(allow_private_hosts=True, timeout=60.0, max_seconds=60.0)
 
@@ -58,8 +58,8 @@ def server():
     thread.join()
 
 
-def media(policy: MediaPolicy = LOCAL, **settings: object) -> MediaProcessor:
-    return MediaProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MediaSettings(policy, **settings))
+def media(policy: MediaPolicy = LOCAL, **settings: object) -> MultiModalProcessor:
+    return MultiModalProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MultiModalSettings(policy, **settings))
 
 
 def test_downloads_run_together_and_keep_their_order(server):
@@ -97,9 +97,9 @@ def test_one_decoding_for_threads_that_want_the_same(monkeypatch):
     assert calls == [1]
     assert all(one is found[0] for one in found)
     (item,) = processor.open({"image": png(200)}, {}, {}, None)
-    assert item.done is found[0]
+    assert item.processed is found[0]
     (elsewhere,) = processor.open({"image": png(200)}, {}, {}, "tenant")
-    assert elsewhere.done is None
+    assert elsewhere.processed is None
 
 
 def test_the_same_name_with_other_frames_is_another_item():
@@ -186,7 +186,7 @@ def test_options_that_the_caller_changes_later_are_remembered_as_they_were():
 
 
 def test_codec_workers_end_with_the_last_that_uses_them():
-    model, picture = (Path(__file__).parents[2] / "assets" / name for name in ("tiny-vl", "media/line1.png"))
+    model, picture = (Path(__file__).parents[3] / "assets" / name for name in ("tiny-vl", "media/line1.png"))
     for _ in range(2):
         with LLM(model, max_model_len=256, media={"decode_isolation": "process"}) as llm:
             assert llm.ocr(picture, max_tokens=1)[0].error is None

@@ -10,7 +10,7 @@ from sensorium.mm.errors import ConfigError
 prometheus = pytest.importorskip("prometheus_client")
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
-MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -66,7 +66,7 @@ def test_every_request_is_a_span_with_its_stages(seen):
         assert parent.status.is_ok == (output.error is None)
     assert requests[0].attributes["sensorium.item.0.encoder"] == "encoded"
     assert requests[1].attributes["sensorium.item.0.cached"] is True
-    assert requests[2].status.description == outputs[2].error
+    assert requests[2].status.description == outputs[2].error.message
 
 
 def test_an_observer_that_fails_ends_nobody(caplog):
@@ -74,7 +74,7 @@ def test_an_observer_that_fails_ends_nobody(caplog):
         raise RuntimeError("no more room")
 
     with LLM(MODEL, max_model_len=256) as llm:
-        llm._driver.observers.append(broken)
+        llm._engine_loop.observers.append(broken)
         assert llm.generate("user 1", GREEDY, use_tqdm=False)[0].error is None
     assert "an observer of requests failed" in caplog.text
 

@@ -3,10 +3,19 @@
 import random
 
 import pytest
-from sensorium.engine.output import Answer, Assembly, find_stop, held_back, settled_tokens
-from sensorium.engine.repetition import RepetitionDetection, find_loop
-from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.frontend.input_processor import ProcessedPrompt
+from sensorium.engine.frontend.output_processor import (
+    CompletionBuilder,
+    OutputBuilder,
+    find_stop,
+    num_stable_tokens,
+    partial_stop_length,
+)
+from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from sensorium.engine.scheduler.repetition import find_loop
 from sensorium.engine.types import Logprob, TokenOutput
+from sensorium.mm.errors import ErrorInfo
+from sensorium.mm.types import ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 
 
 class Letters:
@@ -23,34 +32,34 @@ class Letters:
 
 
 def run(text, split=1, end=None, **params):
-    """Feed a text in pieces; (every shown text, whether a stop string ended it, the answer)."""
-    answer = Answer(0, SamplingParams(max_tokens=None, **params), Letters())
+    """Feed a text in pieces; (every stable text, whether a stop string ended it, the answer)."""
+    answer = CompletionBuilder(0, SamplingParams(max_tokens=None, **params), Letters())
     ids = Letters().encode(text)
     pieces = [tuple(ids[i : i + split]) for i in range(0, len(ids), split)]
-    shown = []
+    texts = []
     for i, piece in enumerate(pieces):
         finish = end if i == len(pieces) - 1 else None
         stopped = answer.add(TokenOutput("r", piece, finish_reason=finish))
-        shown.append(answer.shown)
+        texts.append(answer.stable_text)
         if stopped:
-            return shown, True, answer
-    return shown, False, answer
+            return texts, True, answer
+    return texts, False, answer
 
 
 @pytest.mark.parametrize("split", [1, 2, 3])
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_is_found_across_token_borders(split, include):
-    shown, stopped, answer = run("hello STOP and more", split, stop=["STOP"], include_stop_str_in_output=include)
+    texts, stopped, answer = run("hello STOP and more", split, stop=["STOP"], include_stop_str_in_output=include)
     assert stopped
     assert answer.text == "hello STOP"[: 10 if include else 6]
     assert (answer.finish_reason, answer.stop_reason) == ("stop", "STOP")
-    assert all(answer.text.startswith(text) for text in shown), "text was taken back"
+    assert all(answer.text.startswith(text) for text in texts), "text was taken back"
 
 
 def test_text_that_may_begin_a_stop_string_waits():
-    shown, stopped, answer = run("a STO b", stop=["STOP"], end="length")
+    texts, stopped, answer = run("a STO b", stop=["STOP"], end="length")
     assert not stopped
-    assert shown == ["a", "a ", "a ", "a ", "a ", "a STO ", "a STO b"]
+    assert texts == ["a", "a ", "a ", "a ", "a ", "a STO ", "a STO b"]
     assert answer.text == "a STO b"
     assert run("a STO", stop=["STOP"], end="length")[0][-1] == "a STO", "at the end nothing is held back"
 
@@ -60,8 +69,8 @@ def test_the_earliest_of_several_stop_strings_wins():
     assert find_stop("abcabc", ["ca", "b"], 0) == (1, "b")
     assert find_stop("abcabc", ["b"], 2) == (4, "b")
     assert find_stop("abcd", ["bc"], 2) == (1, "bc"), "a stop string may begin in text that was searched"
-    assert held_back("abc", ["cd", "bcx"]) == 2
-    assert held_back("abc", []) == 0
+    assert partial_stop_length("abc", ["cd", "bcx"]) == 2
+    assert partial_stop_length("abc", []) == 0
 
 
 def test_min_tokens_hold_for_stop_strings():
@@ -72,18 +81,18 @@ def test_min_tokens_hold_for_stop_strings():
 
 
 def test_half_a_character_is_held_back():
-    answer = Answer(0, SamplingParams(max_tokens=None), Letters())
+    answer = CompletionBuilder(0, SamplingParams(max_tokens=None), Letters())
     answer.add(TokenOutput("r", (97, 200)))
-    assert answer.shown == "a"
+    assert answer.stable_text == "a"
     answer.add(TokenOutput("r", (201,)))
-    assert answer.shown == "aé"
+    assert answer.stable_text == "aé"
     answer.add(TokenOutput("r", (200,), finish_reason="length"))
-    assert answer.shown == "aé�"
+    assert answer.stable_text == "aé�"
 
 
 def test_the_ending_token_is_no_text_unless_asked():
     for include, text in ((False, "ab"), (True, "ab!")):
-        answer = Answer(0, SamplingParams(stop_token_ids=[33], include_stop_str_in_output=include), Letters())
+        answer = CompletionBuilder(0, SamplingParams(stop_token_ids=[33], include_stop_str_in_output=include), Letters())
         answer.add(TokenOutput("r", (97, 98)))
         answer.add(TokenOutput("r", (33,), finish_reason="stop", stop_reason=33))
         assert (answer.text, answer.token_ids) == (text, [97, 98, 33])
@@ -92,13 +101,13 @@ def test_the_ending_token_is_no_text_unless_asked():
 
 def test_special_tokens_are_left_out_unless_asked():
     for skip, text in ((True, "ab"), (False, "a<end>b")):
-        answer = Answer(0, SamplingParams(skip_special_tokens=skip), Letters())
+        answer = CompletionBuilder(0, SamplingParams(skip_special_tokens=skip), Letters())
         answer.add(TokenOutput("r", (97, 0, 98), finish_reason="length"))
         assert answer.text == text
 
 
 def test_logprobs_carry_words_and_a_sum():
-    answer = Answer(0, SamplingParams(logprobs=1), Letters())
+    answer = CompletionBuilder(0, SamplingParams(logprobs=1), Letters())
     answer.add(TokenOutput("r", (97,), ({97: Logprob(-1.0, 2), 98: Logprob(-0.5, 1)},)))
     answer.add(TokenOutput("r", (99,), ({99: Logprob(-0.25, 1)},), finish_reason="length"))
     output = answer.output()
@@ -106,25 +115,40 @@ def test_logprobs_carry_words_and_a_sum():
     assert output.logprobs[0] == {97: Logprob(-1.0, 2, "a"), 98: Logprob(-0.5, 1, "b")}
 
 
-def test_an_assembly_ends_with_its_last_answer():
-    assembly = Assembly("7", SamplingParams(n=2, temperature=1.0), Letters())
+def test_an_output_is_finished_once_it_is_closed():
+    assembly = OutputBuilder("7", SamplingParams(n=2, temperature=1.0), Letters())
     assembly.add(TokenOutput("7.1", (97,), finish_reason="length", timings={"queue": 1.0}))
-    assert not assembly.finished
     assembly.add(TokenOutput("7.0", (98,), finish_reason="stop", timings={"queue": 2.0}))
+    assert not assembly.finished
+    assembly.close("stop")
     output = assembly.output()
     assert output.finished
     assert [answer.index for answer in output.outputs] == [0, 1]
     assert [answer.finish_reason for answer in output.outputs] == ["stop", "length"]
     assert output.timings == {"queue": 2.0}
-    failed = Assembly("8", SamplingParams(), Letters())
-    failed.end("error", "too long")
-    assert (failed.output().error, failed.output().outputs[0].finish_reason) == ("too long", "error")
+    failed = OutputBuilder("8", SamplingParams(), Letters())
+    error = ErrorInfo("too_long", "the prompt is too long")
+    failed.close("error", error)
+    assert (failed.output().error, failed.output().outputs[0].finish_reason) == (error, "error")
+
+
+def test_an_error_names_the_item_as_the_caller_counts():
+    """The first item has two pieces, so the core's second video is of the first item, and its third of the second item."""
+    features = tuple(MultiModalFeature(m, {}, PlaceholderRange(0, 1), ItemGeometry(1, 1, 1), "h") for m in ("video",) * 3)
+    items = tuple(ItemPlan("vision_chunk", i, (1, 1), (1, 1, 1), 1, 1, 1) for i in range(2))
+    prompt = ProcessedPrompt(None, (1,), features, items, item_of=(0, 0, 1))
+    for index, expected in ((1, 0), (2, 1), (3, None)):
+        builder = OutputBuilder("7", SamplingParams(), Letters())
+        builder.start(prompt)
+        builder.add(TokenOutput("7.0", (), error=ErrorInfo("encoder_failed", "broken").for_item("video", index)))
+        item = ("video", 3) if expected is None else ("vision_chunk", expected)
+        assert builder.output().error == ErrorInfo("encoder_failed", "broken").for_item(*item)
 
 
 def test_loops_that_are_taken_back_were_never_shown():
     """The engine's part is played here: it finds the loop and says how many tokens go."""
-    detection = RepetitionDetection(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
-    answer = Answer(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
+    detection = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
+    answer = CompletionBuilder(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
     ids, joined, deltas = [], "", []
     for letter in "once upon xyxyxy":
         ids.append(ord(letter))
@@ -150,14 +174,14 @@ def test_loops_that_are_taken_back_were_never_shown():
 def test_settled_tokens_hold_every_loop_that_may_come():
     """Whatever is said next, a loop found later begins after the tokens that were settled."""
     rng = random.Random(0)
-    detection = RepetitionDetection(max_cycle=3, min_repeats=2, min_tokens=4, repair=True)
+    detection = RepetitionDetectionParams(max_cycle=3, min_repeats=2, min_tokens=4, repair=True)
     found = 0
     for _ in range(300):
         ids = [rng.randrange(2) for _ in range(rng.randrange(1, 16))]
         for end in range(1, len(ids)):
             if find_loop(ids[:end], 0, detection):
                 break
-            settled = settled_tokens(ids[:end], detection.max_cycle)
+            settled = num_stable_tokens(ids[:end], detection.max_cycle)
             for later in range(end, len(ids) + 1):
                 loop = find_loop(ids[:later], 0, detection)
                 if loop is not None:

@@ -10,7 +10,7 @@ import measured
 import numpy as np
 import pytest
 import torch
-from sensorium.engine.prompts import EncoderDecoderPrompt, Prompt, normalise, read_token_ids
+from sensorium.engine.frontend.prompts import EncoderDecoderPrompt, Prompt, read_prompt, read_token_ids
 from sensorium.mm.errors import InputError
 
 IDS = Prompt(token_ids=[1, 2])
@@ -56,7 +56,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("prompt", "want"), FORMS)
 def test_forms(prompt: object, want: object) -> None:
-    assert normalise(prompt) == want
+    assert read_prompt(prompt) == want
 
 
 def test_tokens_are_plain_integers() -> None:
@@ -75,28 +75,28 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": "x", "prompt_token_ids": [1]}, 'needs either "prompt" or "prompt_token_ids"'),
     ({"promt": "x"}, "unknown key 'promt' in a prompt; did you mean prompt. The known ones are prompt, prompt_token_ids"),
     ({"prompt": "x", "multimodal_data": {}}, "did you mean multi_modal_data"),
-    ({"prompt": "x", 3: 4}, "unknown key '3'"),
+    ({"prompt": "x", 3: 4}, "unknown key 3"),
     ({"prompt": b"x"}, '"prompt" is a string, not a bytes'),
     ({"prompt": ["x"]}, '"prompt" is a string, not a list'),
     ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" maps modality to items, .* not a list'),
     ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" maps modality to names, .* not a str'),
     ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" maps options to values, .* not an int'),
-    ({"prompt": "x", "cache_salt": ""}, '"cache_salt" is a text that is not empty'),
-    ({"prompt": "x", "cache_salt": 7}, "\"cache_salt\" is a text that is not empty, not '7'"),
-    ({"prompt": "x", "fit": "window"}, '"fit" is "context" or missing, not \'window\''),
+    ({"prompt": "x", "cache_salt": ""}, '"cache_salt" must be a non-empty string'),
+    ({"prompt": "x", "cache_salt": 7}, '"cache_salt" must be a non-empty string, not 7'),
+    ({"prompt": "x", "fit": "window"}, '"fit" must be "context" or left out, not \'window\''),
     ({"prompt_token_ids": "12"}, "a list of integers, not a str"),
     ({"prompt_token_ids": 7}, "a list of integers, not an int"),
     ({"prompt_token_ids": {1: 2}}, "a list of integers, not a dict"),
-    ({"prompt_token_ids": [1, True]}, "number 1 is 'True'"),
-    ({"prompt_token_ids": np.array([True])}, "number 0 is 'True'"),
-    ({"prompt_token_ids": [1, 2.0]}, "number 1 is '2.0'"),
-    ({"prompt_token_ids": np.array([1.0])}, "number 0 is '1.0'"),
-    ({"prompt_token_ids": [np.float32(1)]}, "number 0 is '1.0'"),
+    ({"prompt_token_ids": [1, True]}, "entry 1 is True"),
+    ({"prompt_token_ids": np.array([True])}, "entry 0 is True"),
+    ({"prompt_token_ids": [1, 2.0]}, "entry 1 is 2.0"),
+    ({"prompt_token_ids": np.array([1.0])}, "entry 0 is .*1.0"),
+    ({"prompt_token_ids": [np.float32(1)]}, "entry 0 is .*1.0"),
     ({"prompt_token_ids": np.array(3)}, "a list of integers, not an int"),
-    ({"prompt_token_ids": torch.tensor([[1, 2]])}, "number 0 is"),
-    ({"prompt_token_ids": [torch.tensor([1, 2])]}, "number 0 is"),
-    ({"prompt_token_ids": [[1]]}, "number 0 is"),
-    (["a", "b"], "number 0 is 'a'"),
+    ({"prompt_token_ids": torch.tensor([[1, 2]])}, "entry 0 is"),
+    ({"prompt_token_ids": [torch.tensor([1, 2])]}, "entry 0 is"),
+    ({"prompt_token_ids": [[1]]}, "entry 0 is"),
+    (["a", "b"], "entry 0 is 'a'"),
     ({"decoder_prompt": "x"}, '"encoder_prompt" is missing'),
     ({"encoder_prompt": None, "decoder_prompt": "x"}, '"encoder_prompt" is missing'),
     ({"encoder_prompt": "x", "prompt": "y"}, "unknown key 'prompt'"),
@@ -108,7 +108,7 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("prompt", "text"), REFUSED)
 def test_refusals(prompt: object, text: str) -> None:
     with pytest.raises(InputError, match=text) as error:
-        normalise(prompt)
+        read_prompt(prompt)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
 
@@ -121,5 +121,5 @@ def test_a_refusal_of_much_is_short_and_takes_little() -> None:
         {"fit": "x" * 10**6},
     ):
         with measured.allocating_at_most(1 << 20), pytest.raises(InputError) as error:
-            normalise(prompt)
+            read_prompt(prompt)
         assert len(str(error.value)) < 300

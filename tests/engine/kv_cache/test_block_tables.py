@@ -1,10 +1,10 @@
-"""Groups with a window: what they hold, find and forget; a sequence reads as if all of it were there."""
+"""Cache groups with a window: blocks they hold, find and free. Answers are the same as with all blocks held."""
 
 import random
 from dataclasses import replace
 
 import pytest
-from sensorium.engine.kv import HOLE
+from sensorium.engine.kv_cache.block_pool import NULL_BLOCK
 
 WINDOW = 6
 
@@ -26,38 +26,38 @@ def expected(toy, request):
 
 
 def held(core, name):
-    """Blocks of both groups, those of the window without holes."""
+    """Number of blocks in the full group and, less null blocks, in the window group."""
     full, near = core.scheduler.requests[name].block_ids
-    return len(full), sum(block != HOLE for block in near)
+    return len(full), sum(block != NULL_BLOCK for block in near)
 
 
-def test_a_long_sequence_holds_a_window(toy, core):
-    """And what a step computes, wherever in a block it begins."""
+def test_a_long_sequence_holds_only_the_blocks_of_its_window(toy, core):
+    """Plus the blocks of one step, at the worst alignment."""
     engine = core(budget=5, caching=False)
     request = prompt(toy, "r", 60, max_tokens=30)
     engine.add(request)
-    seen, launch = [], engine.runner.launch
+    seen, execute_model = [], engine.runner.execute_model
 
     def watched(output, after=None):
         seen.extend(held(engine, task.request_id) for task in output.scheduled)
-        return launch(output, after)
+        return execute_model(output, after)
 
-    engine.runner.launch = watched
+    engine.runner.execute_model = watched
     assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, request)
     assert max(near for _, near in seen) == (WINDOW + 5 + 4 - 3) // 4 + 1 == 4
     assert seen[-1][0] == 23
     toy.assert_empty(engine)
 
 
-def test_a_beginning_is_found_by_its_last_window(toy, core):
+def test_a_cached_prefix_needs_only_the_blocks_of_its_last_window(toy, core):
     engine = core(blocks=40)
     first = prompt(toy, "a", 41)
     engine.add(first)
     toy.drain(engine)
-    near = engine.scheduler.kv.pools[1]
-    for index, key in enumerate(list(near._by_key)):
+    near = engine.scheduler.block_pools.pools[1]
+    for index, block_hash in enumerate(list(near._block_of)):
         if index not in (8, 9):  # of the tokens 32 to 39, of which row 40 sees the last 5
-            near.forget(near._by_key[key])
+            near.remove_hash(near._block_of[block_hash])
     again = replace(first, request_id="b")
     engine.add(again)
     (outputs,) = toy.drain(engine).values()
@@ -65,13 +65,13 @@ def test_a_beginning_is_found_by_its_last_window(toy, core):
     assert toy.tokens_of(outputs) == expected(toy, first)
 
 
-def test_without_the_last_window_the_beginning_is_shorter(toy, core):
+def test_the_cached_prefix_is_shorter_where_a_block_of_its_last_window_is_missing(toy, core):
     engine = core(blocks=40)
     first = prompt(toy, "a", 41)
     engine.add(first)
     toy.drain(engine)
-    near = engine.scheduler.kv.pools[1]
-    near.forget(near._by_key[list(near._by_key)[8]])  # of the tokens 32 to 35
+    near = engine.scheduler.block_pools.pools[1]
+    near.remove_hash(near._block_of[list(near._block_of)[8]])  # of the tokens 32 to 35
     engine.add(replace(first, request_id="b"))
     (outputs,) = toy.drain(engine).values()
     assert outputs[-1].stats.cached_tokens == 32
@@ -80,7 +80,7 @@ def test_without_the_last_window_the_beginning_is_shorter(toy, core):
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("back", [1, 3, 9, 30])
-def test_rolled_back_to_where_keys_are_gone(toy, core, caching, back):
+def test_a_rollback_to_before_the_window_computes_the_sequence_again(toy, core, caching, back):
     engine = core(caching=caching)
     request = prompt(toy, "r", 40, hold_open=True, max_tokens=6)
     engine.add(request)
@@ -93,8 +93,7 @@ def test_rolled_back_to_where_keys_are_gone(toy, core, caching, back):
     toy.assert_empty(engine)
 
 
-def test_the_first_of_several_runs_on_what_is_left(toy, core):
-    """Pools in which the windows of all do not fit: some wait or give way, none stands still."""
+def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finish(toy, core):
     engine = core(blocks=24, budget=9, seqs=4)
     requests = [prompt(toy, f"r{i}", 20 + 7 * i, seed=i, max_tokens=12) for i in range(4)]
     for request in requests:
@@ -108,8 +107,8 @@ def test_the_first_of_several_runs_on_what_is_left(toy, core):
 
 @pytest.mark.parametrize("blocks", [64, 18])
 @pytest.mark.parametrize("keep", [41, 44, 58])
-def test_a_running_sequence_rolled_back_goes_on(toy, core, blocks, keep):
-    """As loops are repaired; in the smaller pools it may find no room at once."""
+def test_a_running_sequence_goes_on_after_a_rollback(toy, core, blocks, keep):
+    """As in loop repair. In the smaller pools it may have to wait for blocks first."""
     engine = core(blocks=blocks, budget=11, seqs=2)
     request, other = prompt(toy, "r", 40, max_tokens=25), prompt(toy, "other", 9, seed=4, max_tokens=30)
     answer = expected(toy, request)

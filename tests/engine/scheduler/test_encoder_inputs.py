@@ -1,4 +1,4 @@
-"""Items of many requests: encoded once, in few calls, within budgets; kept, dropped, refused, found again."""
+"""Items of many requests: encoded once, in few calls, within budgets; cached, evicted, refused, found again."""
 
 import random
 from dataclasses import replace
@@ -41,20 +41,20 @@ def test_an_item_is_released_when_its_tokens_are_computed(toy):
     other = replace(request, request_id="other", prompt_token_ids=(*[toy.PAD] * 40, 7), features=(toy.item(0, 40, seed=2),))
     core.add(other)
     core.step()
-    assert hash_ in core.scheduler.encoder
+    assert hash_ in core.scheduler.encoder_cache
     core.step()  # tokens 3-5: the item ends at 5
-    assert hash_ in core.scheduler.encoder, "nobody reads it, and nobody needs its room"
+    assert hash_ in core.scheduler.encoder_cache, "no sequence pins it, and none needs its room"
     core.step()
     core.step()
     core.step()
-    assert hash_ not in core.scheduler.encoder, "an item of the whole capacity took its place"
+    assert hash_ not in core.scheduler.encoder_cache, "an item of the whole capacity evicted it"
     assert hash_ not in core.runner.store.rows
     toy.drain(core)
     assert core.stats.encoder_evictions == 1
     toy.assert_empty(core)
 
 
-def test_same_hash_with_other_rows_is_refused(toy):
+def test_an_item_whose_hash_belongs_to_another_number_of_rows_is_refused(toy):
     core = toy.make_core()
     request = toy.make_request("a", random.Random(0), media=False)
     core.add(replace(request, prompt_token_ids=(*[toy.PAD] * 4, 7), features=(toy.item(0, 4),)))
@@ -65,7 +65,7 @@ def test_same_hash_with_other_rows_is_refused(toy):
     toy.assert_empty(core)
 
 
-def test_sixty_four_clients_one_new_picture_one_encoder_call(toy):
+def test_a_picture_that_64_requests_share_is_encoded_in_one_call(toy):
     core = toy.make_core(blocks=1000, seqs=64, budget=4096)
     for i in range(64):
         core.add(toy.of(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
@@ -75,7 +75,7 @@ def test_sixty_four_clients_one_new_picture_one_encoder_call(toy):
     assert [outputs[f"r{i}"][-1].stats.items for i in range(64)] == [("encoded",), *[("cache",)] * 63]
 
 
-def test_encoders_make_no_more_rows_in_a_step_than_allowed_but_one_item_always(toy):
+def test_the_encoder_budget_of_a_step_holds_except_for_a_single_large_item(toy):
     core = toy.make_core(encoder_budget=8)
     for i in range(3):
         core.add(toy.of(f"r{i}", [5, 6, *[toy.PAD] * 5, 7], [toy.item(2, 5, seed=i)]))
@@ -86,7 +86,7 @@ def test_encoders_make_no_more_rows_in_a_step_than_allowed_but_one_item_always(t
     assert steps[3][0]["wide"] == 21
 
 
-def test_a_prompt_is_cut_before_an_item_there_is_no_room_for(toy):
+def test_a_prompt_is_cut_before_an_item_that_the_encoder_cache_has_no_room_for(toy):
     core = toy.make_core(encoder_rows=8, budget=9)
     core.add(toy.of("a", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8)]))
     core.add(toy.of("b", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=2)]))
@@ -102,12 +102,12 @@ def test_a_prompt_is_cut_before_an_item_there_is_no_room_for(toy):
 
 def test_an_item_larger_than_the_cache_is_refused_by_name(toy):
     core = toy.make_core(encoder_rows=8)
-    with pytest.raises(InputError, match=r"item 0: its 9 encoder rows take 576 bytes, encoder_cache_bytes is 512"):
+    with pytest.raises(InputError, match=r"image 0: its 9 encoder rows take 576 bytes, encoder_cache_bytes is 512"):
         core.add(toy.of("a", [*[toy.PAD] * 9, 6], [toy.item(0, 9)]))
     toy.assert_empty(core)
 
 
-def test_preemption_keeps_the_rows(toy):
+def test_preemption_does_not_evict_encoder_rows(toy):
     """Every sequence loses its blocks and is computed again; nothing is encoded twice, even without a prefix cache."""
     core = toy.make_core(blocks=9, block_size=4, caching=False)
     requests = [toy.of(f"r{i}", [5, *[toy.PAD] * 8, 6 + i], [toy.item(1, 8, seed=i)]) for i in range(3)]
@@ -122,21 +122,21 @@ def test_preemption_keeps_the_rows(toy):
     toy.assert_empty(core)
 
 
-def reader(toy, **options):
+def encoder_decoder(toy, **options):
     return toy.make_core(model=toy.ToyModel(reads_encoder_side=True), **options)
 
 
 @pytest.mark.parametrize("budget", [3, 64])
-def test_an_encoder_side_is_encoded_once_written_once_and_shared(toy, budget):
+def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
     sounds = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
     requests = [toy.of(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=sounds[i % 2]) for i in range(4)]
-    core = reader(toy, budget=budget, seqs=2, block_size=4)
+    core = encoder_decoder(toy, budget=budget, seqs=2, block_size=4)
     for request in requests:
         core.add(request)
     outputs = toy.drain(core)
     assert core.stats.encoder_calls == 2
     for request in requests:
-        single = reader(toy, budget=500, caching=False)
+        single = encoder_decoder(toy, budget=500, caching=False)
         single.add(request)
         assert toy.tokens_of(outputs[request.request_id]) == toy.tokens_of(toy.drain(single)[request.request_id])
     assert [outputs[f"r{i}"][-1].stats.cached_tokens for i in range(4)] == [0, 0, 4, 4], "of equal sound and equal text only"
@@ -144,7 +144,7 @@ def test_an_encoder_side_is_encoded_once_written_once_and_shared(toy, budget):
     writes = [task.write_cross for task in core.scheduler.schedule().scheduled]
     assert writes == [False], "its keys and values are still there"
     for other in ({"adapter": "a"}, {"salt": "s"}):
-        own = reader(toy, block_size=4)
+        own = encoder_decoder(toy, block_size=4)
         own.add(requests[0])
         toy.drain(own)
         own.add(replace(requests[0], request_id="again", **other))
@@ -152,17 +152,17 @@ def test_an_encoder_side_is_encoded_once_written_once_and_shared(toy, budget):
     other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=sounds[1])
     means = []
     for sound in sounds:
-        single = reader(toy)
+        single = encoder_decoder(toy)
         single.add(replace(other, cross=sound, params=replace(other.params, logprobs=0)))
         means.append([entry for output in toy.drain(single)["x"] for entry in output.logprobs or ()])
     assert means[0] != means[1], "the answer is read from it"
-    with pytest.raises(InputError, match="needs an encoder side"):
+    with pytest.raises(InputError, match="needs an encoder input"):
         core.add(replace(other, cross=None))
-    with pytest.raises(InputError, match="no place for an encoder side"):
+    with pytest.raises(InputError, match="takes no encoder input"):
         toy.make_core().add(other)
 
 
-def test_a_poisoned_item_is_refused_for_a_while_and_takes_no_one_along(toy):
+def test_a_failing_item_is_quarantined_and_fails_no_other_request(toy):
     core = toy.make_core(seqs=3)
     bad = [toy.of(f"bad{i}", [5, *[toy.PAD] * 4, 7 + i], [toy.item(1, 4, seed=666)]) for i in range(5)]
     good = [toy.of(f"good{i}", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4, seed=i)]) for i in range(2)]
@@ -170,7 +170,7 @@ def test_a_poisoned_item_is_refused_for_a_while_and_takes_no_one_along(toy):
         core.add(request)
     outputs = toy.drain(core)
     assert [outputs[f"bad{i}"][-1].finish_reason for i in range(4)] == ["error"] * 4
-    assert core.runner.model.encode_calls == [3, 1, 2], "all, the first half, the other half; nobody tries the bad one again"
+    assert core.runner.model.encode_calls == [3, 1, 2], "all, the first half, the other half; the failing item is tried once"
     for request in good:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     with pytest.raises(InputError, match="image 0: this item broke the encoder"):
@@ -179,7 +179,7 @@ def test_a_poisoned_item_is_refused_for_a_while_and_takes_no_one_along(toy):
     toy.assert_empty(core)
 
 
-def test_rows_outlive_the_engine_in_a_folder(toy, tmp_path):
+def test_encoder_rows_on_disk_are_found_by_the_next_engine(toy, tmp_path):
     request = toy.of("r", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4)])
     answers = []
     for _ in range(2):
@@ -192,8 +192,7 @@ def test_rows_outlive_the_engine_in_a_folder(toy, tmp_path):
     assert (core.stats.encoder_calls, core.stats.encoder_disk_hits, answers[1][-1].stats.items) == (0, 1, ("disk",))
 
 
-def test_rows_that_are_given_take_the_bytes_they_are_counted_with(toy):
-    """Of another precision than the model's: as many bytes, and the same answer."""
+def test_precomputed_rows_are_cast_to_the_dtype_they_are_counted_with(toy):
     made = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     answers = []
     for dtype in (torch.float32, torch.float64):
@@ -205,7 +204,7 @@ def test_rows_that_are_given_take_the_bytes_they_are_counted_with(toy):
     assert answers[0] == answers[1] != []
 
 
-def test_two_items_share_a_range(toy):
+def test_two_items_may_share_a_range(toy):
     core = toy.make_core(budget=3)
     request = toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3))
     core.add(request)
@@ -222,21 +221,21 @@ def test_two_items_share_a_range(toy):
         (lambda a, b: [a, replace(b, geometry=replace(b.geometry, w=9))], "4 placeholder tokens stand for 9 encoder rows"),
     ],
 )
-def test_nothing_else_is_shared(toy, change, message):
+def test_other_overlaps_of_items_are_refused(toy, change, message):
     core = toy.make_core()
     with pytest.raises(InputError, match=message):
         core.add(toy.of("r", (5, *[toy.PAD] * 9, 7, 7), change(*toy.pair(1, 3))))
     toy.assert_empty(core)
 
 
-def test_items_that_share_a_range_have_to_fit_together(toy):
+def test_items_that_share_a_range_must_fit_into_the_encoder_cache_together(toy):
     with pytest.raises(InputError, match="7 encoder rows are needed at once, there is room for 6"):
         toy.make_core(encoder_rows=6).add(toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3)))
 
 
 @pytest.mark.parametrize("options", [{"encoder_rows": 8}, {"encoder_budget": 5}, {"encoder_rows": 8, "encoder_budget": 5}])
-def test_neither_of_two_items_waits_for_the_other_with_its_rows(toy, options):
-    """One could be had and the other not: no sequence keeps the first while it stands before the range."""
+def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(toy, options):
+    """Otherwise sequences that share no item could block each other for ever."""
     core = toy.make_core(budget=30, **options)
     requests = [toy.of(f"r{i}", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3, seed=2 * i)) for i in range(4)]
     for request in requests:
@@ -247,8 +246,8 @@ def test_neither_of_two_items_waits_for_the_other_with_its_rows(toy, options):
     toy.assert_empty(core)
 
 
-def test_rows_of_several_levels(toy):
-    """They count for what they weigh, whole; a row reaches the layers it belongs to however its item is cut."""
+def test_deepstack_rows_count_whole_and_reach_their_layers(toy):
+    """However the item is cut into chunks."""
     with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, encoder_cache_bytes is 576"):
         toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)]))
     core = toy.make_core(budget=3, encoder_rows=4, model=toy.ToyModel(levels=3))

@@ -1,4 +1,4 @@
-"""The engine around a toy model: whatever is batched, cut, preempted or aborted, a sequence reads as if it ran alone."""
+"""The engine with a toy model: an answer is the same alone and with batching, chunks, preemptions and aborts around it."""
 
 import random
 from dataclasses import replace
@@ -38,7 +38,7 @@ def test_random_arrivals_and_aborts_leave_nothing_behind(toy, seed, blocks, chun
         if core.scheduler.requests and rng.random() < 0.05:
             aborted.add(name := rng.choice(list(core.scheduler.requests)))
             core.abort(name)
-        for output in core.step():
+        for output in core.step().outputs:
             outputs.setdefault(output.request_id, []).append(output)
     for name, request in requests.items():
         if name not in aborted:
@@ -46,7 +46,7 @@ def test_random_arrivals_and_aborts_leave_nothing_behind(toy, seed, blocks, chun
     toy.assert_empty(core)
 
 
-def test_preemption_recomputes_and_keeps_order(toy):
+def test_preempted_sequences_are_computed_again(toy):
     rng = random.Random(1)
     requests = [toy.make_request(f"r{i}", rng, max_tokens=20, ignore_eos=True) for i in range(4)]
     core = toy.make_core(blocks=16, budget=64, max_len=64)
@@ -59,12 +59,12 @@ def test_preemption_recomputes_and_keeps_order(toy):
     toy.assert_empty(core)
 
 
-def test_priority_is_served_first(toy):
+def test_sequences_are_served_by_priority_then_arrival(toy):
     rng = random.Random(2)
     core = toy.make_core(seqs=1)
     for i, priority in enumerate([1, 1, 0]):
         core.add(replace(toy.make_request(f"r{i}", rng, max_tokens=1), priority=priority))
-    finished = [output.request_id for _ in range(3) for output in core.step()]
+    finished = [output.request_id for _ in range(3) for output in core.step().outputs]
     assert finished == ["r2", "r0", "r1"]
 
 
@@ -73,7 +73,7 @@ def test_decode_rows_go_before_prompts(toy):
     core = toy.make_core(budget=4)
     short = toy.make_request("short", rng, media=False, max_tokens=5, ignore_eos=True)
     core.add(short)
-    while not core.step()[0].token_ids:
+    while not core.step().outputs[0].token_ids:
         pass
     core.add(toy.make_request("long", rng, max_tokens=1))
     core.step()
@@ -83,7 +83,7 @@ def test_decode_rows_go_before_prompts(toy):
     assert [task.num_tokens for task in output.scheduled] == [1, 3]
 
 
-def test_too_long_prompt_is_refused_and_changes_nothing(toy):
+def test_a_prompt_that_cannot_run_is_refused_and_changes_nothing(toy):
     core = toy.make_core(blocks=4, block_size=4)
     rng = random.Random(0)
     long = toy.make_request("long", rng, media=False)
@@ -96,7 +96,7 @@ def test_too_long_prompt_is_refused_and_changes_nothing(toy):
     toy.assert_empty(core)
 
 
-def test_answer_ends_where_the_context_ends(toy):
+def test_an_answer_ends_at_max_model_len(toy):
     core = toy.make_core(blocks=4, block_size=4)
     core.add(toy.make_request("r", random.Random(0), media=False, max_tokens=None, ignore_eos=True))
     outputs = toy.drain(core)["r"]
@@ -114,7 +114,7 @@ def test_a_bad_item_ends_only_its_own_request(toy):
         core.add(request)
     outputs = toy.drain(core)
     assert outputs["bad"][-1].finish_reason == "error"
-    assert "poisoned item" in outputs["bad"][-1].error
+    assert "poisoned item" in outputs["bad"][-1].error.message
     for request in good:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     toy.assert_empty(core)
@@ -130,9 +130,9 @@ def test_a_failing_step_ends_its_sequences_and_the_engine_goes_on(toy):
     ):
         core.add(toy.make_request("lost", rng))
         core.runner.model.forward = lambda batch, error=error: (_ for _ in ()).throw(error)
-        (output,) = core.step()
+        (output,) = core.step().outputs
         assert output.finish_reason == "error"
-        assert output.error.startswith(told)
+        assert output.error.message.startswith(told)
     core.runner.model.forward = forward
     request = toy.make_request("next", rng)
     core.add(request)
@@ -150,7 +150,7 @@ def test_misplaced_items_are_refused(toy):
     toy.assert_empty(core)
 
 
-def test_an_urgent_request_takes_the_place_of_the_least_urgent(toy):
+def test_an_urgent_request_preempts_the_least_urgent(toy):
     core = toy.make_core(seqs=2)
     for i, priority in enumerate([1, 2]):
         core.add(toy.of(f"r{i}", [5, 6, 7], priority=priority))
@@ -165,11 +165,11 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent(toy):
     toy.assert_empty(core)
 
 
-@pytest.mark.parametrize("prefill", ["item_atomic", "prompt_atomic"])
-def test_atoms_are_computed_in_one_step(toy, prefill):
-    core = toy.make_core(budget=20, seqs=3, prefill=prefill, block_size=4)
+@pytest.mark.parametrize("prompt_attention", ["bidirectional_items", "bidirectional_prompt"])
+def test_bidirectional_spans_are_computed_in_one_step(toy, prompt_attention):
+    core = toy.make_core(budget=20, seqs=3, prompt_attention=prompt_attention, block_size=4)
     prompt = [5, 6, *[toy.PAD] * 10, 7, 8, 9]
-    whole = {"item_atomic": [(2, 12)], "prompt_atomic": [(0, 15)]}[prefill]
+    whole = {"bidirectional_items": [(2, 12)], "bidirectional_prompt": [(0, 15)]}[prompt_attention]
     names = ("a", "b", "c", "d")
     for i, name in enumerate(names):
         core.add(toy.of(name, [*prompt, 10 + i], [toy.item(2, 10, seed=i % 2)]))
@@ -188,20 +188,20 @@ def test_atoms_are_computed_in_one_step(toy, prefill):
     toy.drain(core)
     assert min(done.values()) > 15
     hits = core.stats.prefix_hits
-    assert hits == (0 if prefill == "prompt_atomic" else 12), "d finds the 12 tokens that end with its item"
+    assert hits == (0 if prompt_attention == "bidirectional_prompt" else 12), "d finds the 12 tokens that end with its item"
 
 
-def test_an_atom_that_no_step_has_room_for_is_refused(toy):
-    core = toy.make_core(budget=10, seqs=4, prefill="item_atomic")
+def test_a_bidirectional_span_that_no_step_has_room_for_is_refused(toy):
+    core = toy.make_core(budget=10, seqs=4, prompt_attention="bidirectional_items")
     with pytest.raises(InputError, match="8 tokens have to be computed at once, a step has room for 7; raise max_num_batched"):
         core.add(toy.of("a", [*[toy.PAD] * 8, 6], [toy.item(0, 8)]))
-    core = toy.make_core(encoder_rows=8, prefill="prompt_atomic")
+    core = toy.make_core(encoder_rows=8, prompt_attention="bidirectional_prompt")
     with pytest.raises(InputError, match="10 encoder rows are needed at once, there is room for 8"):
         core.add(toy.of("a", [*[toy.PAD] * 10, 6], [toy.item(0, 5), toy.item(5, 5, seed=2)]))
     toy.assert_empty(core)
 
 
-def test_values_that_are_not_finite_end_their_sequence_and_leave_no_trace(toy):
+def test_a_sequence_with_values_that_are_not_finite_ends_and_its_blocks_are_zeroed(toy):
     core = toy.make_core(blocks=8, block_size=4, budget=4)
     forward = core.runner.model.forward
 
@@ -217,8 +217,8 @@ def test_values_that_are_not_finite_end_their_sequence_and_leave_no_trace(toy):
     core.runner.model.forward = broken
     core.add(toy.of("bad", [5, 6, 7, 8, 99, 9, 10, 11, 12]))
     outputs = toy.drain(core)["bad"]
-    assert "not finite" in outputs[-1].error
-    assert core.stats.blocks_kept == 1, "only the block before it is vouched for"
+    assert "not finite" in outputs[-1].error.message
+    assert core.stats.blocks_cached == 1, "only the block before it is cached"
     good = toy.of("good", [5, 6, 7, 8, 98, 9, 10, 11, 12, 13])
     core.add(good)
     assert toy.tokens_of(toy.drain(core)["good"]) == toy.alone(good)[0]
@@ -246,8 +246,8 @@ def test_a_closing_append_ends_a_held_sequence(toy):
 
 @pytest.mark.parametrize("place", ["_update", "_forward"])
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()])
-def test_a_step_that_breaks_off_loses_nobody_who_was_not_in_it(toy, place, error, monkeypatch):
-    """What it was told beside its rows is told again: new sequences, changes of others, names set free."""
+def test_a_step_that_fails_loses_no_message_about_other_sequences(toy, place, error, monkeypatch):
+    """New, updated and finished sequences are sent to the worker again with the next step."""
     rng = random.Random(0)
     core = toy.make_core(seqs=1, budget=4)
     running, waiting = (toy.make_request(name, rng, max_tokens=9, ignore_eos=True) for name in ("running", "waiting"))
@@ -267,7 +267,7 @@ def test_a_step_that_breaks_off_loses_nobody_who_was_not_in_it(toy, place, error
     with monkeypatch.context() as patch:
         patch.setattr(core.runner, place, broken)
         if isinstance(error, Exception):
-            (failed,) = core.step()
+            (failed,) = core.step().outputs
             assert (failed.request_id, failed.finish_reason) == ("running", "error")
         else:
             with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The largest item: found as trying every size would, taken by the engine, and the next one is not."""
+"""Max items: found as trying every size would; the engine admits them, and refuses or resizes the next larger ones."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import oracle
 import pytest
 from sensorium import LLM, SamplingParams
-from sensorium.engine.config import load_model_files, make_config
-from sensorium.engine.doctor import explain
-from sensorium.engine.largest import Largest, Room, largest_item, last_true, most_rows, rows_of
-from sensorium.engine.loader import load_processing
-from sensorium.engine.memory import encoder_cache_budget
+from sensorium.engine.config import make_config
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup.doctor import explain
+from sensorium.engine.setup.max_items import ItemLimits, MaxItem, find_max_item, last_true, max_rows, num_rows
+from sensorium.engine.setup.memory import encoder_cache_budget
+from sensorium.engine.setup.resolve import load_processing
 from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.mm.registry import find
 from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.processors.families.qwen3_vl import MAX_FRAMES, Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import ProcessingInfo
-from sensorium.processors.qwen3_vl import MOST_FRAMES, Qwen3VLProcessingInfo
 
-TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 IMAGE, VIDEO = 353, 354
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 SMALL: dict[str, Any] = {"max_num_seqs": 1, "device": "cpu"}
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {"max_num_seqs": 1, "device": "cpu"}
 
 def processing(folder: Path, **options: Any) -> ProcessingInfo:
     files = load_model_files(folder)
-    return load_processing(find(files.architecture), files, options)
+    return load_processing(files, options)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return oracle.build_checkpoint(tmp_path_factory.mktemp("audio"), "qwen2_audio")
 
 
-def largest(folder: Path, modality: str, **options: Any) -> Largest:
-    return next(item for item in explain(make_config(folder, SMALL | options)).largest if item.modality == modality)
+def max_item(folder: Path, modality: str, **options: Any) -> MaxItem:
+    return next(item for item in explain(make_config(folder, SMALL | options)).max_items if item.modality == modality)
 
 
 def refused(llm: LLM, prompt: dict[str, Any]) -> bool:
-    """By the plan and by generate alike."""
+    """Whether `plan` and `generate` refuse the prompt; they have to agree."""
     (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
     try:
         llm.plan(prompt)
@@ -55,16 +55,15 @@ def refused(llm: LLM, prompt: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("option", "limit"),
-    [({"max_model_len": 1}, "max_model_len"), ({"media": {"max_audio_seconds": 1e-4}}, "media.max_audio_seconds")],
-)
-def test_where_no_sound_fits(audio: Path, option: dict[str, Any], limit: str) -> None:
-    assert str(largest(audio, "audio", **option)) == f"no sound fits, limited by {limit}"
+def test_no_audio_fits(audio: Path) -> None:
+    limits = ItemLimits(0, "max_model_len", 1 << 30, 512, MediaPolicy())
+    assert str(find_max_item("audio", processing(audio), limits)) == "no audio fits, limited by max_model_len"
+    too_short = {"max_audio_seconds": 1e-4}
+    assert str(max_item(audio, "audio", media=too_short)) == "no audio fits, limited by media.max_audio_seconds"
 
 
-def test_where_no_picture_fits() -> None:
-    assert str(largest(TINY_VL, "image", max_model_len=2)) == "no picture fits, limited by max_model_len"
+def test_no_image_fits() -> None:
+    assert str(max_item(TINY_VL, "image", max_model_len=2)) == "no image fits, limited by max_model_len"
 
 
 def test_last_true() -> None:
@@ -75,18 +74,18 @@ def test_last_true() -> None:
 
 
 @pytest.mark.parametrize("limits", [(1024, 65536), (4096, 4096), (256, 12000), (30000, 30000)])
-def test_most_rows_are_hardly_fewer_than_by_trying_all_sizes(limits: tuple[int, int]) -> None:
+def test_max_rows_are_close_to_trying_all_sizes(limits: tuple[int, int]) -> None:
     info = processing(TINY_VL, min_pixels=limits[0], max_pixels=limits[1])
     sides = [*range(1, 400, 3), *range(400, 4000, 40)]
     sizes = [(h, w) for h in sides for w in sides if h * w <= 200_000]
-    real = max(rows_of(info, MediaHeader("image", h, w)) for h, w in sizes)
-    found = most_rows(info, "image", MediaPolicy(max_pixels=200_000), 1 << 20)
+    real = max(num_rows(info, MediaHeader("image", h, w)) for h, w in sizes)
+    found = max_rows(info, "image", MediaPolicy(max_pixels=200_000), 1 << 20)
     assert found >= 0.96 * real
-    assert most_rows(info, "image", MediaPolicy(max_pixels=200_000), 7) == 7
+    assert max_rows(info, "image", MediaPolicy(max_pixels=200_000), 7) == 7
 
 
-def test_clips_are_tried_up_to_the_most_frames_a_family_takes() -> None:
-    """However long the context is: a clip of the family makes fewer rows than that of any number of frames."""
+def test_videos_are_tried_up_to_the_most_frames_a_processor_admits() -> None:
+    """However long the context is."""
     info = Qwen3VLProcessingInfo(ProcessorFiles(video={"size": {"longest_edge": 1 << 17, "shortest_edge": 4096}}))
     tried: list[int] = []
     real = info.geometry
@@ -97,18 +96,18 @@ def test_clips_are_tried_up_to_the_most_frames_a_family_takes() -> None:
         return real(header)
 
     info.geometry = geometry  # type: ignore[method-assign]
-    found = most_rows(info, "video", MediaPolicy(max_pixels=10_000), 1 << 18)
-    assert MOST_FRAMES // 2 <= found < 1 << 18
-    assert max(tried) == 2 * MOST_FRAMES
-    assert most_rows(info, "video", MediaPolicy(max_pixels=1), 4) == 4
+    found = max_rows(info, "video", MediaPolicy(max_pixels=10_000), 1 << 18)
+    assert MAX_FRAMES // 2 <= found < 1 << 18
+    assert max(tried) == 2 * MAX_FRAMES
+    assert max_rows(info, "video", MediaPolicy(max_pixels=1), 4) == 4
 
 
-def test_encoder_cache_holds_four_of_the_largest_items(tmp_path: Path) -> None:
+def test_the_default_encoder_cache_holds_four_max_items(tmp_path: Path) -> None:
     info = processing(TINY_VL, images_kwargs={"max_pixels": 1 << 20})
     config = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}})
     assert encoder_cache_budget(config, info, 512, 2048) == 128 << 20
     assert encoder_cache_budget(config, info, 1 << 16, 2048) == 4 * 2047 << 16
-    rows = most_rows(info, "image", config.media, 1 << 20)
+    rows = max_rows(info, "image", config.media, 1 << 20)
     assert encoder_cache_budget(config, info, 1 << 16, 1 << 20) == 4 * rows << 16
     few = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}, "encoder_cache_bytes": 2047 * 512})
     assert encoder_cache_budget(few, info, 512, 2048) == 2047 * 512
@@ -120,35 +119,35 @@ def picture(side: int) -> dict[str, Any]:
     return {"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": np.zeros((side, side, 3), np.uint8)}}
 
 
-def test_largest_image_by_the_context() -> None:
+def test_the_max_image_is_limited_by_max_model_len() -> None:
     options = {"max_model_len": 300, "mm_processor_kwargs": {"max_pixels": 1 << 22}}
-    item = largest(TINY_VL, "image", **options)
+    item = max_item(TINY_VL, "image", **options)
     assert (item.limit, item.refused, item.rows) == ("max_model_len", True, 289)  # 17 x 17, 18 x 18 are too many
     llm = LLM(TINY_VL, **SMALL, **options)
     assert not refused(llm, picture(item.size[0]))
     assert refused(llm, picture(item.size[0] + 1))
 
 
-def test_largest_image_by_the_gate() -> None:
+def test_the_max_image_is_limited_by_the_media_policy() -> None:
     options = {"media": MediaPolicy(max_pixels=10_000)}
-    item = largest(TINY_VL, "image", **options)
+    item = max_item(TINY_VL, "image", **options)
     assert (item.limit, item.refused, item.size) == ("media.max_pixels", True, (100, 100))
     llm = LLM(TINY_VL, **SMALL, **options)
     assert not refused(llm, picture(100))
     assert refused(llm, picture(101))
 
 
-def test_largest_image_by_the_processor_is_the_first_that_is_not_enlarged_on() -> None:
-    item = largest(TINY_VL, "image")
+def test_the_max_image_is_limited_by_the_processor() -> None:
+    item = max_item(TINY_VL, "image")
     assert (item.limit, item.refused, item.rows) == ("mm_processor_kwargs max_pixels", False, 256)
     llm = LLM(TINY_VL, **SMALL)
     (at,), (below,), (above,) = (llm.plan(picture(item.size[0] + more)) for more in (0, -1, 1000))
     assert at.num_embeds == above.num_embeds == 256 > below.num_embeds
 
 
-def test_largest_image_of_a_family_that_refuses_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    info, room = processing(TINY_VL), Room(500, "max_model_len", 1 << 30, 512, MediaPolicy())
-    known, geometry = largest_item("image", info, room), info.geometry
+def test_the_max_image_of_a_processor_that_refuses_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    info, room = processing(TINY_VL), ItemLimits(500, "max_model_len", 1 << 30, 512, MediaPolicy())
+    expected, geometry = find_max_item("image", info, room), info.geometry
 
     def picky(header: MediaHeader) -> Any:
         if min(header.size) < 15:
@@ -156,15 +155,15 @@ def test_largest_image_of_a_family_that_refuses_small_ones(monkeypatch: pytest.M
         return geometry(header)
 
     monkeypatch.setattr(info, "geometry", picky)
-    assert largest_item("image", info, room) == known
-    assert known.rows > 0
+    assert find_max_item("image", info, room) == expected
+    assert expected.rows > 0
 
 
-def test_settings_that_limit_the_image() -> None:
+def test_settings_that_limit_the_max_image() -> None:
     big = {"mm_processor_kwargs": {"max_pixels": 1 << 24}}
-    assert largest(TINY_VL, "image", **big).limit.startswith("max_position_embeddings")
+    assert max_item(TINY_VL, "image", **big).limit.startswith("max_position_embeddings")
     block = explain(make_config(TINY_VL, SMALL | {"max_model_len": 16})).kv_cache
-    tight = largest(TINY_VL, "image", kv_cache_memory_bytes=30 * block, **big)
+    tight = max_item(TINY_VL, "image", kv_cache_memory_bytes=30 * block, **big)
     assert (tight.limit, tight.rows) == ("kv_cache_memory_bytes", 21**2)  # 480 tokens
 
 
@@ -172,25 +171,25 @@ def clip(frames: int, size: tuple[int, int]) -> dict[str, Any]:
     return {"prompt_token_ids": [VIDEO], "multi_modal_data": {"video": np.zeros((frames, *size, 3), np.uint8)}}
 
 
-def test_largest_video() -> None:
+def test_the_max_video() -> None:
     options = {
         "max_model_len": 500,
         "mm_processor_kwargs": {"videos_kwargs": {"max_pixels": 128 * 128}},
         "media": MediaPolicy(max_pixels=200 * 200),
     }
-    item = largest(TINY_VL, "video", **options)
+    item = max_item(TINY_VL, "video", **options)
     assert (item.limit, item.refused, item.size) == ("max_model_len", True, (200, 200))
     llm = LLM(TINY_VL, **SMALL, **options)
     assert not refused(llm, clip(item.frames, item.size))
     assert refused(llm, clip(item.frames + 1, item.size))
     bytes_ = MediaPolicy(max_pixels=200 * 200, max_video_bytes=4 * 200 * 200 * 3)
-    few = largest(TINY_VL, "video", **options | {"media": bytes_})
+    few = max_item(TINY_VL, "video", **options | {"media": bytes_})
     assert (few.limit, few.refused, few.frames) == ("media.max_video_bytes", True, 4)
     llm = LLM(TINY_VL, **SMALL, **options | {"media": bytes_})
     assert not refused(llm, clip(4, (200, 200)))
     assert refused(llm, clip(5, (200, 200)))
     asked = options | {"mm_processor_kwargs": {"videos_kwargs": {"max_pixels": 128 * 128, "num_frames": 6}}}
-    assert largest(TINY_VL, "video", **asked).limit == "mm_processor_kwargs num_frames"
+    assert max_item(TINY_VL, "video", **asked).limit == "mm_processor_kwargs num_frames"
 
 
 def sound(samples: int, token: int) -> dict[str, Any]:
@@ -205,8 +204,8 @@ def sound(samples: int, token: int) -> dict[str, Any]:
         ({"media": MediaPolicy(max_audio_seconds=1.5)}, "media.max_audio_seconds"),
     ],
 )
-def test_largest_sound(audio: Path, options: dict[str, Any], limit: str) -> None:
-    item = largest(audio, "audio", **options)
+def test_the_max_audio(audio: Path, options: dict[str, Any], limit: str) -> None:
+    item = max_item(audio, "audio", **options)
     assert (item.limit, item.refused) == (limit, True)
     llm, token = LLM(audio, **SMALL, **options), json.loads((audio / "config.json").read_text())["audio_token_index"]
     samples = round(item.seconds * 16000)

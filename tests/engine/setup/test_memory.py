@@ -1,4 +1,4 @@
-"""The memory plan against reality: tensors, measured peaks, a full load under a limit, and items that fit or just do not."""
+"""The memory plan compared with allocated tensors, measured peaks, and a full load under a memory limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,32 +17,32 @@ import family
 import oracle
 import pytest
 import torch
+from cpu import needs_int8
 from measured import held, peak_bytes
 from sensorium import LLM, SamplingParams
-from sensorium.engine import driver, loader, memory, runner
-from sensorium.engine.config import EngineConfig, load_model_files, make_config
-from sensorium.engine.doctor import explain
-from sensorium.engine.encoder_store import EncoderStore
-from sensorium.engine.kv import allocate_caches
-from sensorium.engine.loader import load_engine, load_processing, resolve
-from sensorium.engine.memory import Sizes, cache_blocks, longest_sequence, sampling_bytes, weight_bytes
-from sensorium.engine.paths import choose
-from sensorium.engine.sample_row import SampleRow
-from sensorium.engine.sampler import gather_logprobs, sample
-from sensorium.engine.source import kept_as
-from sensorium.kernels.int8 import supported
+from sensorium.engine.config import EngineConfig, make_config
+from sensorium.engine.model_files import load_model_files, resolve
+from sensorium.engine.setup import loader, memory
+from sensorium.engine.setup.doctor import explain
+from sensorium.engine.setup.loader import load_engine
+from sensorium.engine.setup.memory import MaxSizes, max_len_in_cache, num_cache_blocks, sampling_bytes
+from sensorium.engine.setup.model_source import with_cache_dtype
+from sensorium.engine.setup.resolve import load_processing
+from sensorium.engine.worker.cache_tensors import allocate_caches
+from sensorium.engine.worker.sampler import gather_logprobs, sample
+from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import find
-from sensorium.models.interface import CacheSpec, ForwardBatch, Work
+from sensorium.mm.registry import find_architecture
+from sensorium.models.interface import CacheSpec, ForwardBatch, StepLimits
+from sensorium.models.weight_bytes import weight_bytes
 from sensorium.models.weights import load
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.text.tokenizer import Tokenizer
 
-TINY_VL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 CPU = torch.device("cpu")
-VNNI = pytest.mark.skipif(not supported(CPU), reason="no products of 8-bit numbers")
-EIGHT_BITS = [pytest.param("linear=onednn", marks=VNNI), pytest.param("int8_linear=torch", marks=VNNI)]
-"""Kernels under which the tests below multiply in 8 bits: C++ where it is there, and torch."""
+EIGHT_BITS = [pytest.param("linear=onednn", marks=needs_int8), pytest.param("int8_linear=torch", marks=needs_int8)]
+"""Backends with 8-bit products: C++ if it is built, and torch."""
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SMALL = {"max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20, "device": "cpu"}
 
@@ -60,45 +59,45 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["", "attention=torch,varlen_attention=torch", *EIGHT_BITS])
 def int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the kernels, each choice of them in turn, multiply in 8 bits."""
+    """Select each choice of backends in turn; True if it multiplies in 8 bits."""
     monkeypatch.setenv("SENSORIUM_KERNELS", request.param)
     return "linear=" in request.param
 
 
 def build(folder: Path, dtype: torch.dtype, device: torch.device, quantization: str | None = None) -> Any:
     files = load_model_files(folder)
-    model = resolve(find(files.architecture).model)(files.config, dtype, device)
+    model = resolve(find_architecture(files.architecture).model)(files.config, dtype, device)
     if device.type != "meta":
         load(folder, model, quantization)
     return model
 
 
 @both_dtypes
-def test_weights_are_those_held(audio: Path, dtype: torch.dtype) -> None:
+def test_planned_weights_equal_the_held_bytes(audio: Path, dtype: torch.dtype) -> None:
     for folder in (TINY_VL, audio):
-        planned = weight_bytes(build(folder, dtype, torch.device("meta")), CPU, dtype, None)
+        planned = weight_bytes(build(folder, dtype, torch.device("meta")), CPU, None)
         assert planned == held(build(folder, dtype, CPU))
 
 
-@VNNI
-def test_weights_in_8_bits(audio: Path) -> None:
+@needs_int8
+def test_planned_weights_in_8_bits(audio: Path) -> None:
     for folder in (TINY_VL, audio):
-        planned = weight_bytes(build(folder, torch.float32, torch.device("meta")), CPU, torch.float32, "int8")
+        planned = weight_bytes(build(folder, torch.float32, torch.device("meta")), CPU, "int8")
         real = held(build(folder, torch.float32, CPU, "int8"))
         assert real <= planned <= 1.02 * real
 
 
-def test_caches_are_those_allocated() -> None:
+def test_planned_caches_equal_the_allocated_ones() -> None:
     config, files = make_config(TINY_VL, {"max_model_len": 512, **SMALL}), load_model_files(TINY_VL)
-    info = load_processing(find(files.architecture), files, {})
+    info = load_processing(files, {})
     core = load_engine(config, files, info, Tokenizer(files.path)).core
     plan = explain(config)
     assert plan.kv_cache == sum(cache.nbytes for cache in core.runner.caches.tensors)
-    assert plan.encoder_cache == core.scheduler.encoder.capacity
+    assert plan.encoder_cache == core.scheduler.encoder_cache.capacity
     assert plan.total > plan.kv_cache + plan.weights + plan.activations
 
 
-def test_an_encoder_beside_steps_takes_memory_of_its_own() -> None:
+def test_an_encoder_call_beside_steps_adds_to_their_memory() -> None:
     after, beside = (explain(make_config(TINY_VL, {**SMALL, "async_scheduling": flag})) for flag in (False, True))
     assert after.activations == max(after.decoder_step, after.logits_step, after.encoder_step)
     assert beside.activations == max(beside.decoder_step, beside.logits_step) + beside.encoder_step > after.activations
@@ -106,7 +105,7 @@ def test_an_encoder_beside_steps_takes_memory_of_its_own() -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A GPU of so many free bytes that can be planned for, and nothing else."""
+    """Fake a GPU with the given free bytes, for plans only."""
 
     def free(size: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -118,7 +117,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return free
 
 
-def test_on_a_gpu_caches_take_what_all_else_leaves(card: Callable[[int], None]) -> None:
+def test_on_a_gpu_the_kv_cache_takes_what_everything_else_leaves(card: Callable[[int], None]) -> None:
     options = {"device": "cuda", "max_model_len": 2048, "max_num_seqs": 512, "dtype": "bfloat16"}
     card(1 << 30)
     plan = explain(make_config(TINY_VL, options))
@@ -146,23 +145,33 @@ def test_on_a_gpu_caches_take_what_all_else_leaves(card: Callable[[int], None]) 
     assert "beside the total" in str(beside).splitlines()[-3]
 
 
-def test_a_gpu_that_is_too_small_is_said_before_anything_is_read(card: Callable[[int], None]) -> None:
+def test_a_gpu_that_is_too_small_is_reported_before_weights_are_read(card: Callable[[int], None]) -> None:
     card(256 << 20)
     with pytest.raises(ConfigError, match=r"2048 tokens needs .* are left of .* on cuda:0: lower max_model_len, "):
         explain(make_config(TINY_VL, {"device": "cuda", "max_model_len": 2048}))
 
 
-def test_a_plan_for_a_gpu_needs_no_form_of_a_model_of_transformers(
+def test_a_gpu_plan_of_a_fallback_model_measures_its_encoder(
     card: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is loaded by the same way, tried out before it is planned for."""
+    """Fallback models have no closed form, so the plan runs their encoder on the meta device first."""
     card(8 << 30)
     config = make_config(fallbacks.build(tmp_path / "borrowed", "ovis2"), {"device": "cuda", "max_model_len": 512})
     files = load_model_files(config.model)
     monkeypatch.setattr(loader, "computing_on", lambda device: nullcontext())
     with pytest.raises((AssertionError, RuntimeError), match="CUDA"):  # of torch, once memory is asked for
-        load_engine(config, files, load_processing(choose(files), files, {}), Tokenizer(files.path))
+        load_engine(config, files, load_processing(files, {}), Tokenizer(files.path))
     assert explain(config).kv_cache > 0
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 1}, {"limit_mm_per_prompt": {"audio": 1}}, {"batch_invariant": True}])
+def test_explain_refuses_what_the_engine_refuses(options: dict[str, Any]) -> None:
+    options = {"dtype": "float16", **SMALL, **options}
+    with pytest.raises(ConfigError) as refused:
+        LLM(TINY_VL, **options)
+    with pytest.raises(ConfigError) as explained:
+        explain(make_config(TINY_VL, options))
+    assert str(explained.value) == str(refused.value)
 
 
 def test_an_engine_explains_itself() -> None:
@@ -171,52 +180,56 @@ def test_an_engine_explains_itself() -> None:
     assert str(llm.explain()).splitlines()[0].startswith("weights")
 
 
-def test_cache_blocks() -> None:
-    specs, sizes = [CacheSpec("full", 1, 8, torch.bfloat16)], Sizes(100, 100, 64)  # 512 bytes a block
+def test_num_cache_blocks() -> None:
+    specs, sizes = [CacheSpec("full", 1, 8, torch.bfloat16)], MaxSizes(100, 100, 64)  # 512 bytes a block
     config = EngineConfig("m", max_num_seqs=3, block_size=16)
-    assert cache_blocks(config, specs, sizes, CPU) == (3 * 7,)
+    assert num_cache_blocks(config, specs, sizes, CPU) == (3 * 7,)
     small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=4700)
-    assert cache_blocks(small, specs, sizes, CPU) == (9,)
-    assert longest_sequence(small, specs, CPU) == 9 * 16
+    assert num_cache_blocks(small, specs, sizes, CPU) == (9,)
+    assert max_len_in_cache(small, specs, CPU) == 9 * 16
     message = r"needs 5,120 bytes .* 4,700 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
     with pytest.raises(ConfigError, match=message):
-        cache_blocks(small, specs, Sizes(160, 160, 64), CPU)
-    across = "a sequence whose encoder side has 160 rows needs 5,120 bytes .* allowed: raise kv_cache_memory_bytes to 5120$"
+        num_cache_blocks(small, specs, MaxSizes(160, 160, 64), CPU)
+    across = "a sequence whose encoder input has 160 rows needs 5,120 bytes .* allowed: raise kv_cache_memory_bytes to 5120$"
     with pytest.raises(ConfigError, match=across):
-        cache_blocks(small, specs, Sizes(40, 160, 64), CPU)
+        num_cache_blocks(small, specs, MaxSizes(40, 160, 64), CPU)
 
 
-def test_blocks_that_are_too_large_are_what_to_lower() -> None:
+def test_errors_advise_smaller_blocks_where_these_would_fit() -> None:
     specs = [CacheSpec("full", 1, 8, torch.bfloat16)]
     config = EngineConfig("m", max_num_seqs=3, block_size=10**9, kv_cache_memory_bytes=1 << 20)
     with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or raise kv_cache_memory_bytes"):
-        longest_sequence(config, specs, CPU)
+        max_len_in_cache(config, specs, CPU)
     with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or lower max_model_len or raise"):
-        cache_blocks(config, specs, Sizes(100, 100, 64), CPU)
+        num_cache_blocks(config, specs, MaxSizes(100, 100, 64), CPU)
 
 
-def test_windows_take_what_they_see_and_no_more() -> None:
+def test_groups_with_windows_get_blocks_for_their_windows_only() -> None:
     full, window = CacheSpec("full", 1, 8, torch.bfloat16), CacheSpec("window", 1, 8, torch.bfloat16, 32)
-    specs, sizes = [full, window, window], Sizes(16000, 16000, 64)
+    specs, sizes = [full, window, window], MaxSizes(16000, 16000, 64)
     config = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64)
-    assert cache_blocks(config, specs, sizes, CPU) == (10_000, 10 * 3 + 8)
+    assert num_cache_blocks(config, specs, sizes, CPU) == (10_000, 10 * 3 + 8)
     one = (1000 + 7 * 2) * 512
     tight = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64, kv_cache_memory_bytes=one)
-    assert cache_blocks(tight, specs, sizes, CPU) == (1000, 7)
-    assert longest_sequence(tight, specs, CPU) == 16000
+    assert num_cache_blocks(tight, specs, sizes, CPU) == (1000, 7)
+    assert max_len_in_cache(tight, specs, CPU) == 16000
     half = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64, kv_cache_memory_bytes=5 * one)
-    blocks, near = cache_blocks(half, specs, sizes, CPU)
+    blocks, near = num_cache_blocks(half, specs, sizes, CPU)
     assert (blocks // 1000, near) == (5, 20)
     assert (blocks + 2 * near) * 512 <= 5 * one
 
 
-@pytest.mark.parametrize(("prefill", "rows"), [("causal", 64), ("item_atomic", 300 + 3), ("prompt_atomic", 500 + 3)])
-def test_a_step_has_room_for_what_is_computed_together(prefill: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a row of every other sequence; an item that is read across needs keys, not rows."""
-    monkeypatch.setattr(memory, "largest_items", lambda *_: {"image": 300, "audio": 1500})
-    info: Any = SimpleNamespace(prefill=prefill, slot_ids={"image": 3})
+@pytest.mark.parametrize(
+    ("prompt_attention", "rows"), [("causal", 64), ("bidirectional_items", 300 + 3), ("bidirectional_prompt", 500 + 3)]
+)
+def test_a_step_has_room_for_the_largest_bidirectional_span(
+    prompt_attention: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a row of every other sequence. Items read through cross-attention need keys, not rows."""
+    monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300, "audio": 1500})
+    info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3})
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
-    assert memory.plan_sizes(config, info, 500) == Sizes(500, 1500, rows)
+    assert memory.max_sizes(config, info, 500) == MaxSizes(500, 1500, rows)
 
 
 def step(model: Any, requests: int, computed: int, new: int) -> Any:
@@ -247,28 +260,28 @@ def test_decoder_steps_take_no_more_than_planned(qwen2: Path, audio: Path, dtype
     for folder in (TINY_VL, qwen2, audio):
         model = build(folder, dtype, CPU, "int8" if int8 else None)
         for requests, computed, new in ((1, 0, 512), (1, 500, 500), (32, 64, 1)):
-            work = Work(requests * new, requests * (computed + new), computed + new, CPU, int8)
+            work = StepLimits(requests * new, requests * (computed + new), computed + new, CPU, int8)
             measured = peak_bytes(step(model, requests, computed, new))
             assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("codes", ["int8", "fp8"])
-def test_steps_that_copy_codes_take_no_more_than_planned(
-    codes: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+def test_steps_with_an_8_bit_kv_cache_take_no_more_than_planned(
+    cache_dtype: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", "attention=torch")
     model = build(TINY_VL, dtype, CPU, None)
-    model.cache_specs = kept_as(codes, model.cache_specs)
+    model.cache_specs = with_cache_dtype(cache_dtype, model.cache_specs)
     for requests, computed, new in ((1, 500, 500), (32, 64, 1), (4, 2000, 1)):
-        work = Work(requests * new, requests * (computed + new), computed + new, CPU, codes=True)
+        work = StepLimits(requests * new, requests * (computed + new), computed + new, CPU, quantized_kv=True)
         measured = peak_bytes(step(model, requests, computed, new))
         assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
 @both_dtypes
 def test_encoder_calls_take_no_more_than_planned(qwen2: Path, audio: Path, dtype: torch.dtype, int8: bool) -> None:
-    work, quantization = Work(1, 1, 1, CPU, int8), "int8" if int8 else None
+    work, quantization = StepLimits(1, 1, 1, CPU, int8), "int8" if int8 else None
     for folder in (TINY_VL, qwen2):
         model = build(folder, dtype, CPU, quantization)
         for grids in ([(1, 48, 48)], [(1, 16, 16)] * 9):
@@ -302,7 +315,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any:
-    """A step of `requests` sequences with `new` rows each that reads `keys` encoder rows across, and writes them first."""
+    """A step of `requests` sequences of `new` rows that read `keys` encoder rows by cross-attention, after writing them."""
     blocks = -(-keys // 16)
     caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
     tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)
@@ -322,16 +335,16 @@ def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any
 
 
 @both_dtypes
-def test_steps_that_read_across_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
+def test_steps_with_cross_attention_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
     model = build(speech["whisper"], dtype, CPU, "int8" if int8 else None)
     for requests, new, keys in ((1, 200, 200), (8, 4, 400), (2, 64, 300)):
-        work = Work(requests * new, requests * keys, keys, CPU, int8)
+        work = StepLimits(requests * new, requests * keys, keys, CPU, int8)
         measured = peak_bytes(across(model, requests, new, keys, written=True))
         assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 
 @both_dtypes
-def test_encoders_of_speech_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
+def test_audio_encoders_take_no_more_than_planned(speech: dict[str, Path], dtype: torch.dtype, int8: bool) -> None:
     for name, counts in {"whisper": [100] * 6, "qwen3_asr": [1000, 150, 801]}.items():
         model = build(speech[name], dtype, CPU, "int8" if int8 else None)
 
@@ -339,24 +352,24 @@ def test_encoders_of_speech_take_no_more_than_planned(speech: dict[str, Path], d
             made = torch.zeros(sum(counts), 24, dtype=dtype)
             return model.embed_multimodal("audio", {"input_features": made, "audio_frames": torch.tensor(counts)})
 
-        planned = model.encoder_bytes("audio", sum(map(len, listen())), Work(1, 1, 1, CPU, int8))
+        planned = model.encoder_bytes("audio", sum(map(len, listen())), StepLimits(1, 1, 1, CPU, int8))
         measured = peak_bytes(listen)
         assert measured <= planned <= 3.2 * measured, name
 
 
 def test_sampling_takes_no_more_than_planned() -> None:
-    """It is the worst parameters that count, so a plain draw may take far less."""
+    """With the most expensive sampling parameters."""
     vocab, count = 20000, 8
     kept = torch.randn(count, vocab)
     wild = {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1, "logprobs": 5}
 
     def draw() -> None:
-        rows = [SampleRow(SamplingParams(**wild), list(range(100)), 50) for _ in range(count)]
+        rows = [SamplingState(SamplingParams(**wild), list(range(100)), 50) for _ in range(count)]
         sample(kept.bfloat16().float(), rows)
 
     measured = peak_bytes(draw)
     assert measured <= sampling_bytes(vocab, count, 0, torch.bfloat16, CPU) <= 2 * measured
-    measured = peak_bytes(lambda: gather_logprobs(kept.bfloat16().float(), [1] * count, [5] * count))
+    measured = peak_bytes(lambda: gather_logprobs(kept.bfloat16().float(), [1] * count, 5))
     assert measured <= sampling_bytes(vocab, 0, count, torch.bfloat16, CPU) <= 2 * measured
 
 
@@ -365,7 +378,7 @@ import json, re, resource, sys
 import numpy as np
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.engine.doctor import explain
+from sensorium.engine.setup.doctor import explain
 import cv2, tokenizers, safetensors
 
 def data() -> int:
@@ -374,7 +387,7 @@ def data() -> int:
 options = json.loads(sys.argv[2])
 from sensorium.engine.config import make_config
 plan = explain(make_config(sys.argv[1], options))
-most = next(item for item in plan.largest if item.modality == "image")
+most = next(item for item in plan.max_items if item.modality == "image")
 seqs, longest = options["max_num_seqs"], options["max_model_len"]
 held = seqs * most.rows * 4 * 3 * 2 * 8 * 8 * 4  # what of media_held these requests can fill: patches of 3x2x8x8 float32
 limit = data() + plan.total - plan.media_held + held + (int(sys.argv[3]) << 20)
@@ -391,7 +404,8 @@ params = SamplingParams(
 )
 outputs = llm.generate(prompts, params, use_tqdm=False)
 tokens = [len(output.outputs[0].token_ids) for output in outputs]
-print(json.dumps({"errors": [output.error for output in outputs], "rows": most.rows, "tokens": tokens}))
+errors = [output.error and output.error.message for output in outputs]
+print(json.dumps({"errors": errors, "rows": most.rows, "tokens": tokens}))
 """
 
 
@@ -402,8 +416,8 @@ def full_load(options: dict[str, Any], slack_mib: int) -> subprocess.CompletedPr
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA")
-def test_the_largest_requests_at_full_load_stay_below_the_plan() -> None:
-    """Stacks of threads are no part of the plan: 12 of 8 MiB."""
+def test_the_largest_requests_at_full_load_stay_within_the_plan() -> None:
+    """The stacks of 12 threads, 8 MiB each, are not part of the plan."""
     options = {
         "device": "cpu",
         "max_num_seqs": 8,
@@ -419,9 +433,3 @@ def test_the_largest_requests_at_full_load_stay_below_the_plan() -> None:
     assert told == {"errors": [None] * 8, "rows": 1024, "tokens": [4] * 8}
     starved = full_load(options, 96 - int(explain(make_config(TINY_VL, options)).total / 2**20 * 0.75))
     assert starved.returncode != 0 or any(json.loads(starved.stdout.splitlines()[-1])["errors"]), "the limit limits nothing"
-
-
-def test_the_plan_and_the_engine_mean_the_same_bounds() -> None:
-    assert memory._MEDIA_BYTES == driver._MEDIA_BYTES
-    assert memory._LOGITS_ROWS == runner._LOGITS_ROWS
-    assert signature(EncoderStore).parameters["queue_bytes"].default == memory._QUEUE_BYTES

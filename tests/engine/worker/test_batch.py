@@ -1,4 +1,4 @@
-"""The layout of one step: rows, slots, positions, and which encoder rows go where."""
+"""Batches: rows, slots, positions, key ranges, and which encoder rows replace which tokens."""
 
 import random
 from dataclasses import replace
@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sensorium.engine.batch import Caches, Track, build_batch, window
 from sensorium.engine.types import RequestUpdate, ScheduledRequest
+from sensorium.engine.worker.batch import KVCaches, build_batch, embeds_in_range
+from sensorium.engine.worker.sequence_state import SequenceState
 from sensorium.mm.types import PlaceholderRange
 from sensorium.models.interface import CacheSpec
 
-CACHES = Caches([], [0], [CacheSpec("full", 1, 8, torch.float32)], 4)
+CACHES = KVCaches([], [0], [CacheSpec("full", 1, 8, torch.float32)], 4)
 MASKED = PlaceholderRange(10, 5, torch.tensor([False, True, False, True, True]))
 
 
@@ -25,30 +26,30 @@ MASKED = PlaceholderRange(10, 5, torch.tensor([False, True, False, True, True]))
         (PlaceholderRange(10, 5), 4, 11, [10], (0, 1)),
     ],
 )
-def test_a_window_on_an_item(where, start, stop, tokens, rows):
-    found = window(where, start, stop)
+def test_embeddings_of_an_item_in_a_range(where, start, stop, tokens, rows):
+    found = embeds_in_range(where, start, stop)
     assert found[0].tolist() == tokens
     assert found[1:] == rows
 
 
 @pytest.mark.parametrize(("start", "stop"), [(5, 10), (15, 20), (12, 13), (10, 11)])
-def test_a_window_beside_the_embeddings(start, stop):
-    assert window(MASKED, start, stop) is None
+def test_a_range_without_embeddings(start, stop):
+    assert embeds_in_range(MASKED, start, stop) is None
 
 
-def make_track(toy, tokens=(5, 6, 3, 3, 3, 3, 7, 8)):
+def make_sequence(toy, tokens=(5, 6, 3, 3, 3, 3, 7, 8)):
     request = toy.make_request("r", random.Random(0), media=False)
-    return Track(replace(request, prompt_token_ids=tokens, features=(toy.item(2, 4),)), axes=3)
+    return SequenceState(replace(request, prompt_token_ids=tokens, features=(toy.item(2, 4),)), rope_axes=3)
 
 
 def test_prompt_and_decode_rows_in_one_batch(toy):
-    one, two = make_track(toy), make_track(toy)
+    one, two = make_sequence(toy), make_sequence(toy)
     two.token_ids += [50, 51]
     encoded = {one.features[0].hash: torch.arange(4.0)[:, None].expand(4, 8)}
     tasks = [ScheduledRequest("a", 3, 4, ((7, 2),)), ScheduledRequest("b", 9, 1, ((1, 4, 5),))]
     batch = build_batch(list(zip((one, two), tasks, strict=True)), encoded, CACHES, torch.from_numpy)
     assert batch.input_ids.tolist() == [3, 3, 3, 7, 51]
-    assert batch.attn[0].query_start == (0, 4, 5)
+    assert batch.attn[0].query_start_loc == (0, 4, 5)
     assert batch.attn[0].seq_lens == (7, 10)
     assert batch.attn[0].block_tables.tolist() == [[7, 2, 0], [1, 4, 5]]
     assert batch.attn[0].slot_mapping.tolist() == [31, 8, 9, 10, 21]
@@ -58,59 +59,59 @@ def test_prompt_and_decode_rows_in_one_batch(toy):
 
 
 def test_a_step_of_text_has_no_embeddings(toy):
-    track = make_track(toy)
-    batch = build_batch([(track, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, CACHES, torch.from_numpy)
+    sequence = make_sequence(toy)
+    batch = build_batch([(sequence, ScheduledRequest("a", 6, 2, ((0, 1),)))], {}, CACHES, torch.from_numpy)
     assert batch.embed_index is None
     assert batch.embed_rows is None
 
 
-def test_positions_continue_after_what_was_given(toy):
-    track = make_track(toy)
-    track.token_ids += [9, 9]
+def test_positions_continue_after_the_prompt_and_follow_updates(toy):
+    sequence = make_sequence(toy)
+    sequence.token_ids += [9, 9]
     out = np.empty((3, 5), dtype=np.int64)
-    track.fill_positions(out, 5)
+    sequence.fill_positions(out, 5)
     assert out[0].tolist() == [2, 6, 7, 8, 9]
-    track.update(RequestUpdate("r", 9, (4, 4), (toy.item(10, 1),), restart=True))
-    assert (track.token_ids[8:], track.turn_start, track.media_end) == ([9, 4, 4], 11, 11)
-    track.update(RequestUpdate("r", 2))
-    assert (track.features, track.turn_start, track.positions.shape) == ([], 2, (3, 2))
+    sequence.update(RequestUpdate("r", 9, (4, 4), (toy.item(10, 1),), restart=True))
+    assert (sequence.token_ids[8:], sequence.turn_start, sequence.media_end) == ([9, 4, 4], 11, 11)
+    sequence.update(RequestUpdate("r", 2))
+    assert (sequence.features, sequence.turn_start, sequence.positions.shape) == ([], 2, (3, 2))
 
 
-def seen_in(track, computed, count, window=None, other=None):
-    """What the rows of one step see: (first, end) of each."""
+def key_range_of(sequence, computed, count, window=None, other=None):
+    """Return the key ranges of one step, `[2, rows]`, or None."""
     caches = replace(CACHES, specs=[replace(CACHES.specs[0], window=window)])
-    tasks = [(track, ScheduledRequest("a", computed, count, ((0, 1, 2),)))]
+    tasks = [(sequence, ScheduledRequest("a", computed, count, ((0, 1, 2),)))]
     tasks += [(other, ScheduledRequest("b", 2, 1, ((3,),)))] if other else []
-    encoded = {feature.hash: torch.zeros(4, 8) for feature in track.features}
-    return build_batch(tasks, encoded, caches, torch.from_numpy).attn[0].seen
+    encoded = {feature.hash: torch.zeros(4, 8) for feature in sequence.features}
+    return build_batch(tasks, encoded, caches, torch.from_numpy).attn[0].key_range
 
 
-def test_items_see_themselves(toy):
+def test_rows_of_an_item_attend_to_its_end(toy):
     request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])  # rows are the tokens [3, 7)
-    track = Track(request, 3, "item_atomic")
-    assert seen_in(track, 1, 8).tolist() == [[0] * 8, [2, 3, 7, 7, 7, 7, 8, 9]]
-    assert seen_in(track, 0, 8, window=3).tolist() == [[0, 0, 0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 7, 7, 7, 8]]
-    assert seen_in(track, 0, 3) is None
-    assert seen_in(track, 7, 3) is None
-    other = Track(toy.of("b", (5, 6, 7)), 3, "item_atomic")
-    assert seen_in(track, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
+    sequence = SequenceState(request, 3, "bidirectional_items")
+    assert key_range_of(sequence, 1, 8).tolist() == [[0] * 8, [2, 3, 7, 7, 7, 7, 8, 9]]
+    assert key_range_of(sequence, 0, 8, window=3).tolist() == [[0, 0, 0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 7, 7, 7, 8]]
+    assert key_range_of(sequence, 0, 3) is None
+    assert key_range_of(sequence, 7, 3) is None
+    other = SequenceState(toy.of("b", (5, 6, 7)), 3, "bidirectional_items")
+    assert key_range_of(sequence, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
 
 
-def test_prompts_see_themselves(toy):
-    track = Track(toy.of("r", (5, 6, 7, 8)), 3, "prompt_atomic")
-    assert seen_in(track, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]
-    track.token_ids += [9, 9]
-    assert seen_in(track, 0, 6, window=2).tolist() == [[0, 0, 0, 0, 3, 4], [4, 4, 4, 4, 5, 6]]
-    assert seen_in(track, 4, 2) is None
-    track.update(RequestUpdate("r", 3, (9, 9), restart=True))
-    assert seen_in(track, 0, 5).tolist() == [[0] * 5, [3, 3, 3, 4, 5]]
+def test_rows_of_a_bidirectional_prompt_attend_to_all_of_it(toy):
+    sequence = SequenceState(toy.of("r", (5, 6, 7, 8)), 3, "bidirectional_prompt")
+    assert key_range_of(sequence, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]
+    sequence.token_ids += [9, 9]
+    assert key_range_of(sequence, 0, 6, window=2).tolist() == [[0, 0, 0, 0, 3, 4], [4, 4, 4, 4, 5, 6]]
+    assert key_range_of(sequence, 4, 2) is None
+    sequence.update(RequestUpdate("r", 3, (9, 9), restart=True))
+    assert key_range_of(sequence, 0, 5).tolist() == [[0] * 5, [3, 3, 3, 4, 5]]
 
 
-def test_rows_know_their_modality(toy):
+def test_modality_ids_of_rows(toy):
     request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
     tasks = [
-        (Track(request, 3), ScheduledRequest("a", 1, 5, ((0, 1),))),
-        (Track(request, 3), ScheduledRequest("b", 6, 3, ((2, 3, 4),))),
+        (SequenceState(request, 3), ScheduledRequest("a", 1, 5, ((0, 1),))),
+        (SequenceState(request, 3), ScheduledRequest("b", 6, 3, ((2, 3, 4),))),
     ]
     encoded = {request.features[0].hash: torch.zeros(4, 8)}
     device = torch.from_numpy
@@ -118,5 +119,5 @@ def test_rows_know_their_modality(toy):
     routed = build_batch(tasks, encoded, CACHES, device, {"image": 2, "video": 1}).modality_ids
     assert routed.tolist() == [0, 2, 2, 2, 2, 2, 2, 0]
     assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids is None
-    tasks = [(Track(request, 3), ScheduledRequest("b", 9, 1, ((2, 3, 4),)))]
+    tasks = [(SequenceState(request, 3), ScheduledRequest("b", 9, 1, ((2, 3, 4),)))]
     assert build_batch(tasks, encoded, CACHES, device, {"image": 2}).modality_ids is None  # behind all items

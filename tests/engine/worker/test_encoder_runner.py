@@ -1,4 +1,4 @@
-"""Items encoded beside steps: who goes on meanwhile, what arrives when, and what becomes of rows nobody wants any more."""
+"""Items that are encoded beside steps: other sequences go on, rows arrive later, and rows no longer needed are dropped."""
 
 import random
 from dataclasses import replace
@@ -10,59 +10,68 @@ from sensorium import LLM, SamplingParams
 
 
 def requests(toy):
-    """One that only answers, and two with items, one of them in both."""
+    """Return a request of text and two with items; they share one item."""
     talks = toy.make_request("talks", random.Random(1), media=False, max_tokens=30, ignore_eos=True)
     sees = toy.of("sees", [5, 6, *[toy.PAD] * 4, 7], [toy.item(2, 4)])
     both = toy.of("both", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8], [toy.item(0, 4), toy.item(5, 5, 2)])
     return talks, sees, both
 
 
-def told(outputs, name):
+def outputs_of(outputs, name):
     return [output for output in outputs if output.request_id == name]
 
 
-def test_others_answer_on_while_rows_are_made(toy):
+def test_other_sequences_decode_while_items_are_encoded(toy):
     talks, sees, both = requests(toy)
-    core = toy.make_core(overlaps=True, late=6)
+    core = toy.make_core(async_scheduling=True, late=6)
     core.add(talks)
-    got = [output for _ in range(3) for output in core.step()]
+    got = [output for _ in range(3) for output in core.step().outputs]
     early = core.stats.steps_ahead
     core.add(sees)
     core.add(both)
     for _ in range(6):
-        before = len(told(got, "talks"))
-        got += core.step()
-        assert len(told(got, "talks")) == before + 1, "a token of each step"
-    assert not toy.tokens_of(told(got, "sees"))
+        before = len(outputs_of(got, "talks"))
+        got += core.step().outputs
+        assert len(outputs_of(got, "talks")) == before + 1, "a token of each step"
+    assert not toy.tokens_of(outputs_of(got, "sees"))
     assert core.stats.steps_ahead >= early + 4, "and its steps go on starting early"
     got += [output for outputs in toy.drain(core).values() for output in outputs]
     for request in (talks, sees, both):
-        assert toy.tokens_of(told(got, request.request_id)) == toy.alone(request)[0]
+        assert toy.tokens_of(outputs_of(got, request.request_id)) == toy.alone(request)[0]
     stats = core.stats
-    assert (stats.encoder_calls, stats.encoder_hits) == (2, 1), "what one asked for is a hit of the other alone"
-    assert told(got, "sees")[-1].stats.items == ("encoded",)
-    assert told(got, "both")[-1].stats.items == ("cache", "encoded")
+    assert (stats.encoder_calls, stats.encoder_hits) == (2, 1), "the shared item is a hit of the second request"
+    assert outputs_of(got, "sees")[-1].stats.items == ("encoded",)
+    assert outputs_of(got, "both")[-1].stats.items == ("cache", "encoded")
     toy.assert_empty(core)
 
 
-def test_who_is_alone_waits_for_its_rows(toy):
+def test_a_lone_request_waits_for_its_rows(toy):
     _, _, both = requests(toy)
-    core = toy.make_core(overlaps=True, late=300)
+    core = toy.make_core(async_scheduling=True, late=300)
+    step, idle = core.step, []
+
+    def look():
+        done = step()
+        idle.append(done.idle)
+        return done
+
+    core.step = look
     core.add(both)
     outputs = toy.drain(core)["both"]
     assert toy.tokens_of(outputs) == toy.alone(both)[0]
     assert outputs[-1].timings["encode"] > 0
     assert core.stats.steps <= 2 + both.params.max_tokens
-    assert not core.idle
+    assert not any(idle)
 
 
-def test_who_waits_for_rows_does_not_keep_the_engine_from_others(toy):
-    core = toy.make_core(overlaps=True, late=6)
-    core.runner.encoding._moment = 0.0
+def test_a_request_that_waits_for_rows_does_not_block_others(toy):
+    core = toy.make_core(async_scheduling=True, late=6)
+    core.runner.encoder_runner._poll_seconds = 0.0
     _, sees, both = requests(toy)
     core.add(replace(sees, prompt_token_ids=sees.prompt_token_ids[2:], features=(toy.item(0, 4),)))
-    assert core.step() == core.step() == ()
-    assert not core.idle, "nobody sleeps beside a device that works"
+    first, second = core.step(), core.step()
+    assert first.outputs == second.outputs == ()
+    assert not second.idle, "the loop must not sleep while the device works"
     core.abort("sees")
     core.add(both)
     assert toy.tokens_of(toy.drain(core)["both"]) == toy.alone(both)[0]
@@ -70,23 +79,23 @@ def test_who_waits_for_rows_does_not_keep_the_engine_from_others(toy):
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_an_encoder_side_and_a_prompt_that_sees_itself_wait_too(toy, reads):
+def test_cross_attention_and_bidirectional_prompts_wait_too(toy, reads):
     model = toy.ToyModel(reads)
-    prefill = "causal" if reads else "prompt_atomic"
-    core = toy.make_core(overlaps=True, late=3, model=model, prefill=prefill)
+    prompt_attention = "causal" if reads else "bidirectional_prompt"
+    core = toy.make_core(async_scheduling=True, late=3, model=model, prompt_attention=prompt_attention)
     _, sees, both = requests(toy)
     asked = [replace(one, cross=toy.item(0, 6, 4)) if reads else one for one in (sees, both)]
     for request in asked:
         core.add(request)
     got = toy.drain(core)
     for request in asked:
-        alone = toy.alone(request, toy.ToyModel(reads), prefill)
+        alone = toy.alone(request, toy.ToyModel(reads), prompt_attention)
         assert toy.tokens_of(got[request.request_id]) == alone[0]
     toy.assert_empty(core)
 
 
-def test_an_item_that_breaks_the_encoder_ends_its_own(toy):
-    core = toy.make_core(overlaps=True, late=2)
+def test_an_item_that_breaks_the_encoder_fails_only_its_request(toy):
+    core = toy.make_core(async_scheduling=True, late=2)
     embed = core.runner.model.embed_multimodal
 
     def broken(modality, tensors):
@@ -100,15 +109,15 @@ def test_an_item_that_breaks_the_encoder_ends_its_own(toy):
     for request in (talks, sees, both):
         core.add(request)
     got = toy.drain(core)
-    assert got["both"][-1].error.startswith("image 1: encoding failed: the encoder made values that are not finite")
+    assert got["both"][-1].error.message.startswith("image 1: encoding failed: the encoder made values that are not finite")
     for request in (talks, sees):
         assert toy.tokens_of(got[request.request_id]) == toy.alone(request)[0]
     assert core.stats.quarantined == 1
     toy.assert_empty(core)
 
 
-def test_memory_that_runs_out_ends_who_asked_and_nobody_else(toy):
-    core = toy.make_core(overlaps=True, late=2)
+def test_running_out_of_memory_fails_only_the_requests_of_the_call(toy):
+    core = toy.make_core(async_scheduling=True, late=2)
     embed, left = core.runner.model.embed_multimodal, [1]
 
     def short(modality, tensors):
@@ -120,10 +129,10 @@ def test_memory_that_runs_out_ends_who_asked_and_nobody_else(toy):
     core.runner.model.embed_multimodal = short
     _, sees, both = requests(toy)
     core.add(sees)
-    (failed,) = (output for output in core.step() if output.error)
+    (failed,) = (output for output in core.step().outputs if output.error)
     assert failed.request_id == "sees"
-    assert "image 0: encoding failed: " in failed.error
-    assert "send fewer or smaller items at once" in failed.error
+    assert "image 0: encoding failed: " in failed.error.message
+    assert "send fewer or smaller items at once" in failed.error.message
     core.add(both)
     got = toy.drain(core)
     assert toy.tokens_of(got["both"]) == toy.alone(both)[0]
@@ -132,10 +141,10 @@ def test_memory_that_runs_out_ends_who_asked_and_nobody_else(toy):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_rows_that_nobody_waits_for_any_more(toy, again):
-    """They come all the same, and stay until their room is needed; who asks again finds them, or asks anew."""
+def test_rows_of_an_aborted_request(toy, again):
+    """They are stored until their space is needed; a later request finds them, or encodes the item again."""
     _, sees, _ = requests(toy)
-    core = toy.make_core(overlaps=True, late=3, encoder_rows=6)
+    core = toy.make_core(async_scheduling=True, late=3, encoder_rows=6)
     talks = toy.make_request("talks", random.Random(1), media=False, max_tokens=30, ignore_eos=True)
     core.add(talks)
     core.add(sees)
@@ -144,7 +153,7 @@ def test_rows_that_nobody_waits_for_any_more(toy, again):
     other = toy.of("other", [*[toy.PAD] * 5, 8], [toy.item(0, 5, 2)])  # there is no room for both
     core.add(other)
     core.step()
-    assert not core.runner.store.rows, "dropped on their way"
+    assert not core.runner.store.rows, "dropped while being computed"
     if again:
         core.add(sees)
     got = toy.drain(core)
@@ -154,13 +163,13 @@ def test_rows_that_nobody_waits_for_any_more(toy, again):
     assert not core._asked
     toy.assert_empty(core)
     core.step()
-    assert set(core.runner.store.rows) <= set(core.scheduler.encoder._resident)
+    assert set(core.runner.store.rows) <= set(core.scheduler.encoder_cache._resident)
 
 
 @pytest.mark.parametrize("where", ["load", "start", "look", "finite"])
-def test_a_device_that_fails_ends_who_asked_and_nobody_else(toy, where, monkeypatch):
-    core = toy.make_core(overlaps=True, late=2)
-    encoding, left = core.runner.encoding, [1]
+def test_a_device_error_fails_only_the_requests_of_the_call(toy, where, monkeypatch):
+    core = toy.make_core(async_scheduling=True, late=2)
+    encoder_runner, left = core.runner.encoder_runner, [1]
 
     def fails(*_):
         if left:
@@ -169,51 +178,53 @@ def test_a_device_that_fails_ends_who_asked_and_nobody_else(toy, where, monkeypa
 
     event = toy.Late(0)
     if where == "load":
-        load = encoding.store.load
-        encoding.store.load = lambda *key: fails() or load(*key)
+        load = encoder_runner.store.load
+        encoder_runner.store.load = lambda *key: fails() or load(*key)
     elif where == "start":
-        encoding._event = lambda: fails() or toy.Late(0)
+        encoder_runner._event = lambda: fails() or toy.Late(0)
     elif where == "look":
         event.query = lambda: fails() or True
-        encoding._event = lambda: event
+        encoder_runner._event = lambda: event
     else:
-        monkeypatch.setattr("sensorium.engine.encoding.staging.fetch", lambda flags: lambda: fails() or flags.tolist())
+        monkeypatch.setattr(
+            "sensorium.engine.worker.encoder_runner.copy_to_host", lambda flags: lambda: fails() or flags.tolist()
+        )
     talks, sees, _ = requests(toy)
     core.add(talks)
     core.add(sees)
     got = toy.drain(core, 100)
-    assert "the device is gone" in got["sees"][-1].error
+    assert "the device is gone" in got["sees"][-1].error.message
     assert toy.tokens_of(got["talks"]) == toy.alone(talks)[0]
-    assert encoding._call is None
-    assert not encoding._queue
+    assert encoder_runner._inflight is None
+    assert not encoder_runner._queue
     assert not core._asked
     toy.assert_empty(core)
 
 
-def test_an_encoder_step_that_cannot_be_started_ends_who_asked(toy):
-    core = toy.make_core(overlaps=True)
+def test_a_step_that_cannot_start_fails_the_requests_of_its_items(toy):
+    core = toy.make_core(async_scheduling=True)
 
     def broken(*_):
         raise RuntimeError("no step today")
 
-    core.runner.launch = broken
+    core.runner.execute_model = broken
     _, _, both = requests(toy)
     core.add(both)
-    (failed,) = (output for _ in range(3) for output in core.step())
+    (failed,) = (output for _ in range(3) for output in core.step().outputs)
     assert failed.request_id == "both"
-    assert "no step today" in failed.error
+    assert "no step today" in failed.error.message
     assert not core.scheduler.requests
 
 
-def test_one_call_at_a_time_and_hits_are_counted_once(toy):
-    """Prompts that stand read their items at every step, and none of that is a hit."""
-    core = toy.make_core(overlaps=True, late=4, prefill="prompt_atomic", encoder_rows=20)
+def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
+    """Waiting prompts look for their rows at every step; none of these looks counts as a hit."""
+    core = toy.make_core(async_scheduling=True, late=4, prompt_attention="bidirectional_prompt", encoder_rows=20)
     most, embed = [0], core.runner.model.embed_multimodal
-    encoding = core.runner.encoding
+    encoder_runner = core.runner.encoder_runner
 
     def counted(modality, tensors):
         most[0] += 1
-        assert encoding._call is None
+        assert encoder_runner._inflight is None
         return embed(modality, tensors)
 
     core.runner.model.embed_multimodal = counted
@@ -228,21 +239,21 @@ def test_one_call_at_a_time_and_hits_are_counted_once(toy):
     toy.assert_empty(core)
 
 
-def test_asleep_nothing_is_on_its_way(toy):
+def test_sleep_drops_the_running_call(toy):
     _, sees, _ = requests(toy)
-    core = toy.make_core(overlaps=True, late=10**9)
+    core = toy.make_core(async_scheduling=True, late=10**9)
     core.add(sees)
     core.step()
     core.abort("sees")
     core.runner.sleep(core.runner.model)
-    assert core.runner.encoding._call is None
+    assert core.runner.encoder_runner._inflight is None
     assert not core.runner.store.rows
 
 
 @pytest.mark.parametrize("late", [0, 2, 90])
-def test_pictures_are_read_alike_either_way(toy, late):
-    """The shipped model in float32, more pictures than one call takes, prompts cut in the middle of them."""
-    model = Path(__file__).parents[2] / "assets" / "tiny-vl"
+def test_answers_are_the_same_with_and_without_async_scheduling(toy, late):
+    """With the shipped model in float32, more images than one call takes, and prompts cut within images."""
+    model = Path(__file__).parents[3] / "assets" / "tiny-vl"
     prompt = "<|vision_start|><|image_pad|><|vision_end|>Read the text."
     pictures = [str(model.parent / "media" / f"line{i}.png") for i in (1, 2, 3, 1)]
     prompts = [{"prompt": prompt, "multi_modal_data": {"image": path}} for path in pictures]
@@ -251,8 +262,8 @@ def test_pictures_are_read_alike_either_way(toy, late):
     for beside in (False, True):
         options = {"max_encoder_tokens": 50, "max_num_batched_tokens": 40, "dtype": "float32", "async_scheduling": beside}
         with LLM(model, **options) as llm:
-            encoding = llm._driver.core.runner.encoding
-            encoding._event = lambda: toy.Late(late)
+            encoder_runner = llm._engine_loop.core.runner.encoder_runner
+            encoder_runner._event = lambda: toy.Late(late)
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
             assert llm.stats.encoder_calls == 3
     assert found[0] == found[1]

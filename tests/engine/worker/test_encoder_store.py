@@ -1,4 +1,4 @@
-"""Encoder rows on disk: the same bits after a restart, nothing from a damaged file or of another model."""
+"""Encoder rows on disk: the same bits after a restart, and nothing from damaged files or other models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from rows_on_disk import WIDTH, files, filled, key_of, make, rows_of
 from safetensors.torch import load_file, save_file
-from sensorium.engine import encoder_store
+from sensorium.engine.worker import encoder_store
 
 
 def test_without_a_folder_it_is_a_dict():
@@ -28,7 +28,7 @@ def test_without_a_folder_it_is_a_dict():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_restart_finds_the_same_bits(tmp_path, dtype):
+def test_rows_have_the_same_bits_after_a_restart(tmp_path, dtype):
     first = make(tmp_path / "new" / "folder", dtype=dtype)
     rows = rows_of(1, 7, dtype)
     rows[0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-30])
@@ -44,7 +44,7 @@ def test_a_restart_finds_the_same_bits(tmp_path, dtype):
     assert (second.stats.disk_hits, second.stats.disk_misses, second.stats.damaged) == (1, 1, 0)
 
 
-def test_a_view_is_written_without_what_it_views(tmp_path):
+def test_only_the_rows_of_a_view_are_written(tmp_path):
     store = make(tmp_path)
     packed = rows_of(3, 1000)
     store.put(key_of(3), packed[10:15])
@@ -62,7 +62,7 @@ def test_files_are_private(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_what_waits_to_be_written_is_found(tmp_path, monkeypatch):
+def test_pending_rows_are_found(tmp_path, monkeypatch):
     store = make(tmp_path)
     monkeypatch.setattr(store._writer, "submit", lambda *job: None)
     rows = rows_of(0)
@@ -81,14 +81,14 @@ def test_a_piece_of_an_item_has_its_own_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["models/vision/vit.py", "kernels/_native.so", "processors/a.py", "mm/a.py"])
-def test_mended_code_does_not_serve_old_rows(tmp_path, monkeypatch, name):
+def test_changed_code_does_not_load_old_rows(tmp_path, monkeypatch, name):
     for room in ("first", "second"):
-        for file in (name, "models/__init__.py", "engine/loader.py"):
+        for file in (name, "models/__init__.py", "engine/setup/loader.py"):
             (tmp_path / room / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / room / file).write_text("")
     monkeypatch.setattr(encoder_store, "_ROOT", tmp_path / "first")
     filled(tmp_path / "rows")
-    (tmp_path / "second/engine/loader.py").write_text("makes no rows")
+    (tmp_path / "second/engine/setup/loader.py").write_text("makes no rows")
     monkeypatch.setattr(encoder_store, "_ROOT", tmp_path / "second")
     assert make(tmp_path / "rows").load(key_of(0), 5) is not None
     encoder_store.code_digest.cache_clear()  # as in the next process
@@ -96,7 +96,7 @@ def test_mended_code_does_not_serve_old_rows(tmp_path, monkeypatch, name):
     assert make(tmp_path / "rows").load(key_of(0), 5) is None
 
 
-def test_other_kernels_do_not_serve_its_rows(tmp_path, monkeypatch):
+def test_other_backends_do_not_share_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("SENSORIUM_KERNELS", "activation=torch,linear=torch")
     filled(tmp_path)
     assert make(tmp_path).load(key_of(0), 5) is not None
@@ -105,7 +105,7 @@ def test_other_kernels_do_not_serve_its_rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("other", [{"fingerprint": "another model"}, {"dtype": torch.float32}])
-def test_models_and_types_do_not_share(tmp_path, other):
+def test_models_and_dtypes_do_not_share_rows(tmp_path, other):
     filled(tmp_path)
     store = make(tmp_path, **other)
     assert store.load(key_of(0), 5) is None
@@ -116,7 +116,7 @@ def test_models_and_types_do_not_share(tmp_path, other):
 @pytest.mark.parametrize(
     "key", ["", "a", "../../etc/passwd", "../" * 10 + "x", "A" * 64, "g" * 64, "0" * 63, "0" * 64 + "\n", "0" * 64 + "./"]
 )
-def test_a_name_that_is_no_hash_touches_no_file(tmp_path, key):
+def test_a_key_that_is_not_a_hash_touches_no_file(tmp_path, key):
     store = make(tmp_path / "cache")
     store.put(key, rows_of(0))
     assert store.load(key, 5) is None
@@ -125,18 +125,18 @@ def test_a_name_that_is_no_hash_touches_no_file(tmp_path, key):
     assert store.get(key) is not None
 
 
-def test_rows_of_another_kind_stay_in_memory(tmp_path):
+def test_rows_of_another_width_or_dtype_are_not_written(tmp_path):
     store = make(tmp_path)
     store.put(key_of(0), torch.zeros(5, WIDTH + 1, dtype=torch.bfloat16))
     store.put(key_of(1), torch.zeros(5, WIDTH))
-    store.put(key_of(2), rows_of(2), keep=False)
+    store.put(key_of(2), rows_of(2), write=False)
     store.close()
     assert not files(tmp_path)
     assert len(store.rows) == 3
 
 
 def is_refused(folder: Path, caplog) -> bool:
-    """Nothing is loaded, the file is gone, it was said, and writing anew works."""
+    """Check that a damaged file is not loaded but deleted and logged, and that it can be written again."""
     path = files(folder)[0]
     with caplog.at_level(logging.WARNING):
         store = make(folder)
@@ -150,7 +150,7 @@ def is_refused(folder: Path, caplog) -> bool:
     return torch.equal(make(folder).load(key_of(0), 5), rows_of(0))
 
 
-def test_every_flipped_bit_is_seen_or_harmless(tmp_path, caplog):
+def test_every_flipped_bit_is_detected_or_harmless(tmp_path, caplog):
     path = filled(tmp_path)
     whole = path.read_bytes()
     for position in range(0, len(whole)):
@@ -166,7 +166,7 @@ def test_every_flipped_bit_is_seen_or_harmless(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 20, 200, -1])
-def test_a_cut_file_is_refused(tmp_path, caplog, kept):
+def test_a_truncated_file_is_refused(tmp_path, caplog, kept):
     path = filled(tmp_path)
     path.write_bytes(path.read_bytes()[:kept])
     assert is_refused(tmp_path, caplog)
@@ -179,7 +179,7 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path, caplog):
     assert is_refused(tmp_path, caplog)
 
 
-def test_shape_type_name_and_metadata_are_checked(tmp_path, caplog):
+def test_shape_dtype_key_and_metadata_are_checked(tmp_path, caplog):
     path = filled(tmp_path, 2)
     good = {p: p.read_bytes() for p in files(tmp_path)}
     others = [p for p in files(tmp_path) if p.name != f"{key_of(0)}.safetensors"]
@@ -201,6 +201,6 @@ def test_shape_type_name_and_metadata_are_checked(tmp_path, caplog):
     assert is_refused(tmp_path, caplog)
 
 
-def test_a_hash_with_another_number_of_rows_is_not_served(tmp_path):
+def test_a_file_with_another_number_of_rows_is_not_loaded(tmp_path):
     filled(tmp_path)
     assert make(tmp_path).load(key_of(0), 6) is None

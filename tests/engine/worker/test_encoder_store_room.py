@@ -1,4 +1,4 @@
-"""The folder of encoder rows: never above its cap, never in the way where the disk refuses, shared by processes and engines."""
+"""The folder of encoder rows: it stays below its capacity, survives disk errors, and is shared by processes and engines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from hostile import MODEL, asked, picture
 from rows_on_disk import files, filled, key_of, make, rows_of
 from sensorium import LLM, SamplingParams
-from sensorium.engine import encoder_store
+from sensorium.engine.worker import encoder_store
 
 
-def test_the_least_recently_used_go_first(tmp_path):
+def test_the_least_recently_used_files_are_deleted_first(tmp_path):
     size = filled(tmp_path).stat().st_size
     store = make(tmp_path, capacity=size * 8)
     for i in range(1, 8):
@@ -34,7 +34,7 @@ def test_the_least_recently_used_go_first(tmp_path):
     assert sum(path.stat().st_size for path in files(tmp_path)) <= size * 8
 
 
-def test_the_cap_holds_across_models_and_after_every_write(tmp_path):
+def test_the_capacity_holds_across_models_and_after_every_write(tmp_path):
     size = filled(tmp_path).stat().st_size
     for name in ("a", "b"):
         store = make(tmp_path, capacity=size * 6, fingerprint=name)
@@ -67,7 +67,7 @@ def test_only_its_own_files_are_deleted(tmp_path):
     assert not stale.exists()
 
 
-def test_writing_is_bounded_and_never_waits(tmp_path, monkeypatch):
+def test_the_write_queue_is_bounded_and_put_never_waits(tmp_path, monkeypatch):
     store = make(tmp_path, queue_bytes=rows_of(0).nbytes * 3)
     monkeypatch.setattr(store._writer, "submit", lambda *job: None)  # a disk that never answers
     for i in range(10):
@@ -77,7 +77,7 @@ def test_writing_is_bounded_and_never_waits(tmp_path, monkeypatch):
     assert len(store.rows) == 10
 
 
-def test_one_item_above_the_queue_is_still_written(tmp_path):
+def test_one_item_larger_than_the_queue_is_written(tmp_path):
     store = make(tmp_path, queue_bytes=1)
     store.put(key_of(0), rows_of(0))
     store.close()
@@ -85,7 +85,7 @@ def test_one_item_above_the_queue_is_still_written(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_disk_that_refuses_is_one_warning(tmp_path, monkeypatch, caplog, code):
+def test_disk_errors_log_one_warning(tmp_path, monkeypatch, caplog, code):
     def refuse(*names):
         raise OSError(code, os.strerror(code))
 
@@ -100,7 +100,7 @@ def test_a_disk_that_refuses_is_one_warning(tmp_path, monkeypatch, caplog, code)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_folder_that_is_a_file_is_one_warning(tmp_path, caplog):
+def test_a_folder_that_is_a_file_logs_one_warning(tmp_path, caplog):
     (tmp_path / "cache").write_text("")
     store = make(tmp_path / "cache")
     assert store.load(key_of(0), 5) is None
@@ -151,15 +151,15 @@ def test_two_processes_share_the_folder(tmp_path, monkeypatch):
     assert sum(store.load(path.stem, 5) is not None for path in files(tmp_path)) == len(files(tmp_path)) > 0
 
 
-def test_an_engine_finds_its_rows_after_a_restart(tmp_path):
-    """Without an encoder call, with the same answer; other options of the model, other files; a damaged one is made anew."""
+def test_an_engine_loads_its_rows_after_a_restart(tmp_path):
+    """It needs no encoder call for the same answer. Other model options use other files; damaged ones are encoded again."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     prompts = [asked(picture(i), picture(9)) for i in range(3)]
 
     def serve(**options):
         llm = LLM(MODEL, max_model_len=256, encoder_cache_dir=str(tmp_path), **options)
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        core = llm._driver.core
+        core = llm._engine_loop.core
         core.runner.store.close()
         return [output.outputs[0].token_ids for output in outputs], core.stats
 

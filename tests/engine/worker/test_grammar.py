@@ -1,4 +1,4 @@
-"""Answers of a promised form, with logits that know nothing of it."""
+"""Structured outputs from random logits."""
 
 import json
 import math
@@ -10,13 +10,14 @@ import pytest
 import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.codec import decode, encode
-from sensorium.engine.sample_row import SampleRow
-from sensorium.engine.sampler import sample
-from sensorium.engine.structured import GrammarFactory, StructuredOutputs
+from sensorium.engine.sampling_params import StructuredOutputsParams
+from sensorium.engine.worker.grammar import GrammarFactory
+from sensorium.engine.worker.sampler import sample
+from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.mm.errors import InputError
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.text.tokenizer import Tokenizer
 
-TINY = Path(__file__).resolve().parents[2] / "assets" / "tiny-vl"
+TINY = Path(__file__).resolve().parents[3] / "assets" / "tiny-vl"
 TOKENIZER = Tokenizer(TINY)
 FACTORY = GrammarFactory(TOKENIZER)
 EOS = (349, 347)
@@ -43,22 +44,22 @@ for _ in range(5000):
 
 
 def make_row(seed=0, tokens=(5, 6), factory=FACTORY, bad=(), **params):
-    wanted = {name: params.pop(name) for name in list(params) if name in StructuredOutputs.__dataclass_fields__}
-    made = SamplingParams(structured_outputs=StructuredOutputs(**wanted), **params)
-    return SampleRow(made, list(tokens), len(tokens), seed, (*made.stop_ids, *EOS), bad, EOS, factory)
+    wanted = {name: params.pop(name) for name in list(params) if name in StructuredOutputsParams.__dataclass_fields__}
+    made = SamplingParams(structured_outputs=StructuredOutputsParams(**wanted), **params)
+    return SamplingState(made, list(tokens), len(tokens), seed, (*made.stop_ids, *EOS), bad, EOS, factory)
 
 
 def answer(row, limit=400, most=VOCAB):
-    """The text until EOS, from random logits that lean to low ids now and then (digits and quotes go on for ever)."""
+    """Sample until EOS from random logits, now and then biased to low ids, as strings and numbers would not end otherwise."""
     gen = torch.Generator().manual_seed(row.seed)
     for _ in range(limit):
         (found,) = sample(torch.randn(1, VOCAB, generator=gen) * 3, [row])
         assert not isinstance(found, Exception), found
         row.token_ids.append(found.token)
-        assert found.token < TOKENIZER.vocab_size, "a padded row is no token"
+        assert found.token < TOKENIZER.vocab_size, "beyond the tokenizer's vocabulary"
         if found.token in EOS:
-            return TOKENIZER.decode(row.answer[:-1])
-    raise AssertionError(f"no end: {TOKENIZER.decode(row.answer)!r}")
+            return TOKENIZER.decode(row.output_token_ids[:-1])
+    raise AssertionError(f"no end: {TOKENIZER.decode(row.output_token_ids)!r}")
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
@@ -76,7 +77,7 @@ def test_whitespace_between_the_parts():
     assert any(re.search(r"[{:]\s", text) for text in spaced)
     assert all(json.loads(text)["a"] in (True, False) for text in spaced)
     blank = make_row(1, json=schema, whitespace="flexible", logit_bias={TOKENIZER.encode(" ")[0]: 100.0})
-    assert json.loads(answer(blank)), "a model that wants nothing but blanks comes to an end"
+    assert json.loads(answer(blank)), "a model that prefers whitespace comes to an end"
 
 
 def test_regex():
@@ -87,11 +88,11 @@ def test_regex():
 
 def test_thousands_of_choices_of_any_text():
     choices = [*(f"class {i}" for i in range(5000)), "a|b", ".*", "/", "\x00\x7f", "#x y&&[~-]{2}$"]
-    grammar = FACTORY.make(StructuredOutputs(choice=choices))
+    grammar = FACTORY.make(StructuredOutputsParams(choice=choices))
     for choice in (choices[0], *choices[-6:]):
-        grammar.follow(TOKENIZER.encode(choice), 0)
+        grammar.accept_tokens(TOKENIZER.encode(choice), 0)
         assert grammar.complete
-        grammar.roll_back(0)
+        grammar.rollback(0)
 
 
 def test_choice():
@@ -116,7 +117,7 @@ def test_min_tokens_and_ignore_eos_last_as_long_as_the_grammar():
     for seed in range(20):
         assert len(answer(make_row(seed, regex="[ab]+", min_tokens=12, temperature=0.1))) >= 12
         longer = make_row(seed, choice=["ab", "b"], min_tokens=50, max_tokens=99)
-        assert answer(longer) in ("ab", "b"), "nothing but the end is left"
+        assert answer(longer) in ("ab", "b"), "the grammar allows nothing but the end"
         assert len(answer(make_row(seed, regex="[ab]{1,9}", ignore_eos=True))) == 9
 
 
@@ -134,25 +135,25 @@ def test_bad_words_stop_tokens_and_bias_hold_within_the_grammar():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_state_follows_the_tokens(seed):
-    """Rolled back within the answer it goes on from there; a new turn begins anew."""
+def test_the_grammar_follows_rollbacks_and_new_turns(seed):
+    """After a rollback within the answer it goes on from there; in a new turn it starts again."""
     row = make_row(seed, json=SCHEMA)
     first = answer(row)
     keep = row.turn_start + (seed * 7) % len(first.encode())
     keep = min(keep, len(row.token_ids) - 1)
     begun = TOKENIZER.decode(row.token_ids[row.turn_start : keep])
     del row.token_ids[keep:]
-    row.changed(keep, row.turn_start)
+    row.rollback(keep, row.turn_start)
     row.seed += 1
     again = answer(row)
     assert again.startswith(begun.rstrip("\ufffd"))
     jsonschema.validate(json.loads(again), SCHEMA)
     row.token_ids += [9, 9]
-    row.changed(len(row.token_ids) - 2, len(row.token_ids))
+    row.rollback(len(row.token_ids) - 2, len(row.token_ids))
     jsonschema.validate(json.loads(answer(row)), SCHEMA)
 
 
-def test_answers_of_one_schema_share_nothing_but_the_compiled_grammar():
+def test_answers_share_only_the_compiled_grammar():
     rows = [make_row(seed, json=SCHEMA, n=4) for seed in range(4)]
     gen, open_ = torch.Generator().manual_seed(0), list(rows)
     for _ in range(400):
@@ -161,7 +162,7 @@ def test_answers_of_one_schema_share_nothing_but_the_compiled_grammar():
         open_ = [row for row in open_ if row.token_ids[-1] not in EOS]
         if not open_:
             break
-    texts = {TOKENIZER.decode(row.answer[:-1]) for row in rows}
+    texts = {TOKENIZER.decode(row.output_token_ids[:-1]) for row in rows}
     assert len(texts) == 4
     for text in texts:
         jsonschema.validate(json.loads(text), SCHEMA)
@@ -183,7 +184,7 @@ def test_answers_of_one_schema_share_nothing_but_the_compiled_grammar():
 )
 def test_what_cannot_be_compiled(wanted, message):
     with pytest.raises(InputError, match=message) as caught:
-        FACTORY.check(StructuredOutputs(**wanted))
+        FACTORY.check(StructuredOutputsParams(**wanted))
     assert "\n" not in str(caught.value)
     good, bad = make_row(choice=["a"]), make_row(**wanted)
     first, second = sample(torch.zeros(2, VOCAB), [bad, good])
@@ -195,36 +196,37 @@ def test_what_cannot_be_compiled(wanted, message):
     ("wanted", "message"),
     [
         ({}, "exactly one of .*found none"), ({"regex": "a", "choice": ["b"]}, "found regex, choice"),
-        ({"choice": "ab"}, "list of texts"), ({"choice": []}, "list of texts"), ({"choice": ["a", ""]}, "not empty"),
-        ({"regex": 5}, "regex=5"), ({"grammar": ""}, "grammar="), ({"json": "{"}, "no JSON"), ({"json": "[1]"}, "JSON object"),
-        ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "no JSON schema"),
-        ({"json": DEEP}, "no JSON schema"), ({"json_object": 2}, "True or False"),
+        ({"choice": "ab"}, "list of strings"), ({"choice": []}, "list of strings"), ({"choice": ["a", ""]}, "non-empty"),
+        ({"regex": 5}, "regex=5"), ({"grammar": ""}, "grammar="), ({"json": "{"}, "is not JSON"),
+        ({"json": "[1]"}, "JSON object"),
+        ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "is not a JSON schema"),
+        ({"json": DEEP}, "is not a JSON schema"), ({"json_object": 2}, "True or False"),
         ({"json_object": True, "whitespace": "some"}, "whitespace"),
     ],
 )  # fmt: skip
-def test_forms_that_cannot_be_meant(wanted, message):
+def test_invalid_params(wanted, message):
     with pytest.raises(InputError, match=message):
-        StructuredOutputs(**wanted)
+        StructuredOutputsParams(**wanted)
 
 
-def test_plain_data():
+def test_params_are_plain_data():
     class Model:
         @staticmethod
         def model_json_schema():
             return {"type": "object", "title": "M"}
 
-    of_class, of_text = StructuredOutputs(json=Model), StructuredOutputs(json='{"type": "object", "title": "M"}')
+    of_class, of_text = StructuredOutputsParams(json=Model), StructuredOutputsParams(json='{"type": "object", "title": "M"}')
     assert of_class == of_text
-    params = SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"]))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
     assert decode(encode(params)) == params
-    with pytest.raises(InputError, match="must be a StructuredOutputs"):
+    with pytest.raises(InputError, match="must be a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})
 
 
-def test_special_tokens_are_no_text():
-    allowed, _ = FACTORY.make(StructuredOutputs(regex="(?s:.*)")).allowed(EOS, False, VOCAB)
+def test_special_tokens_are_not_allowed_as_text():
+    allowed, _ = FACTORY.make(StructuredOutputsParams(regex="(?s:.*)")).allowed_tokens(EOS, False, VOCAB)
     assert allowed.any()
-    assert not allowed[sorted(TOKENIZER.special_ids)].any()
+    assert not allowed[sorted(TOKENIZER.all_special_ids)].any()
 
 
 def test_without_a_tokenizer():
@@ -232,20 +234,22 @@ def test_without_a_tokenizer():
     assert "tokenizer" in str(found)
 
 
-def test_no_more_grammars_are_kept_than_a_few():
+def test_the_grammar_cache_is_limited():
     factory = GrammarFactory(TOKENIZER)
     for i in range(70):
-        factory.check(StructuredOutputs(choice=[str(i)]))
-    assert len(factory._kept) == 64
-    assert factory._compiled(StructuredOutputs(choice=["69"])) is factory._compiled(StructuredOutputs(choice=["69"]))
+        factory.check(StructuredOutputsParams(choice=[str(i)]))
+    assert len(factory._latest) == len(factory._alive) == 64
+    assert factory._compiled(StructuredOutputsParams(choice=["69"])) is factory._compiled(
+        StructuredOutputsParams(choice=["69"])
+    )
 
 
 def test_through_the_engine():
-    """Several answers of a prompt, with stop strings, beside requests that are plain, broken, or end too late."""
+    """Several answers of a prompt and stop strings, beside requests without a grammar, with a broken one, or cut off."""
     llm = LLM(TINY, max_model_len=256)
 
     def params(form, **more):
-        return SamplingParams(max_tokens=80, seed=1, structured_outputs=StructuredOutputs(**form), **more)
+        return SamplingParams(max_tokens=80, seed=1, structured_outputs=StructuredOutputsParams(**form), **more)
 
     asked = [
         params({"regex": "[ab]{20}"}, n=3, ignore_eos=True),
@@ -258,25 +262,25 @@ def test_through_the_engine():
     assert len({re.fullmatch("[ab]{20}", answer.text)[0] for answer in several.outputs}) == 3
     assert {answer.finish_reason for answer in several.outputs} == {"stop"}
     assert (stopped.outputs[0].text, stopped.outputs[0].stop_reason) == ("aaaa", "-b")
-    assert "regex cannot be used" in broken.error
+    assert "regex cannot be used" in broken.error.message
     assert late.outputs[0].finish_reason == "length"
     (alone,) = llm.generate("hello", asked[3], use_tqdm=False)
     assert plain.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 def test_a_vocabulary_of_bytes():
-    """mistral-common's: its tokens are bytes, and characters may be cut within."""
+    """The tokens of mistral-common are bytes, and may end within a character."""
     import mistral_common
 
     tokenizer = Tokenizer(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
-    grammar = GrammarFactory(tokenizer).make(StructuredOutputs(choice=["für", "第一"]))
-    allowed, must_end = grammar.allowed((), True, tokenizer.vocab_size + 3)
-    assert allowed[tokenizer.encode_plain("第一")[0]]
-    assert not allowed[tokenizer.encode_plain("x")[0]]
+    grammar = GrammarFactory(tokenizer).make(StructuredOutputsParams(choice=["für", "第一"]))
+    allowed, must_end = grammar.allowed_tokens((), True, tokenizer.vocab_size + 3)
+    assert allowed[tokenizer.encode_ordinary("第一")[0]]
+    assert not allowed[tokenizer.encode_ordinary("x")[0]]
     assert not must_end
-    grammar.follow(tokenizer.encode_plain("第一"), 0)
+    grammar.accept_tokens(tokenizer.encode_ordinary("第一"), 0)
     assert grammar.complete
-    spelled = GrammarFactory(tokenizer).make(StructuredOutputs(regex="<s>.*|\\[INST\\].*"))
-    allowed, _ = spelled.allowed((), True, tokenizer.vocab_size)
+    spelled = GrammarFactory(tokenizer).make(StructuredOutputsParams(regex="<s>.*|\\[INST\\].*"))
+    allowed, _ = spelled.allowed_tokens((), True, tokenizer.vocab_size)
     assert allowed.any()
-    assert not allowed[sorted(tokenizer.special_ids)].any(), "text that spells a special token is text"
+    assert not allowed[sorted(tokenizer.all_special_ids)].any(), "text that spells a special token is text"

@@ -6,12 +6,12 @@ import torch
 from sensorium.kernels.activation import REFERENCES
 from sensorium.kernels.gpu import activation
 
-HOT = {"_activation_kernel", "_gated_kernel"}
+HOT = {"_activation_kernel", "_act_and_mul_kernel"}
 
 
 def launches() -> None:
     for name in REFERENCES:
         for dtype in (torch.bfloat16, torch.float32) if name == "silu" else (torch.bfloat16,):
             activation.activation(name, torch.empty(1024, 4304, dtype=dtype))
-            activation.gated(name, torch.empty(64, 2 * 18944, dtype=dtype))
-    activation.gated("silu", torch.empty(64, 2 * 3420, dtype=torch.float16))
+            activation.act_and_mul(name, torch.empty(64, 2 * 18944, dtype=dtype))
+    activation.act_and_mul("silu", torch.empty(64, 2 * 3420, dtype=torch.float16))

@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
-from sensorium.kernels import kv8
-from sensorium.kernels.gpu import attention, tune
+from sensorium.kernels import kv_quant
+from sensorium.kernels.gpu import attention, launch_config
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
-HOT = {"_attend_kernel", "_join_kernel", "_write_kernel"}
+HOT = {"_attend_kernel", "_combine_splits_kernel", "_write_kernel"}
 DECODE = [(4095, 1)] * 8
 MIXED = [(0, 4096), *DECODE]
 MANY = [(0, 4096)] * 8
@@ -35,15 +35,15 @@ def attend(
 ) -> None:
     """Of query heads, key heads and their size; keys and values are written, too."""
     q_heads, kv_heads, dim = heads
-    width = dim if codes is None else kv8.width(kv_heads, dim)
+    width = dim if codes is None else kv_quant.bytes_per_head(kv_heads, dim)
     cache = torch.empty(planes, 4, meta.block_size, kv_heads, width, dtype=codes or dtype)
     k = torch.empty(meta.num_rows, kv_heads, dim, dtype=dtype)
     attention.write(k, k if planes == 2 else None, cache, meta)
     attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap)
 
 
-def seen(meta: AttentionMetadata) -> Tensor:
-    return torch.cat([meta.ranges(i) for i in range(len(meta.seq_lens))], 1)
+def key_range(meta: AttentionMetadata) -> Tensor:
+    return torch.cat([meta.key_ranges(i) for i in range(len(meta.seq_lens))], 1)
 
 
 def launches() -> None:
@@ -51,7 +51,7 @@ def launches() -> None:
     bf16 = torch.bfloat16
     attend(step(MIXED), (28, 4, 128), bf16)
     attend(step(DECODE, window=1024), (14, 2, 64), bf16)
-    if not tune.card().arch.startswith("sm_"):
+    if not launch_config.gpu_info().arch.startswith("sm_"):
         return
     attend(step(MIXED), (28, 4, 128), torch.float16)
     attend(step(MIXED), (14, 2, 64), bf16)
@@ -60,14 +60,14 @@ def launches() -> None:
     attend(step(MANY, causal=False), (32, 8, 128), bf16)
     attend(step(MIXED, window=1024), (8, 4, 256), bf16)
     meta = step(MIXED, window=1024)
-    attend(replace(meta, seen=seen(meta)), (8, 4, 256), bf16, cap=50.0)
+    attend(replace(meta, key_range=key_range(meta)), (8, 4, 256), bf16, cap=50.0)
     attend(step(MIXED), (32, 8, 80), bf16)
     attend(step(MIXED), (16, 1, 576), bf16, planes=1)
     attend(step(DECODE), (128, 1, 576), bf16, planes=1)
     attend(step(DECODE, causal=False), (20, 20, 64), torch.float16)
-    attend(step(MIXED, invariant=True), (28, 4, 128), bf16)
+    attend(step(MIXED, batch_invariant=True), (28, 4, 128), bf16)
     attend(step(MIXED), (14, 2, 64), torch.float32)
-    for codes in kv8.CODES.values():
+    for codes in kv_quant.CACHE_DTYPES.values():
         attend(step(MIXED), (28, 4, 128), bf16, codes=codes)
         attend(step(DECODE, window=1024), (14, 2, 64), torch.float16, codes=codes)
         attend(step(MIXED), (8, 4, 256), bf16, cap=50.0, codes=codes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import trials, tune
+from sensorium.kernels.gpu import autotune, launch_config
 
 HOT: set[str] = set()
 
 
 def launches() -> None:
     """AMD's compiler takes ten times as long as NVIDIA's, over much the same."""
-    for run in trials.workloads(torch.device("cpu")) if tune.card().arch.startswith("sm_") else ():
+    for run in autotune.workloads(torch.device("cpu")) if launch_config.gpu_info().arch.startswith("sm_") else ():
         run()

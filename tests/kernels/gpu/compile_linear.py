@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.fp8 import Fp8
+from sensorium.kernels.fp8 import Fp8Weight
 from sensorium.kernels.gpu import linear
-from sensorium.kernels.int8 import Int8
+from sensorium.kernels.int8 import Int8Weight
 
 HOT = {"_quantize_kernel", "_linear_kernel", "_sum_kernel"}
 
@@ -17,7 +17,7 @@ def launches() -> None:
         floats = whole.view(torch.float8_e4m3fn)
         for rows in (1, 64, 4096):
             x = torch.empty(rows, inner, dtype=torch.bfloat16)
-            linear.int8_linear(x, Int8(whole, scale, bias))
-            linear.fp8_linear(x, Fp8(floats, scale, None))  # of cards without such products the weights alone
-            linear.multiply(x, None, whole, scale, bias, x.dtype)
-            linear.multiply(x, None, floats.view(torch.uint8), scale, None, x.dtype)
+            linear.int8_linear(x, Int8Weight(whole, scale, bias))
+            linear.fp8_linear(x, Fp8Weight(floats, scale, None))  # of cards without such products the weights alone
+            linear.scaled_mm(x, None, whole, scale, bias, x.dtype)
+            linear.scaled_mm(x, None, floats.view(torch.uint8), scale, None, x.dtype)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from sensorium.kernels.gpu import mel
-from sensorium.kernels.mel import make_bank
+from sensorium.kernels.mel import make_mel_filter_bank
 
 HOT = {"_bands_kernel"}
 
 
 def launches() -> None:
     for bands in (80, 128):
-        bank = make_bank(torch.ones(400), torch.eye(201, bands), torch.device("cpu"))
-        mel.log_bands(torch.zeros(480_240).unfold(0, 400, 160), bank, 1e-10)
+        bank = make_mel_filter_bank(torch.ones(400), torch.eye(201, bands), torch.device("cpu"))
+        mel.log_mel_energies(torch.zeros(480_240).unfold(0, 400, 160), bank, 1e-10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sensorium.kernels.gpu import scatter
 
-HOT = {"_put_kernel"}
+HOT = {"_scatter_kernel"}
 
 
 def launches() -> None:
@@ -13,4 +13,4 @@ def launches() -> None:
         rows, index = torch.empty(1024, 4 * 4096, dtype=dtype), torch.zeros(1024, dtype=torch.int64)
         for level, add in ((0, False), (1, True)):
             part = rows[:, level * 4096 : (level + 1) * 4096]
-            scatter.put_rows_(torch.empty(4096, 4096, dtype=dtype), index, part, add)
+            scatter.scatter_rows_(torch.empty(4096, 4096, dtype=dtype), index, part, add)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.activation import REFERENCES, gated_reference
+from sensorium.kernels.activation import REFERENCES, act_and_mul_reference
 from sensorium.kernels.gpu import activation
 from torch import Tensor
 
@@ -35,4 +35,4 @@ def test_plain(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("rows", "inner"), [(1, 8), (3, 100), (2, 1500), (0, 16)])
 def test_gated(name: str, dtype: torch.dtype, rows: int, inner: int) -> None:
     x = numbers(rows, 2 * inner + 8, dtype=dtype)[:, : 2 * inner]
-    near(activation.gated(name, x), gated_reference(name, x), 2)  # rounded twice
+    near(activation.act_and_mul(name, x), act_and_mul_reference(name, x), 2)  # rounded twice

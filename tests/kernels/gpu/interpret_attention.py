@@ -14,13 +14,13 @@ import torch
 from paged import sees_itself
 from sensorium.kernels import dispatch
 from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
-from sensorium.kernels.gpu import attention, tune
-from sensorium.kernels.gpu.tiles import parts, tiles_of
+from sensorium.kernels.gpu import attention, launch_config
+from sensorium.kernels.gpu.query_tiles import num_splits, query_tiles_of
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-CODES = {
+LIMITS_BY_CACHE = {
     None: LIMITS,
     **dict.fromkeys((torch.int8, torch.uint8), LIMITS | {torch.float16: 6e-3}),
 }  # weights are in bfloat16 then
@@ -41,7 +41,7 @@ def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
     tables, flat = meta.block_tables.clone(), cache.flatten(1, 2)
     nothing = float("nan") if cache.is_floating_point() else -1 if cache.dtype == torch.int8 else 255
     for i, length in enumerate(meta.seq_lens):
-        first = int(meta.ranges(i)[0].min()) if meta.query_start[i] < meta.query_start[i + 1] else 0
+        first = int(meta.key_ranges(i)[0].min()) if meta.query_start_loc[i] < meta.query_start_loc[i + 1] else 0
         token = torch.arange(first)
         flat[:, tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size] = nothing
         tables[i, : first // meta.block_size] = 10**8
@@ -52,18 +52,18 @@ def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
 def check(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: float | None = None) -> None:
     expected = paged_attention_reference(q, cache, meta, scale, cap)
     hidden = hide(cache, meta)
-    limit = CODES[None if cache.is_floating_point() else cache.dtype][q.dtype]
+    limit = LIMITS_BY_CACHE[None if cache.is_floating_point() else cache.dtype][q.dtype]
     torch.testing.assert_close(attention.attend(q, cache, hidden, scale, cap), expected, atol=limit, rtol=limit)
 
 
-@pytest.fixture(params=["shipped", "tiny", "parts"])
+@pytest.fixture(params=["shipped", "tiny", "splits"])
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Shipped tiles; tiny ones, so that requests have many of them; and tiny ones whose keys are in three parts."""
-    if request.param == "parts":
-        monkeypatch.setattr(attention, "LEAST", 1)
-        monkeypatch.setattr(attention, "parts", lambda *_: 3)
+    if request.param == "splits":
+        monkeypatch.setattr(attention, "MIN_TILES", 1)
+        monkeypatch.setattr(attention, "num_splits", lambda *_: 3)
     small = {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
-    with contextlib.nullcontext() if request.param == "shipped" else tune.trying("paged_attention", small):
+    with contextlib.nullcontext() if request.param == "shipped" else launch_config.override_config("paged_attention", small):
         yield request.param
 
 
@@ -72,8 +72,8 @@ VARIANTS = [
     {"soft_cap": 1.5},
     {"window": 1},
     {"window": 23, "soft_cap": 20.0},
-    {"window": 9, "atoms": {0: (1, 4), 2: (2, 13), 5: (0, 2)}},
-    {"atoms": {0: (0, 5), 2: (0, 12)}, "soft_cap": 3.0},
+    {"window": 9, "spans": {0: (1, 4), 2: (2, 13), 5: (0, 2)}},
+    {"spans": {0: (0, 5), 2: (0, 12)}, "soft_cap": 3.0},
     {"causal": False},
     {"planes": 1},
 ]
@@ -85,8 +85,8 @@ def test_what_rows_see(variant: dict) -> None:
     dtype = (torch.float32, torch.bfloat16, torch.float16)[VARIANTS.index(variant) % 3]
     q, cache, meta = case(STEP, 3, 1, 32, dtype, planes=variant.get("planes", 2))
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
-    if "atoms" in variant:
-        meta = sees_itself(meta, variant["atoms"])
+    if "spans" in variant:
+        meta = sees_itself(meta, variant["spans"])
     check(q, cache, meta, 0.3, variant.get("soft_cap"))
 
 
@@ -105,9 +105,9 @@ def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
     dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
     q, cache, meta = case(STEP, 3, 1, 32, dtype)
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
-    if "atoms" in variant:
-        meta = sees_itself(meta, variant["atoms"])
-    check(q, paged.coded(cache, (torch.int8, torch.uint8)[number % 2]), meta, 0.3, variant.get("soft_cap"))
+    if "spans" in variant:
+        meta = sees_itself(meta, variant["spans"])
+    check(q, paged.quantized_copy(cache, (torch.int8, torch.uint8)[number % 2]), meta, 0.3, variant.get("soft_cap"))
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -115,7 +115,7 @@ def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(3, 3, 18), (7, 1, 80), (8, 2, 128)])
 def test_heads_in_codes(heads: int, kv_heads: int, dim: int, codes: torch.dtype, dtype: torch.dtype) -> None:
     q, cache, meta = case(STEP[1:3], heads, kv_heads, dim, dtype)
-    check(q, paged.coded(cache, codes), meta, dim**-0.5)
+    check(q, paged.quantized_copy(cache, codes), meta, dim**-0.5)
 
 
 @pytest.mark.parametrize("heads", [4, 18])
@@ -123,7 +123,7 @@ def test_latent_rows(heads: int) -> None:
     """Rows of 512 and 64 numbers are keys and values; more heads than a tile has rows, too."""
     q, cache, meta = case([(0, 3), (20, 1)], heads, 1, 576, torch.bfloat16, planes=1)
     check(q, cache, meta, 0.07)
-    with tune.trying("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
+    with launch_config.override_config("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
         check(q, cache, meta, 0.07)
 
 
@@ -137,10 +137,10 @@ def test_decode_rows_alone_in_parts() -> None:
     """By themselves they need no table; the card is small, so that these few rows fill it only in parts."""
     requests = [(300, 1), (2, 1), (140, 1)]
     q, cache, meta = case(requests, 2, 1, 16, torch.float32)
-    with tune.trying("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
+    with launch_config.override_config("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
         check(q, cache, meta, 0.4)
         check(q, cache, replace(meta, window=100), 0.4)
-    narrow, wide = tiles_of(meta, 8, 64)
+    narrow, wide = query_tiles_of(meta, 8, 64)
     assert narrow.table is None
     assert (narrow.count, narrow.longest, wide.count) == (3, 301, 0)
 
@@ -149,7 +149,7 @@ def test_nothing_is_launched_by_what_tensors_hold() -> None:
     """A recorded step: launches of the longest requests there may be, and lengths that are written later; 0 for no request."""
     q, cache, meta = case([(40, 1), (0, 1), (77, 1)], 4, 2, 16, torch.float32)
     recorded = replace(meta, seq_lens=(128, 128, 128))
-    lengths = recorded.device_bounds[1]
+    lengths = recorded.device_starts_and_lens[1]
     lengths.copy_(torch.tensor([41, 0, 78]))
     out = attention.attend(q, cache, recorded, 0.4)
     assert torch.equal(out[1], torch.zeros_like(out[1]))
@@ -163,11 +163,11 @@ def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | No
     """In the interpreter numpy multiplies, whose sums depend on where in a matrix a row lies: here they do not."""
     monkeypatch.setattr(np, "matmul", lambda a, b, dtype: (a.astype(dtype)[:, :, None] * b.astype(dtype)).sum(1))
     q, cache, meta = case([(0, 70), (30, 1)], 3, 1, 16, dtype)
-    meta = replace(meta, invariant=True, window=window)
+    meta = replace(meta, batch_invariant=True, window=window)
     whole = attention.attend(q, cache, meta, 0.4, 5.0)
     table = meta.block_tables[:1]
     for start, stop in ((0, 1), (1, 20), (20, 69), (69, 70)):
-        part = AttentionMetadata((0, stop - start), (stop,), table, meta.slot_mapping, 16, invariant=True, window=window)
+        part = AttentionMetadata((0, stop - start), (stop,), table, meta.slot_mapping, 16, batch_invariant=True, window=window)
         assert torch.equal(attention.attend(q[start:stop], cache, part, 0.4, 5.0), whole[start:stop])
     torch.testing.assert_close(
         whole, paged_attention_reference(q, cache, meta, 0.4, 5.0), atol=LIMITS[dtype], rtol=LIMITS[dtype]
@@ -189,15 +189,15 @@ def test_write(planes: int, dtype: torch.dtype) -> None:
     assert torch.equal(cache, expected)
 
 
-@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("codes", LIMITS_BY_CACHE, ids=str)
 def test_chosen_by_name(codes: torch.dtype | None) -> None:
     """Written and read in one call; what a cache of this step's keys alone holds is what was written."""
     q, plain, meta = case([(0, 20), (0, 1)], 4, 2, 16, torch.float32)
     k, v = plain.flatten(1, 2)[:, meta.slot_mapping].unbind()
-    cache = paged.coded(plain, codes)
+    cache = paged.quantized_copy(plain, codes)
     expected = paged_attention_reference(q, cache, meta, 0.3)
-    fresh = paged.coded(torch.full_like(plain, float("nan")), codes)
-    with dispatch.using("attention=triton"):
+    fresh = paged.quantized_copy(torch.full_like(plain, float("nan")), codes)
+    with dispatch.use_backends("attention=triton"):
         out = paged_attention(q, k, v, fresh, meta, 0.3)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     found, wanted = (flat[:, meta.slot_mapping] for flat in (fresh.flatten(1, 2), cache.flatten(1, 2)))
@@ -215,20 +215,20 @@ def test_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     meta = replace(meta, causal=pick([True, True, False]))
     if meta.causal:
         meta = replace(meta, window=pick([None, None, 1, 16, 31]), invariant=pick([False, False, True]))
-        atoms = {i: (rows // 3, rows) for i, (_, rows) in enumerate(requests) if rows > 2}
-        meta = sees_itself(meta, atoms) if atoms and pick([True, False]) else meta
-    cache = paged.coded(cache, pick([None, None, torch.int8, torch.uint8])) if planes == 2 else cache
+        spans = {i: (rows // 3, rows) for i, (_, rows) in enumerate(requests) if rows > 2}
+        meta = sees_itself(meta, spans) if spans and pick([True, False]) else meta
+    cache = paged.quantized_copy(cache, pick([None, None, torch.int8, torch.uint8])) if planes == 2 else cache
     if pick([True, False]):
-        monkeypatch.setattr(attention, "LEAST", 1)
-        monkeypatch.setattr(attention, "parts", lambda *_: 1 + seed % 5)
+        monkeypatch.setattr(attention, "MIN_TILES", 1)
+        monkeypatch.setattr(attention, "num_splits", lambda *_: 1 + seed % 5)
     config = {"BLOCK_M": pick([16, 32]), "BLOCK_N": pick([16, 32]), "num_warps": 4, "num_stages": 1}
-    with tune.trying("paged_attention", config) if pick([True, False]) else contextlib.nullcontext():
+    with launch_config.override_config("paged_attention", config) if pick([True, False]) else contextlib.nullcontext():
         check(q, cache, meta, dim**-0.5 * pick([0.3, 1.0, 3.0]), pick([None, None, 0.5, 30.0]))
 
 
-def test_parts_keep_a_card_busy() -> None:
-    assert parts(4.0, 100, 264) == 55  # 220 of 264 places, at once
-    assert parts(4.0, 8, 264) == 7
-    assert parts(512.0, 100, 264) == 1
-    assert parts(300.0, 100, 264) == 3
-    assert parts(3.0, 0, 264) == 1
+def test_splits_keep_a_card_busy() -> None:
+    assert num_splits(4.0, 100, 264) == 55  # 220 of 264 places, at once
+    assert num_splits(4.0, 8, 264) == 7
+    assert num_splits(512.0, 100, 264) == 1
+    assert num_splits(300.0, 100, 264) == 3
+    assert num_splits(3.0, 0, 264) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from family import ask, load_rows, save
 from oracle import ensure_torchvision
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig
-from sensorium.engine.media import MediaProcessor, Processed
+from sensorium.engine.frontend.items import ProcessedItem
+from sensorium.engine.frontend.media import MultiModalProcessor
 from triton.runtime.interpreter import GridExecutor
 
 WORKERS = {"media_workers": 1, "kernels": "pixels=triton,mel=triton"}  # the interpreter is not for several threads
@@ -25,19 +26,19 @@ def test_the_same_numbers_and_answers(monkeypatch: pytest.MonkeyPatch, tmp_path:
     folder, question = save(family, tmp_path), ask(family, "iva")
     monkeypatch.setattr(EngineConfig, "torch_media_device", torch.device("cpu"))
     launched: set[str] = set()
-    launch, work = GridExecutor.__call__, MediaProcessor._process
-    made: list[Processed] = []
+    launch, work = GridExecutor.__call__, MultiModalProcessor._process
+    made: list[ProcessedItem] = []
 
     def spy(self: GridExecutor, *args: object, **kwargs: object) -> None:
         launched.add(self.fn.__name__)
         launch(self, *args, **kwargs)
 
-    def keep(self: MediaProcessor, *args: object) -> Processed:
+    def keep(self: MultiModalProcessor, *args: object) -> ProcessedItem:
         made.append(work(self, *args))  # type: ignore[arg-type]
         return made[-1]
 
     monkeypatch.setattr(GridExecutor, "__call__", spy)
-    monkeypatch.setattr(MediaProcessor, "_process", keep)
+    monkeypatch.setattr(MultiModalProcessor, "_process", keep)
     answers = []
     for options in ({}, {"media_device": "cuda", **WORKERS}):
         assert not launched

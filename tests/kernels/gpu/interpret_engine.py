@@ -48,12 +48,12 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, cached: s
         assert bool(launched) == bool(kernels)
     assert {
         "_norm_kernel",
-        "_place_kernel",
+        "_prepare_qkv_kernel",
         "_attend_kernel",
-        "_gated_kernel",
+        "_act_and_mul_kernel",
         "_rotate_kernel",
         "_varlen_kernel",
-        "_put_kernel",
+        "_scatter_kernel",
     } <= launched
     for plain, told in zip(*answers, strict=True):
         assert told.token_ids == plain.token_ids

@@ -6,9 +6,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from paged import coded
-from sensorium.kernels import kv8
-from sensorium.kernels.gpu.kv8 import widened, write_codes
+from paged import quantized_copy
+from sensorium.kernels import kv_quant
+from sensorium.kernels.gpu.kv_quant import widen, write_quantized
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CODES = (torch.int8, torch.uint8)
@@ -22,14 +22,14 @@ def test_write(rows: int, heads: int, dim: int, codes: torch.dtype, dtype: torch
     both = (torch.randn(rows, 2 * heads + 1, dim) * torch.logspace(-7, 2, dim)[torch.randperm(dim)]).to(dtype)
     both[0, 0] = 0.0
     k, v = both[:, :heads], both[:, heads:-1]
-    cache = coded(torch.randn(2, 3, 4, heads, dim), codes)
+    cache = quantized_copy(torch.randn(2, 3, 4, heads, dim), codes)
     slots = torch.randperm(12)[:rows]
     expected = cache.clone()
     for plane, side in zip(expected.flatten(1, 2), (k, v), strict=True):
-        kv8.write(side[: rows - 1 or 1], plane, slots[: rows - 1 or 1])
+        kv_quant.write_quantized(side[: rows - 1 or 1], plane, slots[: rows - 1 or 1])
     if rows > 1:
         slots[-1] = -1
-    write_codes(k, v, cache, slots)
+    write_quantized(k, v, cache, slots)
     assert torch.equal(cache, expected)
 
 
@@ -38,9 +38,9 @@ def test_write(rows: int, heads: int, dim: int, codes: torch.dtype, dtype: torch
 def test_what_is_no_number_is_not_hidden(broken: float, codes: torch.dtype) -> None:
     k, v = torch.randn(2, 2, 2, 16).unbind()
     k[0, 1, 3] = broken
-    cache = coded(torch.zeros(2, 1, 4, 2, 16), codes)
-    write_codes(k, v, cache, torch.tensor([0, 1]))
-    scales = kv8.views(cache.flatten(1, 2), 16)[1]
+    cache = quantized_copy(torch.zeros(2, 1, 4, 2, 16), codes)
+    write_quantized(k, v, cache, torch.tensor([0, 1]))
+    scales = kv_quant.split_scales(cache.flatten(1, 2), 16)[1]
     assert not scales[0, 0, 1].isfinite()
     assert int(scales.isfinite().sum()) == scales.numel() - 1
 
@@ -48,7 +48,7 @@ def test_what_is_no_number_is_not_hidden(broken: float, codes: torch.dtype) -> N
 @triton.jit
 def _widen_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, widened(tl.load(x_ptr + at), out_ptr.dtype.element_ty))
+    tl.store(out_ptr + at, widen(tl.load(x_ptr + at), out_ptr.dtype.element_ty))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.fp8 import fp8_linear_reference, pack_fp8, round_rows
-from sensorium.kernels.gpu import linear, tune
-from sensorium.kernels.int8 import Int8, int8_linear_reference, quantize_rows
+from sensorium.kernels.fp8 import fp8_linear_reference, pack_fp8, quantize_rows_fp8
+from sensorium.kernels.gpu import launch_config, linear
+from sensorium.kernels.int8 import Int8Weight, int8_linear_reference, quantize_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -27,7 +27,7 @@ SHAPES = {"a row in shares": (1, 600, 40), "few in shares": (5, 1100, 33), "many
 
 @pytest.fixture(autouse=True)
 def _small_tiles():
-    with tune.trying("linear", TILES), tune.trying("linear_sum", {"BLOCK": 32}):
+    with launch_config.override_config("linear", TILES), launch_config.override_config("linear_sum", {"BLOCK": 32}):
         yield
 
 
@@ -38,7 +38,7 @@ def test_int8(shape: tuple[int, int, int], dtype: torch.dtype, biased: bool) -> 
     rows, inner, outer = shape
     x, bias = torch.randn(rows, inner).to(dtype), torch.randn(outer).to(dtype) if biased else None
     weight, scale = quantize_rows(torch.randn(outer, inner) / inner**0.5)
-    weights = Int8(weight, scale.flatten(), bias)
+    weights = Int8Weight(weight, scale.flatten(), bias)
     torch.testing.assert_close(linear.int8_linear(x, weights), int8_linear_reference(x, weights))
 
 
@@ -55,7 +55,7 @@ def test_weights_alone_in_8_bits(shape: tuple[int, int, int], dtype: torch.dtype
     else:
         eight = torch.randn(outer, inner).to(torch.float8_e4m3fn)
         weight, wide = eight.view(torch.uint8), eight.float()
-    found = linear.multiply(x, None, weight, scale, None, dtype)
+    found = linear.scaled_mm(x, None, weight, scale, None, dtype)
     near = {} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(found, (x.double() @ wide.double().T * scale).to(dtype), **near)
 
@@ -63,7 +63,7 @@ def test_weights_alone_in_8_bits(shape: tuple[int, int, int], dtype: torch.dtype
 def test_every_float_of_8_bits_is_itself() -> None:
     weight = torch.arange(256, dtype=torch.uint8)
     weight[weight & 127 == 127] = 0  # no numbers
-    found = linear.multiply(torch.eye(1, 16), None, weight[:, None].repeat(1, 16), torch.ones(256), None, torch.float32)
+    found = linear.scaled_mm(torch.eye(1, 16), None, weight[:, None].repeat(1, 16), torch.ones(256), None, torch.float32)
     assert torch.equal(found[0], weight.view(torch.float8_e4m3fn).float())
 
 
@@ -71,12 +71,12 @@ def test_every_float_of_8_bits_is_itself() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fp8(dtype: torch.dtype, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are rounded too where cards multiply such numbers."""
-    monkeypatch.setattr(tune, "card", lambda: tune.Card(arch, 4))
+    monkeypatch.setattr(launch_config, "gpu_info", lambda: launch_config.GpuInfo(arch, 4))
     x, weights = torch.randn(5, 300).to(dtype), pack_fp8(torch.randn(40, 300).to(dtype) / 17, torch.randn(40).to(dtype))
     found, wanted = linear.fp8_linear(x, weights), fp8_linear_reference(x, weights)
     if arch == "sm_90":
-        rows, scale = round_rows(x)
-        torch.testing.assert_close(linear.round_rows(x), (rows, scale), rtol=0, atol=0)
+        rows, scale = quantize_rows_fp8(x)
+        torch.testing.assert_close(linear.quantize_rows_fp8(x), (rows, scale), rtol=0, atol=0)
         wanted = fp8_linear_reference(rows.float() * scale, weights).to(dtype)
     torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=max(1e-5, torch.finfo(dtype).eps))
 
@@ -86,6 +86,6 @@ def test_rows_and_weights_as_floats_of_8_bits(shape: tuple[int, int, int]) -> No
     rows, inner, outer = shape
     x, weight = (torch.randn(n, inner).to(torch.float8_e4m3fn) for n in (rows, outer))
     x_scale, scale, bias = torch.rand(rows, 1), torch.rand(outer) / inner**0.5, torch.randn(outer)
-    found = linear.multiply(x, x_scale, weight, scale, bias, torch.bfloat16)
+    found = linear.scaled_mm(x, x_scale, weight, scale, bias, torch.bfloat16)
     wanted = (x.double() @ weight.double().T * x_scale * scale + bias).to(torch.bfloat16)
     torch.testing.assert_close(found, wanted)

@@ -7,17 +7,17 @@ import random
 import pytest
 import torch
 from sensorium.kernels import dispatch
-from sensorium.kernels.gpu import pixels, tune
-from sensorium.kernels.pixels import Layout, Scaling, laid_out_reference, resized, resized_reference
-from sensorium.mm.tiling import AspectTiles, CropPlan, EdgeTiles, Resize, Tiling, View, Window
+from sensorium.kernels.gpu import launch_config, pixels
+from sensorium.kernels.pixels import Normalization, PatchLayout, preprocess_frames_reference, resize, resize_reference
+from sensorium.mm.tiling import AspectTiles, CropPad, CropPlan, EdgeTiles, Resize, TiledView, TilingPolicy
 from sensorium.mm.types import ItemGeometry
 from sensorium.processors.device import MediaDevice, processing_on
+from sensorium.processors.images import patchify_crops
 from sensorium.processors.patches import PatchSpec, patchify
-from sensorium.processors.pictures import patch_rows
 from torch import Tensor
 
-PLAIN = Scaling((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-CLIP = Scaling((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
+PLAIN = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CLIP = Normalization((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))
 SMALL = {"ROWS": 16, "COLUMNS": 32}
 
 
@@ -25,95 +25,101 @@ class Filled:
     """Made smaller, then laid on grey."""
 
     def plan(self, height: int, width: int) -> CropPlan:
-        return CropPlan((View((Resize(height // 2, width // 2), Window(-1, 2, 13, 19, (90, 91, 92)))),))
+        return CropPlan((TiledView((Resize(height // 2, width // 2), CropPad(-1, 2, 13, 19, (90, 91, 92)))),))
 
 
 def noise(*shape: int) -> Tensor:
     return torch.randint(0, 256, (*shape, 3), dtype=torch.uint8)
 
 
-def check(frames: Tensor, target: tuple[int, int], filter: str, scaling: Scaling, layout: Layout, dtype: torch.dtype) -> None:
-    wanted = laid_out_reference(frames, target, filter, scaling, layout, dtype)
-    with tune.trying("pixels", SMALL):
-        assert torch.equal(pixels.laid_out(frames, target, filter, scaling, layout, dtype), wanted)
+def check(
+    frames: Tensor, target: tuple[int, int], filter: str, normalization: Normalization, layout: PatchLayout, dtype: torch.dtype
+) -> None:
+    wanted = preprocess_frames_reference(frames, target, filter, normalization, layout, dtype)
+    with launch_config.override_config("pixels", SMALL):
+        assert torch.equal(pixels.preprocess_frames(frames, target, filter, normalization, layout, dtype), wanted)
 
 
 @pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(30, 47), (8, 8), (90, 20), (1, 3), (13, 40), (24, 100)])
 def test_planes_before_scaling(size: tuple[int, int], filter: str) -> None:
-    check(noise(1, *size), (24, 40), filter, PLAIN, Layout(), torch.float32)
+    check(noise(1, *size), (24, 40), filter, PLAIN, PatchLayout(), torch.float32)
 
 
 @pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
 def test_sums_beyond_a_byte(filter: str) -> None:
     frames = torch.where(noise(1, 27, 31) > 127, 255, 0).to(torch.uint8)
-    check(frames, (40, 20), filter, PLAIN, Layout(), torch.float32)
+    check(frames, (40, 20), filter, PLAIN, PatchLayout(), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtypes(dtype: torch.dtype) -> None:
-    check(noise(1, 17, 19), (12, 24), "bicubic", CLIP, Layout(6, 2), dtype)
+    check(noise(1, 17, 19), (12, 24), "bicubic", CLIP, PatchLayout(6, 2), dtype)
 
 
 @pytest.mark.parametrize(("n", "temporal"), [(1, 2), (3, 2), (2, 1)])
 def test_frames_of_a_patch(n: int, temporal: int) -> None:
-    check(noise(n, 13, 11), (8, 16), "bilinear", CLIP, Layout(4, 2, temporal), torch.float32)
+    check(noise(n, 13, 11), (8, 16), "bilinear", CLIP, PatchLayout(4, 2, temporal), torch.float32)
 
 
 @pytest.mark.parametrize("merge", [1, 2, 3])
 def test_merged_squares(merge: int) -> None:
-    check(noise(1, 31, 45), (12 * merge, 8 * merge), "bilinear", CLIP, Layout(4, merge), torch.float32)
+    check(noise(1, 31, 45), (12 * merge, 8 * merge), "bilinear", CLIP, PatchLayout(4, merge), torch.float32)
 
 
-def test_planes_of_several_pictures() -> None:
-    check(noise(3, 20, 25), (16, 10), "bicubic", CLIP, Layout(), torch.bfloat16)
+def test_planes_of_several_images() -> None:
+    check(noise(3, 20, 25), (16, 10), "bicubic", CLIP, PatchLayout(), torch.bfloat16)
 
 
 def test_a_part_of_a_picture() -> None:
-    check(noise(2, 40, 60)[:, 5:25, 7:40], (16, 18), "bicubic", CLIP, Layout(), torch.float32)
+    check(noise(2, 40, 60)[:, 5:25, 7:40], (16, 18), "bicubic", CLIP, PatchLayout(), torch.float32)
 
 
 def test_channels_that_lie_apart() -> None:
-    check(noise(1, 40, 30).transpose(1, 2), (16, 18), "bicubic", CLIP, Layout(), torch.float32)
+    check(noise(1, 40, 30).transpose(1, 2), (16, 18), "bicubic", CLIP, PatchLayout(), torch.float32)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_patches_of_a_processor(n: int) -> None:
     frames, spec, grid = noise(n, 50, 61), PatchSpec(patch=7), ItemGeometry((n + 1) // 2, 4, 6, 2)
     wanted = patchify(frames, grid, spec, torch.bfloat16)
-    with dispatch.using("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
+    with dispatch.use_backends("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
         assert torch.equal(patchify(frames, grid, spec, torch.bfloat16), wanted)
 
 
 @pytest.mark.parametrize("tiling", [AspectTiles((13, 13), 1, 3, True), EdgeTiles(28, 14), Filled()])
-def test_pieces_of_a_processor(tiling: Tiling) -> None:
+def test_pieces_of_a_processor(tiling: TilingPolicy) -> None:
     """Tiles and a whole, sizes one after the other, and what is filled up; a side is left over."""
     frames, plan = noise(1, 20, 31), tiling.plan(20, 31)
-    wanted = patch_rows(frames, plan, PatchSpec(), 3, 2)
-    with dispatch.using("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
-        assert torch.equal(patch_rows(frames, plan, PatchSpec(), 3, 2), wanted)
+    wanted = patchify_crops(frames, plan, PatchSpec(), 3, 2)
+    with dispatch.use_backends("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
+        assert torch.equal(patchify_crops(frames, plan, PatchSpec(), 3, 2), wanted)
 
 
 @pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
 def test_bytes(filter: str) -> None:
     """Of a view of planes, too."""
     for frames in (noise(2, 20, 31), noise(3, 20, 31).permute(3, 1, 2, 0)):
-        with dispatch.using("pixels=triton"):
-            found = resized(frames, (9, 40), filter)
-        assert torch.equal(found, resized_reference(frames, (9, 40), filter))
+        with dispatch.use_backends("pixels=triton"):
+            found = resize(frames, (9, 40), filter)
+        assert torch.equal(found, resize_reference(frames, (9, 40), filter))
 
 
 def test_tiles_as_they_are_shipped() -> None:
-    frames, layout = noise(1, 20, 300), Layout(7, 2)
-    found = pixels.laid_out(frames, (28, 140), "bicubic", CLIP, layout, torch.float32)
-    assert torch.equal(found, laid_out_reference(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))
+    frames, layout = noise(1, 20, 300), PatchLayout(7, 2)
+    found = pixels.preprocess_frames(frames, (28, 140), "bicubic", CLIP, layout, torch.float32)
+    assert torch.equal(found, preprocess_frames_reference(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(24))
 def test_random_pictures(seed: int) -> None:
     choose = random.Random(seed)
-    layout = Layout(choose.randint(2, 16), choose.randint(1, 3), choose.randint(1, 2)) if choose.random() < 0.7 else Layout()
+    layout = (
+        PatchLayout(choose.randint(2, 16), choose.randint(1, 3), choose.randint(1, 2))
+        if choose.random() < 0.7
+        else PatchLayout()
+    )
     side = max(1, layout.patch * layout.merge)
     target = tuple(side * max(1, choose.randint(1, 80) // side) for _ in "hw")
     size = choose.randint(1, 150), choose.randint(1, 150)

@@ -6,8 +6,14 @@ import math
 
 import pytest
 import torch
-from sensorium.kernels.gpu import sampling, tune
-from sensorium.kernels.sampling import NOT_FINITE, NOTHING_LEFT, draw_reference, log_probs_reference, penalise_reference_
+from sensorium.kernels.gpu import launch_config, sampling
+from sensorium.kernels.sampling import (
+    NO_TOKEN_ALLOWED,
+    NOT_FINITE,
+    apply_penalties_reference_,
+    log_probs_reference,
+    sample_reference,
+)
 
 CASES = {  # temperature, top_k, top_p, min_p
     "greedy": (0.0, 5, 0.5, 0.0),
@@ -33,8 +39,8 @@ def rules(case: tuple[float, int, float, float], numbers: tuple[float, ...] = NU
 def every(case: tuple[float, int, float, float], logits: torch.Tensor, numbers: tuple[float, ...] = NUMBERS) -> None:
     """The same tokens as the reference for numbers all over."""
     wanted = rules(case, numbers)
-    found, wrong = sampling.draw(logits.expand(len(wanted), -1), wanted)
-    expected, _ = draw_reference(logits.expand(len(wanted), -1), wanted)
+    found, wrong = sampling.sample(logits.expand(len(wanted), -1), wanted)
+    expected, _ = sample_reference(logits.expand(len(wanted), -1), wanted)
     assert found.tolist() == expected.tolist()
     assert not wrong.any()
 
@@ -44,7 +50,10 @@ def every(case: tuple[float, int, float, float], logits: torch.Tensor, numbers: 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_tokens(case: tuple[float, int, float, float], vocab: int, dtype: torch.dtype) -> None:
     """In bfloat16 many are equal, some of them to the last one kept."""
-    with tune.trying("gather_candidates", {"BLOCK": 64}), tune.trying("draw", {"BLOCK": 32}):
+    with (
+        launch_config.override_config("gather_candidates", {"BLOCK": 64}),
+        launch_config.override_config("sample", {"BLOCK": 32}),
+    ):
         every(case, (torch.randn(1, vocab) * 3).to(dtype))
 
 
@@ -56,32 +65,32 @@ def test_flat_and_steep(name: str, scale: float) -> None:
 
 def test_the_ends_of_the_range_draw_what_is_kept() -> None:
     logits = torch.tensor([[-200.0, 3.0, -1.0, 2.0, 1.0, -200.0]])
-    assert sampling.draw(logits.expand(2, -1), rules(CASES["all"], (0.0, 1 - 2.0**-53)))[0].tolist() == [1, 4]
-    assert sampling.draw(logits.expand(2, -1), rules((1.0, 2, 1.0, 0.0), (0.0, 1 - 2.0**-53)))[0].tolist() == [1, 3]
+    assert sampling.sample(logits.expand(2, -1), rules(CASES["all"], (0.0, 1 - 2.0**-53)))[0].tolist() == [1, 4]
+    assert sampling.sample(logits.expand(2, -1), rules((1.0, 2, 1.0, 0.0), (0.0, 1 - 2.0**-53)))[0].tolist() == [1, 3]
 
 
 def test_those_equal_to_the_last_are_kept() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 0.0, 1.0, -1.0]])
     for case in ((1.0, 2, 0.9, 0.0), (1.0, 0, 0.6, 0.0)):
         every(case, logits)
-    found, _ = sampling.draw(logits.expand(6, -1), rules((1.0, 2, 1.0, 0.0), (0.1, 0.5, 0.6, 0.7, 0.8, 0.95)))
+    found, _ = sampling.sample(logits.expand(6, -1), rules((1.0, 2, 1.0, 0.0), (0.1, 0.5, 0.6, 0.7, 0.8, 0.95)))
     assert set(found.tolist()) == {0, 1, 2, 4}
 
 
 def test_rows_differ() -> None:
     wanted = torch.cat([rules(case, (0.6,)) for case in CASES.values()])
     logits = torch.randn(len(wanted), 150) * 2
-    assert torch.equal(sampling.draw(logits, wanted)[0], draw_reference(logits, wanted)[0])
+    assert torch.equal(sampling.sample(logits, wanted)[0], sample_reference(logits, wanted)[0])
 
 
 def test_only_what_is_allowed() -> None:
     logits, words = torch.randn(6, 75), torch.randint(-(2**31), 2**31 - 1, (6, 3), dtype=torch.int32)
     words[5] = 0
     wanted = torch.cat([rules(case, (0.4,)) for case in list(CASES.values())[:6]])
-    found, wrong = sampling.draw(logits, wanted, words)
-    expected, same = draw_reference(logits, wanted, words)
+    found, wrong = sampling.sample(logits, wanted, words)
+    expected, same = sample_reference(logits, wanted, words)
     assert torch.equal(found[:5], expected[:5])
-    assert wrong.tolist() == same.tolist() == [0] * 5 + [NOTHING_LEFT]
+    assert wrong.tolist() == same.tolist() == [0] * 5 + [NO_TOKEN_ALLOWED]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
@@ -90,9 +99,11 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
     logits[0, 7], logits[1, 9], logits[2, 3], logits[3] = math.nan, math.inf, -math.inf, -math.inf
     for case in (CASES["greedy"], CASES["all rules"]):
         wanted = rules(case, (0.2,) * 5)
-        found, wrong = sampling.draw(logits, wanted)
-        assert wrong.tolist() == draw_reference(logits, wanted)[1].tolist() == [NOT_FINITE, NOT_FINITE, 0, NOTHING_LEFT, 0]
-        assert torch.equal(found[[2, 4]], draw_reference(logits, wanted)[0][[2, 4]])
+        found, wrong = sampling.sample(logits, wanted)
+        assert (
+            wrong.tolist() == sample_reference(logits, wanted)[1].tolist() == [NOT_FINITE, NOT_FINITE, 0, NO_TOKEN_ALLOWED, 0]
+        )
+        assert torch.equal(found[[2, 4]], sample_reference(logits, wanted)[0][[2, 4]])
         assert ((found >= 0) & (found < 40)).all()
 
 
@@ -101,7 +112,7 @@ def test_log_probs(dtype: torch.dtype) -> None:
     logits, tokens = (torch.randn(4, 130) * 3).to(dtype), torch.randint(130, (4,))
     logits[0, 5] = -math.inf
     tokens[1] = logits[1].argmax()
-    with tune.trying("log_probs", {"BLOCK": 64}):
+    with launch_config.override_config("log_probs", {"BLOCK": 64}):
         for found, wanted in zip(sampling.log_probs(logits, tokens), log_probs_reference(logits, tokens), strict=True):
             torch.testing.assert_close(found, wanted)
 
@@ -112,8 +123,8 @@ def test_penalties() -> None:
     rows, tokens = torch.tensor([0] * 4 + [2] * 30), torch.cat([torch.tensor([3, 69, 0, 5]), torch.randperm(70)[:30]])
     counts, penalties = torch.randint(0, 3, (34,)).float(), torch.rand(3, 3) + 0.5
     found, wanted = logits.clone(), logits.clone()
-    with tune.trying("penalise", {"BLOCK": 16}):
-        sampling.penalise_(found, rows, tokens, counts, penalties)
-    penalise_reference_(wanted, rows, tokens, counts, penalties)
+    with launch_config.override_config("penalties", {"BLOCK": 16}):
+        sampling.apply_penalties_(found, rows, tokens, counts, penalties)
+    apply_penalties_reference_(wanted, rows, tokens, counts, penalties)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
     assert torch.equal(found[1], logits[1])

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from sensorium.kernels.gpu import tune, varlen
+from sensorium.kernels.gpu import launch_config, varlen
 from sensorium.kernels.varlen import varlen_attention_reference
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def test_segments(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("config", [{"QUERIES": 16, "KEYS": 16}, {"QUERIES": 32, "KEYS": 64}, {"QUERIES": 64, "KEYS": 16}])
 def test_every_tile_is_right(config: dict[str, int]) -> None:
-    with tune.trying("varlen_attention", config):
+    with launch_config.override_config("varlen_attention", config):
         check([5, 48, 81], 2, 72, torch.bfloat16)
 
 
@@ -68,7 +68,7 @@ def test_numbers_of_a_head_that_lie_apart() -> None:
 
 
 def test_a_head_in_two_parts() -> None:
-    found = {dim: varlen.parts(dim) for dim in range(1, 257)}
+    found = {dim: varlen.split_head_dim(dim) for dim in range(1, 257)}
     assert found[64] == (64, 0)
     assert found[80] == (64, 16)
     for dim, (main, more) in found.items():

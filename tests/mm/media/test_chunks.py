@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.chunks import image_chunk, read_entry, split, split_header, split_video
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.video import decode_video, probe_video
@@ -19,7 +19,7 @@ from sensorium.mm.types import FramePlan, ImageItem, Media, MediaHeader, VideoIt
 
 PICTURE = Image.new("RGB", (6, 4))
 FRAMES = np.zeros((3, 4, 6, 3), np.uint8)
-SPEC = DecodeSpec(SamplingPolicy(fps=2.0), frames_per_chunk=4)
+SPEC = DecodeSpec(FrameSampling(fps=2.0), frames_per_chunk=4)
 
 
 @st.composite

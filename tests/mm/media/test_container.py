@@ -7,7 +7,7 @@ import time
 import pytest
 from clips import clip
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import container
 from sensorium.mm.media.audio import probe_audio
 from sensorium.mm.media.policy import MediaPolicy
@@ -19,7 +19,7 @@ BOXES = b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + b"\0\0\0\x08free" * 10_000
 def test_a_header_that_takes_too_long_is_refused(monkeypatch, capfd):
     monkeypatch.setattr(container, "HEADER_SECONDS", 0.0)
     with pytest.raises(InputError, match="reading its header takes longer than 0 s"):
-        probe_video(BOXES, SamplingPolicy(), MediaPolicy())
+        probe_video(BOXES, FrameSampling(), MediaPolicy())
     with pytest.raises(InputError, match="reading its header takes longer than 0 s"):
         probe_audio(BOXES, 16000.0, MediaPolicy())
     assert capfd.readouterr().err == ""
@@ -34,9 +34,9 @@ def test_a_busy_machine_is_not_the_files_fault(monkeypatch):
 
     monkeypatch.setattr(container, "HEADER_SECONDS", 0.5)
     monkeypatch.setattr(container, "_Timed", Late)
-    assert probe_video(clip("h264-mp4"), SamplingPolicy(), MediaPolicy()).size
+    assert probe_video(clip("h264-mp4"), FrameSampling(), MediaPolicy()).size
 
 
 def test_other_headers_are_said_to_be_unknown():
     with pytest.raises(InputError, match="not in a video format"):
-        probe_video(BOXES, SamplingPolicy(), MediaPolicy())
+        probe_video(BOXES, FrameSampling(), MediaPolicy())

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mutants import FILES
 
-LOOP = Path(__file__).parents[2] / "fuzz.py"
+LOOP = Path(__file__).parents[2] / "helpers" / "fuzz.py"
 
 
 def fuzz(modality: str, seed: int, count: int, folder: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_identities_are_of_their_kind():
 def test_a_broken_item_is_named(kind, step):
     with pytest.raises(MediaError, match=f"^{kind} 3: ") as error:
         step(source(kind, b"nonsense", 3), SPEC, POLICY)
-    assert (error.value.modality, error.value.index) == (kind, 3)
+    assert (error.value.info.modality, error.value.info.index) == (kind, 3)
     assert "\n" not in str(error.value)
 
 

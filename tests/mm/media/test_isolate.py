@@ -15,9 +15,9 @@ import pytest
 import torch
 from mutants import FILES, RATE, mutated
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate
-from sensorium.mm.media.isolate import caller, close, isolated, kept_for
+from sensorium.mm.media.isolate import close_workers, codec_runner, keep_workers, run_isolated
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.worker import GRACE
 from sensorium.mm.parse import MediaSource
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
 
@@ -48,12 +48,12 @@ def sound(value: object, rate: int, policy: MediaPolicy) -> Tensor:
     return torch.arange(rate, dtype=torch.float32)[::2] / len(value)
 
 
-def header(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> MediaHeader:
+def header(value: object, sampling: FrameSampling, policy: MediaPolicy) -> MediaHeader:
     plan = FramePlan((0, 7), (0.0, 0.29), len(value), sampling.fps, ((6, 7),), (9,))
     return MediaHeader("video", policy.max_pixels, policy.background[2], plan, exact=False)
 
 
-def clip(value: object, sampling: SamplingPolicy, policy: MediaPolicy) -> VideoItem:
+def clip(value: object, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
     return VideoItem(torch.arange(36, dtype=torch.uint8).view(1, 3, 4, 3), FramePlan((3,), (0.1,), 9, 2))
 
 
@@ -152,10 +152,10 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     folder = tmp_path_factory.mktemp("codecs")
     (folder / "codecs_of_the_test.py").write_text(CODECS)
     sys.path.insert(0, str(folder))
-    close()
+    close_workers()
     yield importlib.import_module("codecs_of_the_test")
     sys.path.remove(str(folder))
-    close()
+    close_workers()
 
 
 def workers() -> list[int]:
@@ -192,59 +192,59 @@ def said(path: Path) -> str:
 
 
 def test_results_and_refusals_are_those_of_the_function(codecs: ModuleType) -> None:
-    data, sampling = bytes(range(9)), SamplingPolicy(fps=2.0, max_duration=1.5)
-    assert torch.equal(isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
-    samples = isolated(codecs.sound, data, 16000, POLICY)
+    data, sampling = bytes(range(9)), FrameSampling(fps=2.0, max_duration=1.5)
+    assert torch.equal(run_isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
+    samples = run_isolated(codecs.sound, data, 16000, POLICY)
     assert samples.dtype == torch.float32
     assert torch.equal(samples, codecs.sound(data, 16000, POLICY))
     samples[0] = 2.0  # memory of its own
-    header = isolated(codecs.header, data, sampling, POLICY)
+    header = run_isolated(codecs.header, data, sampling, POLICY)
     assert isinstance(header, MediaHeader)
     assert isinstance(header.frames, FramePlan)
     assert header == codecs.header(data, sampling, POLICY)
-    clip, same = isolated(codecs.clip, data, sampling, POLICY), codecs.clip(data, sampling, POLICY)
+    clip, same = run_isolated(codecs.clip, data, sampling, POLICY), codecs.clip(data, sampling, POLICY)
     assert isinstance(clip, VideoItem)
     assert clip.plan == same.plan
     assert torch.equal(clip.frames, same.frames)
-    assert isolated(codecs.nothing, b"", POLICY).shape == (0, 5)
+    assert run_isolated(codecs.nothing, b"", POLICY).shape == (0, 5)
     with pytest.raises(InputError, match=r"^it is no père$"):
-        isolated(codecs.refused, data, POLICY)
+        run_isolated(codecs.refused, data, POLICY)
 
 
 def test_a_bug_is_not_the_callers_fault_and_shows_where_it_is(codecs: ModuleType) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)bug failed in the codec worker.*IndexError"):
-        isolated(codecs.bug, b"", POLICY)
+        run_isolated(codecs.bug, b"", POLICY)
     with pytest.raises(RuntimeError, match="TypeError: an object cannot leave the worker"):
-        isolated(codecs.unknown, b"", POLICY)
+        run_isolated(codecs.unknown, b"", POLICY)
     with pytest.raises(TypeError, match="sound is called without a MediaPolicy"):
-        isolated(codecs.sound, b"", 16000)
+        run_isolated(codecs.sound, b"", 16000)
 
 
 def test_only_encoded_bytes_and_only_where_the_policy_says_so_go_to_a_worker(codecs: ModuleType) -> None:
-    assert caller(POLICY, b"")(codecs.pid, b"", POLICY) != os.getpid()
-    assert caller(POLICY, [1])(codecs.pid, [1], POLICY) == os.getpid()
-    assert caller(MediaPolicy(), b"")(codecs.pid, b"", MediaPolicy()) == os.getpid()
+    assert codec_runner(POLICY, b"")(codecs.pid, b"", POLICY) != os.getpid()
+    assert codec_runner(POLICY, [1])(codecs.pid, [1], POLICY) == os.getpid()
+    assert codec_runner(MediaPolicy(), b"")(codecs.pid, b"", MediaPolicy()) == os.getpid()
     with pytest.raises(ConfigError, match="decode_isolation"):
         MediaPolicy(decode_isolation="vm")
 
 
 def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: ModuleType) -> None:
-    first = isolated(codecs.pid, b"", POLICY)
-    assert isolated(codecs.pid, b"", POLICY) == first
-    assert isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
+    first = run_isolated(codecs.pid, b"", POLICY)
+    assert run_isolated(codecs.pid, b"", POLICY) == first
+    assert run_isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
 
 
 def test_what_a_codec_writes_to_the_terminal_stays_away_from_it(codecs: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
-    close()
-    assert isolated(codecs.complains, b"MissingRequired: TIFF directory is missing", POLICY)
+    close_workers()
+    assert run_isolated(codecs.complains, b"MissingRequired: TIFF directory is missing", POLICY)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("name", "how"), [("segfaults", "SIGSEGV"), ("aborts", "SIGABRT"), ("exits", "exit status 7")])
 def test_a_crash_fails_its_item_alone(codecs: ModuleType, name: str, how: str) -> None:
     with pytest.raises(InputError, match=rf"^decoding it crashed the codec \({how}\); the file is broken or hostile$"):
-        isolated(getattr(codecs, name), b"", POLICY)
-    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+        run_isolated(getattr(codecs, name), b"", POLICY)
+    assert run_isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -254,37 +254,37 @@ def test_an_answer_that_is_none_is_a_crash(codecs: ModuleType, answer: bytes) ->
     """The worker is not trusted: what comes back is read as data of known types and bounded sizes."""
     policy = MediaPolicy(worker_seconds=0.5)
     with pytest.raises(InputError, match=r"crashed the codec|took longer"):
-        isolated(codecs.babbles, answer, policy)
+        run_isolated(codecs.babbles, answer, policy)
 
 
 def test_what_takes_too_long_is_stopped(codecs: ModuleType) -> None:
     policy = MediaPolicy(worker_seconds=0.2)
-    pid = isolated(codecs.pid, b"", POLICY)
+    pid = run_isolated(codecs.pid, b"", POLICY)
     began = time.monotonic()
     with pytest.raises(InputError, match=r"^decoding it took longer than 0\.2 s; give a shorter .* or raise worker_seconds$"):
-        isolated(codecs.sleeps, b"", policy)
+        run_isolated(codecs.sleeps, b"", policy)
     assert time.monotonic() - began < 300  # of 600
     assert gone(pid)
-    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+    assert run_isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
 
 
 def test_time_is_counted_per_item_and_may_be_without_end(codecs: ModuleType) -> None:
     policy = MediaPolicy(worker_seconds=float("inf"), worker_memory_bytes=(1 << 63) - 1)
-    assert isolated(codecs.takes, b"", 1000, policy) == 1000
+    assert run_isolated(codecs.takes, b"", 1000, policy) == 1000
 
 
 @pytest.mark.parametrize("name", ["takes", "takes_numpy", "takes_torch"])
 def test_memory_is_the_items_own_and_bounded(codecs: ModuleType, name: str) -> None:
     function = getattr(codecs, name)
-    assert isolated(function, b"", 200 << 20, POLICY) == 200 << 20
+    assert run_isolated(function, b"", 200 << 20, POLICY) == 200 << 20
     with pytest.raises(InputError, match=r"^decoding it needed more than 268,435,456 bytes of memory; .* worker_memory_bytes$"):
-        isolated(function, b"", 300 << 20, POLICY)
-    assert isolated(function, b"", 200 << 20, POLICY) == 200 << 20
+        run_isolated(function, b"", 300 << 20, POLICY)
+    assert run_isolated(function, b"", 200 << 20, POLICY) == 200 << 20
 
 
 def test_a_worker_that_leaks_is_replaced(codecs: ModuleType) -> None:
-    close()  # idle ones may have grown
-    pids = [isolated(codecs.leaks, b"", 200 << 20, POLICY) for _ in range(4)]
+    close_workers()  # idle ones may have grown
+    pids = [run_isolated(codecs.leaks, b"", 200 << 20, POLICY) for _ in range(4)]
     assert pids[0] == pids[1] == pids[2]
     assert pids[3] != pids[0]
 
@@ -292,14 +292,14 @@ def test_a_worker_that_leaks_is_replaced(codecs: ModuleType) -> None:
 def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType, tmp_path: Path) -> None:
     told = tmp_path / "pid"
     with ThreadPoolExecutor(1) as pool:
-        item = pool.submit(isolated, codecs.sleeps, str(told).encode(), POLICY)
+        item = pool.submit(run_isolated, codecs.sleeps, str(told).encode(), POLICY)
         os.kill(int(said(told)), signal.SIGKILL)
         with pytest.raises(InputError, match="SIGKILL"):
             item.result()
-    idle = isolated(codecs.pid, b"", POLICY)
+    idle = run_isolated(codecs.pid, b"", POLICY)
     os.kill(idle, signal.SIGKILL)
     assert gone(idle)
-    assert isolated(codecs.pid, b"", POLICY) != idle
+    assert run_isolated(codecs.pid, b"", POLICY) != idle
 
 
 def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:
@@ -310,8 +310,8 @@ def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:
         for turn in range(8):
             barrier.wait()
             data = bytes([number, turn]) * 50_000
-            assert torch.equal(isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
-            pids.add(isolated(codecs.pid, data, POLICY))
+            assert torch.equal(run_isolated(codecs.pixels, data, POLICY), codecs.pixels(data, POLICY))
+            pids.add(run_isolated(codecs.pid, data, POLICY))
         return pids
 
     with ThreadPoolExecutor(4) as pool:
@@ -321,11 +321,11 @@ def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:
 
 
 def test_nothing_is_left_after_close_and_it_starts_again(codecs: ModuleType) -> None:
-    isolated(codecs.pid, b"", POLICY)
+    run_isolated(codecs.pid, b"", POLICY)
     assert workers()
-    close()
+    close_workers()
     assert workers() == []
-    assert isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
+    assert run_isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
 
 
 class Owner:
@@ -333,10 +333,10 @@ class Owner:
 
 
 def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType) -> None:
-    close()
+    close_workers()
     one, two, plain = Owner(), Owner(), Owner()
-    release, _, nothing = kept_for(POLICY, one), kept_for(POLICY, two), kept_for(MediaPolicy(), plain)
-    pid = isolated(codecs.pid, b"", POLICY)
+    release, _, nothing = keep_workers(POLICY, one), keep_workers(POLICY, two), keep_workers(MediaPolicy(), plain)
+    pid = run_isolated(codecs.pid, b"", POLICY)
     for _ in range(2):  # a second time changes nothing
         release()
     nothing()
@@ -348,9 +348,9 @@ def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType) -> None:
 def test_a_worker_at_work_while_all_are_stopped_ends_with_its_item(codecs: ModuleType, tmp_path: Path) -> None:
     told = tmp_path / "pid"
     with ThreadPoolExecutor(1) as pool:
-        item = pool.submit(isolated, codecs.waits, str(told).encode(), POLICY)
+        item = pool.submit(run_isolated, codecs.waits, str(told).encode(), POLICY)
         said(told)
-        close()
+        close_workers()
         told.unlink()
         assert item.result() == 0
     assert workers() == []
@@ -389,13 +389,13 @@ def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_pat
 
 
 def test_a_forked_child_has_workers_of_its_own(codecs: ModuleType) -> None:
-    ours = isolated(codecs.pid, b"", POLICY)
+    ours = run_isolated(codecs.pid, b"", POLICY)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(writer, str(isolated(codecs.pid, b"", POLICY)).encode())
-            close()
+            os.write(writer, str(run_isolated(codecs.pid, b"", POLICY)).encode())
+            close_workers()
         finally:
             os._exit(0)
     os.close(writer)
@@ -404,19 +404,19 @@ def test_a_forked_child_has_workers_of_its_own(codecs: ModuleType) -> None:
     os.close(reader)
     assert theirs != ours
     assert gone(theirs)
-    assert isolated(codecs.pid, b"", POLICY) == ours
+    assert run_isolated(codecs.pid, b"", POLICY) == ours
 
 
 def test_a_worker_that_cannot_start_is_no_input_error(codecs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    close()
+    close_workers()
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match=r"the codec worker did not start \(exit status 1\)"):
-        isolated(codecs.pid, b"", POLICY)
+        run_isolated(codecs.pid, b"", POLICY)
 
 
 def outcome(modality: str, data: bytes, policy: MediaPolicy) -> object:
     """Header, plan, pixels or samples as plain data; or the words of the refusal."""
-    source, spec = MediaSource(modality, 3, data), DecodeSpec(SamplingPolicy(num_frames=-1), RATE)
+    source, spec = MediaSource(modality, 3, data), DecodeSpec(FrameSampling(num_frames=-1), RATE)
     try:
         (header,) = gate.probe(source, spec, policy)
         (item,) = gate.decode(source, spec, policy)

@@ -15,14 +15,14 @@ import torch
 from clips import clip, encode
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_pyav
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video, hash_video, probe_video
 
-POLICY, ALL = MediaPolicy(), SamplingPolicy()
-TWO = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, multiple=2)
-EIGHT = SamplingPolicy(num_frames=8, spread="ends")
+POLICY, ALL = MediaPolicy(), FrameSampling()
+TWO = FrameSampling(fps=2.0, min_frames=4, max_frames=768, multiple=2)
+EIGHT = FrameSampling(num_frames=8, spread="ends")
 FRAMES = np.random.default_rng(0).integers(0, 256, (10, 8, 12, 3), dtype=np.uint8)
 
 
@@ -32,17 +32,17 @@ def test_sampling_is_obeyed():
     assert item.frames.shape == (8, 64, 64, 3)
     assert item.plan.timestamps == pytest.approx([0.5 * i for i in range(8)])
     assert item.plan.fps == pytest.approx(2.0)
-    assert len(decode_video(data, SamplingPolicy(num_frames=6, multiple=2), POLICY).frames) == 6
-    assert decode_video(data, SamplingPolicy(num_frames=6), POLICY).plan.fps == pytest.approx(1.5)
-    assert probe_video(data, SamplingPolicy(fps=0.1), POLICY).frames.indices == (0,)  # a step longer than the clip
-    half = probe_video(data, SamplingPolicy(num_frames=4, max_duration=2.0), POLICY).frames
+    assert len(decode_video(data, FrameSampling(num_frames=6, multiple=2), POLICY).frames) == 6
+    assert decode_video(data, FrameSampling(num_frames=6), POLICY).plan.fps == pytest.approx(1.5)
+    assert probe_video(data, FrameSampling(fps=0.1), POLICY).frames.indices == (0,)  # a step longer than the clip
+    half = probe_video(data, FrameSampling(num_frames=4, max_duration=2.0), POLICY).frames
     assert half.indices == (0, 5, 10, 15)
     assert half.total == 40
     assert half.fps == pytest.approx(2.0)
     with pytest.raises(InputError, match="50 frames are wanted but the clip has 40; lower"):
-        probe_video(data, SamplingPolicy(num_frames=50), POLICY)
+        probe_video(data, FrameSampling(num_frames=50), POLICY)
     with pytest.raises(InputError, match=r"25 frames are wanted but the clip has 20 in its first 2 s; lower"):
-        probe_video(data, SamplingPolicy(num_frames=25, max_duration=2.0), POLICY)
+        probe_video(data, FrameSampling(num_frames=25, max_duration=2.0), POLICY)
 
 
 def damaged(frame: int) -> bytes:
@@ -121,7 +121,7 @@ def test_frames_of_another_size_are_left_out(caplog):
     assert item.plan.missing == (0, 1, 2, 3, 4)
     assert "5 of the 10" in caplog.text
     with pytest.raises(InputError, match="its header says 64x96 but its frames are 64x64"):
-        decode_video(small + large, SamplingPolicy(num_frames=1), POLICY)
+        decode_video(small + large, FrameSampling(num_frames=1), POLICY)
 
 
 def test_limits_hold_before_anything_is_decoded(monkeypatch):

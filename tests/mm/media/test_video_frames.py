@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video, hash_video, probe_video
 
-POLICY, ALL = MediaPolicy(), SamplingPolicy()
-TWO = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, multiple=2)
+POLICY, ALL = MediaPolicy(), FrameSampling()
+TWO = FrameSampling(fps=2.0, min_frames=4, max_frames=768, multiple=2)
 FRAMES = np.random.default_rng(0).integers(0, 256, (10, 8, 12, 3), dtype=np.uint8)
 
 
@@ -27,9 +27,9 @@ def test_bare_frames_are_used_as_they_are():
         assert np.array_equal(item.frames.numpy(), FRAMES)
         assert item.plan.fps == 24
         assert item.plan.timestamps[3] == pytest.approx(3 / 24)
-    assert decode_video(FRAMES, SamplingPolicy(num_frames=4, multiple=2), POLICY).plan.indices == (0, 2, 5, 7)
-    assert len(decode_video(FRAMES, SamplingPolicy(num_frames=-1), POLICY).frames) == 10
-    assert len(decode_video(FRAMES, SamplingPolicy(fps=2.0, max_duration=0.1), POLICY).frames) == 10
+    assert decode_video(FRAMES, FrameSampling(num_frames=4, multiple=2), POLICY).plan.indices == (0, 2, 5, 7)
+    assert len(decode_video(FRAMES, FrameSampling(num_frames=-1), POLICY).frames) == 10
+    assert len(decode_video(FRAMES, FrameSampling(fps=2.0, max_duration=0.1), POLICY).frames) == 10
     grey = decode_video(FRAMES[..., :1], ALL, POLICY)
     assert torch.equal(grey.frames[..., 2], torch.from_numpy(FRAMES[..., 0]))
 
@@ -49,7 +49,7 @@ def test_metadata_of_frames():
         assert done.plan.total == 100
         assert done.plan.fps == pytest.approx(3.0)
         assert done.plan.timestamps[-1] == pytest.approx(3.0)
-    again = decode_video((FRAMES, {**given, "do_sample_frames": True}), SamplingPolicy(num_frames=2), POLICY)
+    again = decode_video((FRAMES, {**given, "do_sample_frames": True}), FrameSampling(num_frames=2), POLICY)
     assert again.plan.indices == (0, 50)
     assert np.array_equal(again.frames.numpy(), FRAMES[[0, 5]])
     chosen = decode_video((FRAMES, {"fps": 5.0, "do_sample_frames": False}), TWO, POLICY)

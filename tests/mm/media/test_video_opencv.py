@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from clips import CLIPS, UNTIMED, clip
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_opencv
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video
 
-POLICY, ALL = MediaPolicy(), SamplingPolicy()
-EIGHT = SamplingPolicy(num_frames=8, spread="ends")
+POLICY, ALL = MediaPolicy(), FrameSampling()
+EIGHT = FrameSampling(num_frames=8, spread="ends")
 
 
 @pytest.mark.parametrize("name", [n for n in (CLIPS | UNTIMED) if n != "av1-mp4"])  # OpenCV's wheel has no AV1 decoder

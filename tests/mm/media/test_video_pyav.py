@@ -10,14 +10,14 @@ import pytest
 import torch
 from clips import CLIPS, UNTIMED, clip, encode, plainly
 from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_pyav
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video, probe_video
 
-POLICY, ALL = MediaPolicy(), SamplingPolicy()
-TWO = SamplingPolicy(fps=2.0, min_frames=4, max_frames=768, multiple=2)
-EIGHT = SamplingPolicy(num_frames=8, spread="ends")
+POLICY, ALL = MediaPolicy(), FrameSampling()
+TWO = FrameSampling(fps=2.0, min_frames=4, max_frames=768, multiple=2)
+EIGHT = FrameSampling(num_frames=8, spread="ends")
 UNEVEN = [0, 100, 150, 900, 905, 2000, 2040, 2080]  # milliseconds
 
 
@@ -53,7 +53,7 @@ def test_jumping_gives_the_same_frames(name, monkeypatch):
     expected, times = plainly(data)
     decoded, decode = [], video_pyav._decode
     monkeypatch.setattr(video_pyav, "_decode", lambda *args: decoded.append(args) or decode(*args))
-    for sampling in (EIGHT, SamplingPolicy(num_frames=3), SamplingPolicy(fps=0.5), SamplingPolicy(num_frames=1)):
+    for sampling in (EIGHT, FrameSampling(num_frames=3), FrameSampling(fps=0.5), FrameSampling(num_frames=1)):
         item = decode_video(data, sampling, POLICY)
         assert np.array_equal(item.frames.numpy(), expected[list(item.plan.indices)])
         assert item.plan.timestamps == pytest.approx([times[i] for i in item.plan.indices])
@@ -64,20 +64,20 @@ def test_jumping_gives_the_same_frames(name, monkeypatch):
 
 def test_what_has_to_be_decoded():
     closed = [(0, True), (2, False), (1, False), (3, True), (4, False), (5, True), (6, False)]
-    assert video_pyav.stretches(closed, {0}) == [range(0, 1)]
-    assert video_pyav.stretches(closed, {1, 6}) == [range(0, 3), range(5, 7)]
-    assert video_pyav.stretches(closed, {4}) == [range(3, 5)]
-    assert video_pyav.stretches(closed, {1, 3}) == [range(0, 4)]
+    assert video_pyav.decode_ranges(closed, {0}) == [range(0, 1)]
+    assert video_pyav.decode_ranges(closed, {1, 6}) == [range(0, 3), range(5, 7)]
+    assert video_pyav.decode_ranges(closed, {4}) == [range(3, 5)]
+    assert video_pyav.decode_ranges(closed, {1, 3}) == [range(0, 4)]
     leading = [(0, True), (1, False), (3, True), (2, False), (4, False)]  # 2 is shown before the keyframe it lies behind
-    assert video_pyav.stretches(leading, {2}) == [range(0, 4)]
-    assert video_pyav.stretches(leading, {3, 4}) == [range(2, 5)]
-    assert video_pyav.stretches([(0, False), (-1, True), (1, False)], {1}) == [range(3)]
+    assert video_pyav.decode_ranges(leading, {2}) == [range(0, 4)]
+    assert video_pyav.decode_ranges(leading, {3, 4}) == [range(2, 5)]
+    assert video_pyav.decode_ranges([(0, False), (-1, True), (1, False)], {1}) == [range(3)]
 
 
 def test_far_fewer_frames_are_decoded_than_there_are(monkeypatch):
     decoded, decode = [], video_pyav._decode
     monkeypatch.setattr(video_pyav, "_decode", lambda *args: decoded.append(args) or decode(*args))
-    decode_video(clip("h264-mp4"), SamplingPolicy(num_frames=2), POLICY)
+    decode_video(clip("h264-mp4"), FrameSampling(num_frames=2), POLICY)
     assert len(decoded) <= 14  # one keyframe, and one a few frames before number 20, of 40
     decoded.clear()
     decode_video(clip("mjpeg-avi"), EIGHT, POLICY)
@@ -90,11 +90,11 @@ def test_frames_at_uneven_times(container):
     item = decode_video(data, ALL, POLICY)
     assert item.plan.timestamps == pytest.approx([t / 1000 for t in UNEVEN])
     assert np.array_equal(item.frames.numpy(), plainly(data)[0])
-    two = decode_video(data, SamplingPolicy(fps=2.0), POLICY)  # on screen at 0, 0.59, 1.19 and 1.78 s of 2.38
+    two = decode_video(data, FrameSampling(fps=2.0), POLICY)  # on screen at 0, 0.59, 1.19 and 1.78 s of 2.38
     assert two.plan.indices == (0, 2, 4)  # number 4 twice: it is taken once
     assert two.plan.timestamps == pytest.approx([0.0, 0.15, 0.905])
-    assert probe_video(data, SamplingPolicy(max_duration=0.9), POLICY).frames.indices == (0, 1, 2)
-    opencv = decode_video(data, SamplingPolicy(fps=2.0), MediaPolicy(video_backend="opencv"))
+    assert probe_video(data, FrameSampling(max_duration=0.9), POLICY).frames.indices == (0, 1, 2)
+    opencv = decode_video(data, FrameSampling(fps=2.0), MediaPolicy(video_backend="opencv"))
     assert torch.equal(opencv.frames, two.frames)
 
 
@@ -112,7 +112,7 @@ def test_turned_clips_stand_upright(container, rotation):
 def test_one_frame():
     for name in ("h264-mp4", "vp9-webm", "mjpeg-avi", "h264-raw"):
         data = encode(*(CLIPS | UNTIMED)[name], count=1)
-        for sampling in (ALL, TWO, SamplingPolicy(num_frames=1), SamplingPolicy(num_frames=-1)):
+        for sampling in (ALL, TWO, FrameSampling(num_frames=1), FrameSampling(num_frames=-1)):
             item = decode_video(data, sampling, POLICY)
             assert item.plan.indices == (0,)
             assert item.plan.timestamps == (0.0,)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError
-from sensorium.models.borrowed import ATTENTION, build, class_of
+from sensorium.models.fallback.borrowed import ATTENTION, build, class_of
 
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = SIZES | {"model_type": "cohere2", "vocab_size": 99, "eos_token_id": 1}
@@ -34,9 +34,9 @@ def test_what_a_config_names_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError("offline mode is enabled")
 
     monkeypatch.setattr(tf.PreTrainedModel, "_from_config", fetch)
-    with pytest.raises(ConfigError, match=r"cannot be made from config\.json: offline mode is enabled"):
+    with pytest.raises(ConfigError, match=r"cannot be built from config\.json: offline mode is enabled"):
         build(config, torch.float32)
-    with pytest.raises(ConfigError, match=r"cannot be made from config\.json: Validation error for field 'hidden_size'"):
+    with pytest.raises(ConfigError, match=r"cannot be built from config\.json: Validation error for field 'hidden_size'"):
         build(config | {"text_config": {"model_type": "cohere2", "hidden_size": "big"}}, torch.float32)
 
 

@@ -14,11 +14,11 @@ from fallbacks import BUILD, SLOT, item, words
 from sensorium import LLM, SamplingParams
 from sensorium.cli.main import main
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.fields import group, merge
+from sensorium.mm.fields import group_mergeable, merge
 from sensorium.mm.registry import ARCHITECTURES
-from sensorium.models.borrowed import STEP, Step
-from sensorium.models.interface import ForwardBatch, Work
-from sensorium.models.peak import Peak
+from sensorium.models.fallback.borrowed import STEP, PagedStep
+from sensorium.models.fallback.peak import Peak
+from sensorium.models.interface import ForwardBatch, StepLimits
 from together import generate_together
 from torch import nn
 
@@ -113,11 +113,11 @@ def test_tokens_are_those_of_the_class_itself(built, oracle, family):
 @pytest.mark.parametrize("family", BUILD)
 def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
     llm = LLM(built(family), max_model_len=256)
-    model, inputs = llm._driver.core.runner.model, llm._inputs
-    features = [inputs.prepare(prompt).features[0] for prompt in prompts(family)[:3]]
+    model, inputs = llm._engine_loop.core.runner.model, llm._inputs
+    features = [inputs.process(prompt).features[0] for prompt in prompts(family)[:3]]
     with torch.inference_mode():
         alone = [model.embed_multimodal(f.modality, merge([f.kwargs]))[0] for f in features]
-        for ids in group([f.kwargs for f in features]):
+        for ids in group_mergeable([f.kwargs for f in features]):
             together = model.embed_multimodal(features[0].modality, merge([features[i].kwargs for i in ids]))
             assert all(torch.equal(alone[i], rows) for i, rows in zip(ids, together, strict=True))
     assert [len(rows) for rows in alone] == [f.range.length for f in features]
@@ -127,7 +127,7 @@ def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
 def test_calls_that_overlap_do_not_meet(built, family):
     """Logits, while another thread is in the same head; the decoder and an item's rows, while an item is in its tower."""
     llm = LLM(built(family), max_model_len=256)
-    model, feature = llm._driver.core.runner.model, llm._inputs.prepare(prompts(family)[0]).features[0]
+    model, feature = llm._engine_loop.core.runner.model, llm._inputs.process(prompts(family)[0]).features[0]
     hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=60)
 
     def logits(i):
@@ -143,7 +143,7 @@ def test_calls_that_overlap_do_not_meet(built, family):
     def meanwhile(*_):
         for hook in hooks:
             hook.remove()
-        seen.extend((model._decoded(inputs_embeds=hidden[:1], **{STEP: Step()}), rows()))
+        seen.extend((model._decode(inputs_embeds=hidden[:1], **{STEP: PagedStep()}), rows()))
 
     alone = [logits(0), logits(1)]
     hooks, seen = [model.outer.get_output_embeddings().register_forward_hook(wait)], []
@@ -175,7 +175,7 @@ def test_a_sound_that_would_be_cut_is_refused(built):
     (output,) = llm.generate(
         {"prompt": "<sound>", "multi_modal_data": {"audio": [item("audioflamingo3", 0, 16000 * 11)]}}, GREEDY
     )
-    assert "audio 0: it lasts 11.00 s" in output.error
+    assert "audio 0: it lasts 11.00 s" in output.error.message
 
 
 def test_options_of_the_processor_are_the_callers(built):
@@ -184,14 +184,14 @@ def test_options_of_the_processor_are_the_callers(built):
     many, few = (llm.plan(prompt, mm_processor_kwargs=options)[0] for options in (None, {"max_patches": 2}))
     assert few.num_tokens < many.num_tokens
     (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patchez": 2}}, GREEDY, use_tqdm=False)
-    assert "unknown processing option 'max_patchez'" in refused.error
-    assert "max_patches" in refused.error
+    assert "unknown processing option 'max_patchez'" in refused.error.message
+    assert "max_patches" in refused.error.message
     (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patches": 10**9}}, GREEDY, use_tqdm=False)
-    assert "max_patches is 1e+09, more than 16 times the processor's own; give at most 64" in refused.error
+    assert "max_patches is 1e+09, more than 16 times the processor's own; give at most 64" in refused.error.message
 
 
 def test_items_are_known_by_what_the_processors_files_say(built):
-    from sensorium.processors.fallback import FallbackProcessingInfo
+    from sensorium.processors.fallback.fallback import FallbackProcessingInfo
     from sensorium.processors.files import read_preprocessors
 
     files = read_preprocessors(built("aya_vision"))
@@ -209,10 +209,10 @@ def test_half_precision(built, family):
 def test_asleep_nothing_is_left_of_the_class(built):
     with LLM(built("ovis2"), max_model_len=256) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)]
-        model = weakref.ref(llm._driver.core.runner.model)
+        model = weakref.ref(llm._engine_loop.core.runner.model)
         llm.sleep()
         assert model() is None
-        assert all(part.is_meta for part in llm._driver.core.runner.model.outer.parameters())
+        assert all(part.is_meta for part in llm._engine_loop.core.runner.model.outer.parameters())
         llm.wake()
         assert [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)] == wanted
 
@@ -222,12 +222,12 @@ def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
     said = capsys.readouterr().out
     assert "fallback, transformers' VideoLlama3ForConditionalGeneration with our paged attention, because the registry" in said
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len=256"]) == 0
-    assert "own implementation (models/qwen2_vl.py)" in capsys.readouterr().out
+    assert "own implementation (models/families/qwen2_vl.py)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", BUILD)
 def test_planned_memory_of_a_step_is_what_it_takes(built, family):
-    model, rows = LLM(built(family), max_model_len=256)._driver.core.runner.model, 256
+    model, rows = LLM(built(family), max_model_len=256)._engine_loop.core.runner.model, 256
     slots, table = torch.arange(rows), torch.arange(rows // 16, dtype=torch.int32)[None]
     whole = AttentionMetadata((0, rows), (rows,), table, slots, 16)
     caches = [torch.zeros(2, rows // 16, 16, spec.kv_heads, spec.head_dim) for spec in model.cache_specs]
@@ -236,7 +236,7 @@ def test_planned_memory_of_a_step_is_what_it_takes(built, family):
     with torch.inference_mode(), Peak() as peak:
         model.forward(ForwardBatch(slots, places.clone(), attn, caches, slots, embeds))
     live = peak.most + embeds.nbytes + (3 + model.rope_axes) * slots.nbytes
-    planned = model.forward_bytes(Work(rows, rows, rows, torch.device("cpu")))
+    planned = model.forward_bytes(StepLimits(rows, rows, rows, torch.device("cpu")))
     slack = 1.5 if family == "glm4v_moe" else 1.1  # experts in float32 are measured in half of it, and doubled
     assert live <= planned * 1.01
     assert planned <= slack * live

@@ -11,7 +11,7 @@ import torch
 from family import ask, load_rows
 from parity import World, make_llm, record
 from sensorium.mm.errors import ConfigError
-from sensorium.models.deepseek_ocr2 import DeepseekOcr, DeepseekOcr2
+from sensorium.models.families.deepseek_ocr2 import DeepseekOcr, DeepseekOcr2
 from sensorium.models.weights import named_layers
 
 SAM = {"width": 768, "layers": 12, "heads": 12, "global_attn_indexes": [2, 5, 8, 11], "downsample_channels": [512, 1024]}
@@ -74,12 +74,12 @@ def test_the_published_sizes_of_the_first() -> None:
 def test_the_published_sizes_of_the_second() -> None:
     found = shapes(DeepseekOcr2, published(**{"qwen2-0-5b": {"dim": 896}}))
     assert found["sam.net_3.weight"] == [896, 9 * 512]
-    assert found["reader.layers.23.self_attn.k_proj.weight"] == [128, 896]
-    assert found["reader.layers.23.mlp.down_proj.weight"] == [896, 4864]
+    assert found["encoder.layers.23.self_attn.k_proj.weight"] == [128, 896]
+    assert found["encoder.layers.23.mlp.down_proj.weight"] == [896, 4864]
     assert found["query_1024.weight"] == [256, 896]
     assert found["projector.proj.weight"] == [1280, 896]
 
 
 def test_widths_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match="1024 wide, CLIP takes 512"):
+    with pytest.raises(ConfigError, match="width 1024, CLIP takes 512"):
         DeepseekOcr(published(**{"clip-l-14-224": CLIP | {"width": 512}}), torch.float32, torch.device("meta"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError
-from sensorium.models.ernie4_5_vl import Ernie45VL, _pairs
+from sensorium.models.families.ernie4_5_vl import Ernie45VL, _frame_pairs
 
 TEXT = {
     "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -22,8 +22,8 @@ def build(text: dict[str, Any], **vision: Any) -> Ernie45VL:
 
 
 def test_frames_are_joined_in_pairs_and_a_picture_with_itself() -> None:
-    assert _pairs([(2, 2), (1, 1)]).tolist() == [0, 2, 1, 3, 4, 4]
-    assert _pairs([(1, 2), (4, 1)]).tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
+    assert _frame_pairs([(2, 2), (1, 1)]).tolist() == [0, 2, 1, 3, 4, 4]
+    assert _frame_pairs([(1, 2), (4, 1)]).tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
 
 
 def test_the_decoder_may_lie_at_the_top_of_the_config() -> None:

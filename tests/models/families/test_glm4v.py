@@ -1,4 +1,4 @@
-"""Layers of GLM-OCR behind the last, which predict further tokens, are kept; other surplus weights are named."""
+"""GLM-OCR: layers for multi-token prediction are ignored; other surplus weights are refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from family import load_rows
 from safetensors.torch import load_file, save_file
-from sensorium import LLM
+from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import CheckpointError
 
 MORE = {
@@ -30,14 +30,17 @@ def add(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
     return more
 
 
-def test_layers_for_further_tokens_are_kept(folder: Path) -> None:
-    more = add(folder, "model.language_model.layers.3.")
-    model = LLM(folder, device="cpu", max_model_len=256)._driver.core.runner.model
-    assert {f"model.{name}" for name in model.spare} == more.keys()
-    assert all(torch.equal(model.spare[name.removeprefix("model.")], tensor) for name, tensor in more.items())
+def test_multi_token_prediction_layers_are_ignored(folder: Path) -> None:
+    options = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
+    prompt = {"prompt_token_ids": [5, 6, 7]}
+    (plain,) = LLM(folder, device="cpu", max_model_len=256).generate(prompt, options, use_tqdm=False)
+    add(folder, "model.language_model.layers.3.")
+    (with_layers,) = LLM(folder, device="cpu", max_model_len=256).generate(prompt, options, use_tqdm=False)
+    assert with_layers.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert with_layers.outputs[0].logprobs == plain.outputs[0].logprobs
 
 
-def test_a_layer_that_no_count_explains_is_named(folder: Path) -> None:
+def test_surplus_layers_beyond_the_stated_number_are_refused(folder: Path) -> None:
     add(folder, "model.language_model.layers.4.")
     with pytest.raises(CheckpointError, match=r"layers\.4\."):
         LLM(folder, device="cpu", max_model_len=256)

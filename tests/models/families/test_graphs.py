@@ -11,9 +11,9 @@ from family import Family, ask
 from parity import World, each
 from sensorium import LLM
 from sensorium.kernels import native
-from sensorium.kernels.graph import Sent, capture
-from sensorium.mm.fields import FieldElem, group, merge
-from sensorium.models.layers.basic import Weighted
+from sensorium.kernels.graph import UploadCache, capture
+from sensorium.mm.fields import FieldElem, group_mergeable, merge
+from sensorium.models.layers.basic import WeightedLayer
 from torch import Tensor
 
 THERE = torch.device("meta")
@@ -22,23 +22,23 @@ DRAWS = ("granite4_vision", "granite_speech", "granite_speech_adapter", "ultravo
 
 def encoder_calls(row: Family, llm: LLM, seed: int) -> Iterator[tuple[str, list[Mapping[str, FieldElem]]]]:
     """The modality and the items of every encoder call for the row's fullest prompt."""
-    prepared = llm._inputs.prepare(ask(row, max(row.default_cases(), key=len), seed).ours)
+    prepared = llm._inputs.process(ask(row, max(row.default_cases(), key=len), seed).ours)
     items = [*prepared.features, *([prepared.cross] if prepared.cross else [])]
-    for ids in group([item.kwargs for item in items], [item.modality for item in items]):
+    for ids in group_mergeable([item.kwargs for item in items], [item.modality for item in items]):
         yield items[ids[0]].modality, [items[i].kwargs for i in ids]
 
 
 def without_memory(llm: LLM) -> Any:
     """The model on a device that only knows shapes, its layers laid out."""
-    source = llm._driver.core._source
+    source = llm._engine_loop.core._source
     assert source is not None
-    model: Any = source.empty()
+    model: Any = source.build_on_meta()
     for module in model.modules():
         if hasattr(module, "pack"):
             module.pack()
     for module in model.modules():
-        if isinstance(module, Weighted):
-            module.filled()
+        if isinstance(module, WeightedLayer):
+            module.after_load()
     return model
 
 
@@ -46,21 +46,21 @@ def without_memory(llm: LLM) -> Any:
 @torch.inference_mode()
 def test_what_the_host_works_out_is_sent_once(row: Family, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = world.llm(row.name)
-    model, known = without_memory(llm), Sent._sent
+    model, known = without_memory(llm), UploadCache._upload
 
-    def send(sent: Sent, tensor: Tensor, device: torch.device) -> Tensor:
+    def send(sent: UploadCache, tensor: Tensor, device: torch.device) -> Tensor:
         found = known(sent, tensor, device)
         assert found is not tensor, "other numbers than the first time"
         return found
 
-    monkeypatch.setattr(Sent, "_sent", send)
+    monkeypatch.setattr(UploadCache, "_upload", send)
     for modality, items in encoder_calls(row, llm, 0):
-        sent = Sent()
+        sent = UploadCache()
         for again in (False, True):
-            sent.again = again
+            sent.capturing = again
             with sent:
                 model.embed_multimodal(modality, merge(items, THERE))
-        assert not sent.varies, "numbers are read off the device, or an index is a mask"
+        assert not sent.data_dependent, "numbers are read off the device, or an index is a mask"
 
 
 @pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
@@ -68,12 +68,12 @@ def test_what_the_host_works_out_is_sent_once(row: Family, world: World, monkeyp
 @torch.inference_mode()
 def test_a_recorded_call_has_the_bits_of_any_other(row: Family, world: World) -> None:
     llm = world.llm(row.name)
-    encode = llm._driver.core.runner.model.embed_multimodal
+    encode = llm._engine_loop.core.runner.model.embed_multimodal
     for modality, items in encoder_calls(row, llm, 0):
         given: dict[str, Any] = merge(items)
         inputs = [value for value in given.values() if value.is_floating_point()]
         fixed = [value for value in given.values() if not value.is_floating_point()]
-        _, graph = capture(lambda given=given, modality=modality: encode(modality, given), fixed=fixed)
+        _, graph = capture(lambda given=given, modality=modality: encode(modality, given), constants=fixed)
         if graph is None:
             assert row.name in DRAWS
             continue

@@ -150,7 +150,7 @@ def test_a_template_that_is_not_known_writes_no_pictures(folders: tuple[Path, Pa
     picture = {"type": "image", "image": family.make_media("image", (60, 60), 0)}
     messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What?"}]}]
     (output,) = llm.chat(messages, params, use_tqdm=False)
-    assert f"template {str(name)!r} of config.json" in output.error
-    assert "pass chat_template= or a rendered prompt" in output.error
+    assert f"template {str(name)!r} of config.json" in output.error.message
+    assert "pass chat_template= or a rendered prompt" in output.error.message
     (output,) = llm.chat(messages, params, chat_template="<IMG_CONTEXT>{{ messages[0].content[1].text }}", use_tqdm=False)
     assert (output.error, output.prompt) == (None, "<IMG_CONTEXT>What?")

@@ -11,7 +11,7 @@ from measured import given_bytes, held, peak_bytes
 from parity import World, each, greedy, make_llm
 from sensorium import LLM
 from sensorium.engine.types import EngineRequest
-from sensorium.models.interface import Work
+from sensorium.models.interface import StepLimits
 
 CPU = torch.device("cpu")
 NEAR = 0.1  # of what is live
@@ -24,7 +24,7 @@ def near(planned: int, live: int, what: str) -> None:
 
 def full_prompts(row: Family, count: int) -> list[Question]:
     """Prompts of as many items of the first kind as fit (or as the row's own hold), with little between them; all different."""
-    letter = next(letter for letter, modality in LETTERS.items() if modality in row.slots)
+    letter = next(letter for letter, modality in LETTERS.items() if modality in row.placeholders)
     several = max(len(case) for case in row.default_cases())
     case = letter * (several if several == 1 else 8)
     known = row.fullest.get(LETTERS[letter])
@@ -33,7 +33,8 @@ def full_prompts(row: Family, count: int) -> list[Question]:
     if row.prompt is not write_prompt:
         return asked
     return [
-        Question(row, "".join(row.slots[name] for name, media in one.data.items() for _ in media), one.data) for one in asked
+        Question(row, "".join(row.placeholders[name] for name, media in one.data.items() for _ in media), one.data)
+        for one in asked
     ]
 
 
@@ -41,7 +42,7 @@ def full_prompts(row: Family, count: int) -> list[Question]:
 @each
 def test_weights_and_caches_are_those_planned(row: Family, world: World) -> None:
     llm = world.llm(row.name)
-    plan, runner = llm.explain(), llm._driver.core.runner
+    plan, runner = llm.explain(), llm._engine_loop.core.runner
     near(plan.weights, held(runner.model), "weights")
     near(plan.kv_cache, sum(cache.nbytes for cache in runner.caches.tensors), "keys and values")
 
@@ -50,25 +51,26 @@ def test_weights_and_caches_are_those_planned(row: Family, world: World) -> None
 @each
 def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
     prompts, first = full_prompts(row, 8), world.llm(row.name)
-    prepared = [first._inputs.prepare(question.ours) for question in prompts]
+    prepared = [first._inputs.process(question.ours) for question in prompts]
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
     longest = max(len(one.token_ids) for one in prepared) + 2
-    row_bytes = first._driver.core.runner.model.row_size * 4
-    most = max([longest, *(item.rows for item in first.explain().largest if prepared[0].cross)])  # the engine asks for so many
+    row_bytes = first._engine_loop.core.runner.model.row_size * 4
+    cross_rows = [item.rows for item in first.explain().max_items if prepared[0].cross]  # the engine needs room for them
+    most = max([longest, *cross_rows])
     rows = max(most, sum(item.range.num_embeds for item in items) * 2 // 3)
     llm = make_llm(row, world.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
     llm.generate([question.ours for question in prompts], greedy(1), use_tqdm=False)
-    core = llm._driver.core
+    core = llm._engine_loop.core
     live = sum(rows.nbytes for rows in core.runner.store.rows.values())
-    assert live == core.scheduler.encoder.bytes
-    assert core.scheduler.encoder.evictions > 0
+    assert live == core.scheduler.encoder_cache.bytes
+    assert core.scheduler.encoder_cache.evictions > 0
     largest = max(item.range.num_embeds for item in items) * row_bytes
     assert live <= llm.explain().encoder_cache <= live + largest
 
 
 def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
     """(planned, live) of the largest forward pass and of each kind's largest encoder call that a question takes."""
-    core, found = llm._driver.core, {}
+    core, found = llm._engine_loop.core, {}
     model, forward, embed = core.runner.model, core.runner.model.forward, core.runner.model.embed_multimodal
 
     def tell(what: str, planned: int, live: int) -> None:
@@ -76,7 +78,7 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
 
     def spy_forward(batch: Any) -> torch.Tensor:
         lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
-        work = Work(len(batch.input_ids), sum(lengths), max(lengths), CPU)
+        work = StepLimits(len(batch.input_ids), sum(lengths), max(lengths), CPU)
         given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
         given += given_bytes(batch.cross_rows, batch.adapters)
         tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))
@@ -86,11 +88,11 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
         rows = embed(modality, tensors)
         count = sum(map(len, rows))
         live = given_bytes(dict(tensors)) + peak_bytes(lambda: embed(modality, tensors))
-        tell(modality, model.encoder_bytes(modality, count, Work(1, 1, 1, CPU)), live)
+        tell(modality, model.encoder_bytes(modality, count, StepLimits(1, 1, 1, CPU)), live)
         return rows
 
     model.forward, model.embed_multimodal = spy_forward, spy_embed
-    prepared = llm._inputs.prepare(question.ours)
+    prepared = llm._inputs.process(question.ours)
     items = {"features": prepared.features, "cross": prepared.cross, "adapter": prepared.adapter}
     core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), **items))
     while core.scheduler.requests:

@@ -1,4 +1,4 @@
-"""Every family against transformers, by the rows of tests/families (see tests/family.py): one suite, the same for all.
+"""Every family against transformers, by the rows of tests/families (see tests/helpers/family.py): one suite, the same for all.
 
 The oracle reads each answer once, teacher-forced, with our positions: a sequence equals its greedy one when every token is
 the likeliest after those before it. A token that is not may only be a tie (top-2 margin below 1e-4); ties are counted and
@@ -15,24 +15,27 @@ import family
 import numpy as np
 import pytest
 import torch
+from cpu import needs_int8
 from family import Family, Question, ask
 from parity import BLOCK, ROWS, TOKENS, Answered, World, each, greedy, make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
-from sensorium.engine.atoms import atoms, round_down
-from sensorium.engine.config import load_model_files
-from sensorium.engine.input import InputProcessor
-from sensorium.engine.kv import bytes_per_block
-from sensorium.engine.loader import load_processing
-from sensorium.engine.media import MediaSettings
+from sensorium.engine.bidirectional_spans import find_spans, round_down
+from sensorium.engine.frontend.input_processor import InputProcessor
+from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.engine.kv_cache.groups import bytes_per_block
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup.resolve import load_processing
 from sensorium.mm.errors import CheckpointError, SensoriumError
-from sensorium.mm.fields import group, merge
-from sensorium.mm.registry import find
+from sensorium.mm.fields import group_mergeable, merge
 from sensorium.models.weights import rename
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.text.tokenizer import Tokenizer
 from together import generate_together
 
-HOW = [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"dtype": "bfloat16", "quantization": "int8"}]
+HOW = [
+    pytest.param(options, marks=[pytest.mark.full, *([needs_int8] if "quantization" in options else [])])
+    for options in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"dtype": "bfloat16", "quantization": "int8"})
+]
 SEEDS = [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.full) for seed in range(10)]
 
 
@@ -51,9 +54,9 @@ def count_ties(row: Family, answered: Answered) -> int:
 
 def inputs_of(row: Family, folder: Path) -> InputProcessor:
     files, tokenizer = load_model_files(folder), Tokenizer(folder)
-    info = load_processing(find(files.architecture), files, {}, tokenizer)
-    assert info.prefill == row.prefill
-    return InputProcessor(info, tokenizer, MediaSettings(dtype=torch.float32), 1 << 20)
+    info = load_processing(files, {}, tokenizer)
+    assert info.prompt_attention == row.prompt_attention
+    return InputProcessor(info, tokenizer, MultiModalSettings(dtype=torch.float32), 1 << 20)
 
 
 @each
@@ -61,7 +64,7 @@ def test_tensors_and_tokens_are_the_oracles(row: Family, world: World) -> None:
     inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
     for i, case in enumerate(row.default_cases()):
         question = ask(row, case, i)
-        theirs, ours = question.theirs(processor), inputs.prepare(question.ours)
+        theirs, ours = question.theirs(processor), inputs.process(question.ours)
         assert list(ours.token_ids) == theirs["input_ids"][0].tolist()
         for name, mine, other in row.tensors(theirs, ours.encoded) if ours.encoded else ():
             assert mine.shape == other.shape, name
@@ -75,14 +78,14 @@ def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: i
     """The plan, which sees headers only, says the same."""
     inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
     letters = {modality: letter for letter, modality in family.LETTERS.items()}
-    for modality in row.slots:
+    for modality in row.placeholders:
         for size in row.grid[modality][::every]:
             question = ask(row, letters[modality], 0, [size])
             if row.refuses(modality, size):
                 with pytest.raises(SensoriumError):
-                    inputs.prepare(question.ours)
+                    inputs.process(question.ours)
                 continue
-            prepared = inputs.prepare(question.ours)
+            prepared = inputs.process(question.ours)
             assert list(prepared.token_ids) == question.theirs(processor)["input_ids"][0].tolist(), f"{modality} {size}"
             planned = [item.num_tokens for item in inputs.plan(question.ours)]
             assert planned == [item.num_tokens for item in prepared.items]
@@ -163,31 +166,34 @@ def test_greedy_tokens_in_a_batch(row: Family, world: World) -> None:
 
 
 def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
-    """Every piece that is computed from here on: [start, stop) and the atoms of its sequence."""
-    core, seen, known = llm._driver.core, [], {}
-    real = core.runner.launch
+    """Every piece that is computed from here on: [start, stop) and the bidirectional spans of its sequence."""
+    core, seen, known = llm._engine_loop.core, [], {}
+    real = core.runner.execute_model
 
-    def launch(output: Any, after: Any = None) -> Any:
+    def execute_model(output: Any, after: Any = None) -> Any:
         known.update(
-            {r.request_id: tuple(atoms(row.prefill, len(r.prompt_token_ids), r.features)) for r in output.new_requests}
+            {
+                r.request_id: tuple(find_spans(row.prompt_attention, len(r.prompt_token_ids), r.features))
+                for r in output.new_requests
+            }
         )
         seen.extend((t.num_computed, t.num_computed + t.num_tokens, known[t.request_id]) for t in output.scheduled)
         return real(output, after)
 
-    core.runner.launch = launch
+    core.runner.execute_model = execute_model
     return seen
 
 
 @each
 def test_greedy_tokens_in_chunks(row: Family, world: World) -> None:
-    """7 rows a step, or what holds the family's largest atom; none is ever cut."""
+    """7 rows a step, or what holds the family's largest bidirectional span; none is ever cut."""
     llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=7)
     pieces = watch(llm, row)
     asked = [answered.question for answered in world.alone(row.name)]
     check_same(row, world, llm.generate([question.ours for question in asked], greedy(), use_tqdm=False))
-    assert not any(first < stop < last for _, stop, parts in pieces for first, last in parts)
-    assert not any(first < start < last for start, _, parts in pieces for first, last in parts)
-    if row.prefill == "causal" and all(row.slots.values()):
+    assert not any(first < stop < last for _, stop, spans in pieces for first, last in spans)
+    assert not any(first < start < last for start, _, spans in pieces for first, last in spans)
+    if row.prompt_attention == "causal" and all(row.placeholders.values()):
         assert llm.stats.cut_items > 0
 
 
@@ -200,8 +206,8 @@ def test_greedy_tokens_after_a_prefix_hit(row: Family, world: World) -> None:
     check_same(row, world, outputs)
     for question, output in zip(asked, outputs, strict=True):
         count = len(output.prompt_token_ids)
-        parts = atoms(row.prefill, count, llm._inputs.prepare(question.ours).features)
-        assert output.num_cached_tokens == round_down(count - 1, BLOCK, parts)
+        spans = find_spans(row.prompt_attention, count, llm._inputs.process(question.ours).features)
+        assert output.num_cached_tokens == round_down(count - 1, BLOCK, spans)
 
 
 @each
@@ -209,7 +215,7 @@ def test_greedy_tokens_when_preempted(row: Family, world: World) -> None:
     """The cache holds little more than one of the sequences."""
     alone = world.alone(row.name)
     longest = max(len(answered.prompt) for answered in alone) + TOKENS
-    block = bytes_per_block(world.llm(row.name)._driver.core.runner.model.cache_specs, BLOCK)
+    block = bytes_per_block(world.llm(row.name)._engine_loop.core.runner.model.cache_specs, BLOCK)
     room = (-(-longest // BLOCK) + 8) * block
     llm = make_llm(row, world.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)
     pieces = watch(llm, row)
@@ -217,13 +223,13 @@ def test_greedy_tokens_when_preempted(row: Family, world: World) -> None:
     outputs = generate_together(llm, [alone[i].question.ours for i in shortest_first], greedy())
     check_same(row, world, [outputs[shortest_first.index(i)] for i in range(len(alone))])
     assert llm.stats.preemptions > 0
-    assert not any(first < stop < last for _, stop, parts in pieces for first, last in parts)
+    assert not any(first < stop < last for _, stop, spans in pieces for first, last in spans)
 
 
 @each
 def test_another_item_changes_the_answer(row: Family, world: World) -> None:
     llm = world.llm(row.name)
-    for answered in world.alone(row.name)[1 : 1 + len(row.slots)]:
+    for answered in world.alone(row.name)[1 : 1 + len(row.placeholders)]:
         question = answered.question
         size = [s for several in question.data.values() for s in map(_size, several)]
         swapped = ask(row, _letters(question), 7, size)
@@ -241,16 +247,16 @@ def _letters(question: Question) -> str:
     return "".join(letter for letter, modality in family.LETTERS.items() for _ in question.data.get(modality, ()))
 
 
-@pytest.mark.parametrize("options", [{}, *(pytest.param(o, marks=pytest.mark.full) for o in HOW)], ids=str)
+@pytest.mark.parametrize("options", [{}, *HOW], ids=str)
 @torch.inference_mode()
 @each
 def test_an_item_encoded_in_company_is_the_item_alone(row: Family, world: World, options: dict[str, str]) -> None:
     """Bit for bit."""
     llm = make_llm(row, world.folder(row.name), **options) if options else world.llm(row.name)
-    model = llm._driver.core.runner.model
+    model = llm._engine_loop.core.runner.model
     asked = [ask(row, case, seed) for seed, case in enumerate(row.default_cases()[1:] * 2)]
-    items = [feature for question in asked for feature in llm._inputs.prepare(question.ours).encoded]
-    for ids in group([item.kwargs for item in items], [item.modality for item in items]):
+    items = [feature for question in asked for feature in llm._inputs.process(question.ours).encoded]
+    for ids in group_mergeable([item.kwargs for item in items], [item.modality for item in items]):
         modality = items[ids[0]].modality
         together = model.embed_multimodal(modality, merge([items[i].kwargs for i in ids]))
         backwards = model.embed_multimodal(modality, merge([items[i].kwargs for i in reversed(ids)]))[::-1]

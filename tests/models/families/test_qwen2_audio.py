@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from oracle import build_checkpoint
-from sensorium.engine.config import load_model_files
+from sensorium.engine.model_files import load_model_files
 from sensorium.mm.errors import ConfigError
-from sensorium.models.qwen2_audio import Qwen2Audio
+from sensorium.models.families.qwen2_audio import Qwen2Audio
 
 
 @pytest.fixture(scope="module")

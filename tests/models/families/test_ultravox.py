@@ -33,13 +33,13 @@ def test_a_checkpoint_that_names_other_models_holds_all_itself(folder: Path) -> 
     with pytest.raises(CheckpointError, match=r"lacks .*audio_model_id='a/tower', text_model_id='a/decoder'.: merge its"):
         LLM(folder, max_model_len=256)
     change(folder, {"text_config": None})
-    with pytest.raises(ConfigError, match=r"text_config is not here but in another model \(text_model_id='a/decoder'\); merge"):
+    with pytest.raises(ConfigError, match=r"text_config is in another model \(text_model_id='a/decoder'\); merge"):
         LLM(folder, max_model_len=256)
 
 
 def test_rows_behind_a_sound_see_it_and_are_not_seen(folder: Path) -> None:
     with LLM(folder, max_model_len=256) as llm:
-        encoder = llm._driver.core.runner.model.audio_tower
+        encoder = llm._engine_loop.core.runner.model.audio_tower
         sound, nothing = torch.randn(12, 24), torch.zeros(9, 24)
         with torch.inference_mode():
             (alone,) = encoder(sound, [12])

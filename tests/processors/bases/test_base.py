@@ -9,8 +9,9 @@ import torch
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, ItemGeometry
-from sensorium.processors.base import FamilyInfo, build_span, slotted
+from sensorium.processors.bases.base import BaseProcessingInfo, prepend_placeholders
 from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.spans import build_span
 
 
 @dataclass(frozen=True)
@@ -18,14 +19,14 @@ class Spec:
     size: int
 
 
-class Info(FamilyInfo):
+class Info(BaseProcessingInfo):
     modalities = ("image",)
-    slots = {"image": ("image_token_id", "image_token_index", 9)}
-    known = {"image": ("size",)}
-    published = {"hidden_size": 4, "vocab_size": 20}
+    placeholders = {"image": ("image_token_id", "image_token_index", 9)}
+    valid_kwargs = {"image": ("size",)}
+    text_config_defaults = {"hidden_size": 4, "vocab_size": 20}
 
-    def read(self, modality):
-        return Spec(next((layer["size"] for layer in reversed(self.layers[modality]) if "size" in layer), 1))
+    def resolve_spec(self, modality):
+        return Spec(next((layer["size"] for layer in reversed(self.processor_kwargs[modality]) if "size" in layer), 1))
 
     def geometry(self, header):
         return ItemGeometry(1, 1, 1)
@@ -35,10 +36,10 @@ class Info(FamilyInfo):
 
 
 def test_what_every_family_has_to_say():
-    class Silent(FamilyInfo):
+    class Silent(BaseProcessingInfo):
         modalities = ("image",)
 
-    with pytest.raises(TypeError, match=r"abstract methods.*geometry.*process.*read"):
+    with pytest.raises(TypeError, match=r"abstract methods.*geometry.*process.*resolve_spec"):
         Silent(ProcessorFiles())
 
 
@@ -52,7 +53,7 @@ def made(*options, encode=None, **config):
 )
 def test_ids_of_slots(config, token):
     info = made(**config)
-    assert info.slot_ids == {"image": token}
+    assert info.placeholder_ids == {"image": token}
 
 
 @pytest.mark.parametrize("token", [20, -1, True, "9"])
@@ -64,15 +65,15 @@ def test_ids_that_no_token_has(token):
 def test_later_options_lie_over_earlier_ones():
     info = made({"size": 2})
     assert info.specs["image"].size == 2
-    assert info.tuned({"images_kwargs": {"size": 3}}).specs["image"].size == 3
-    assert info.tuned({}).options_key("image") == info.options_key("image") != made().options_key("image")
+    assert info.with_kwargs({"images_kwargs": {"size": 3}}).specs["image"].size == 3
+    assert info.with_kwargs({}).options_key("image") == info.options_key("image") != made().options_key("image")
     with pytest.raises(ConfigError, match="unknown processing option 'sice'"):
-        info.tuned({"sice": 3})
+        info.with_kwargs({"sice": 3})
 
 
 def test_what_config_and_preprocessor_both_say_must_agree():
     info = made(vision_config={"patch_size": 14})
-    info.agree("vision_config", patch_size=14, merge_size=2)
+    info.check_config("vision_config", patch_size=14, merge_size=2)
     said = "patch_size is 14 in vision_config of config.json, but "
     for files, means in (
         (info.files, "preprocessor_config.json is missing"),
@@ -80,21 +81,21 @@ def test_what_config_and_preprocessor_both_say_must_agree():
     ):
         info.files = replace(info.files, image=files.image)
         with pytest.raises(ConfigError, match=f"{said}{means}.* 16"):
-            info.agree("vision_config", patch_size=16)
+            info.check_config("vision_config", patch_size=16)
 
 
 def test_ready_made_rows():
     info, rows = made(), torch.ones(3, 4)
     assert info.parser().embeddings["image"].width == 4
-    assert info.rows_geometry(EmbeddingItem("image", {ROWS: rows})).merged == (3, 1, 1)
+    assert info.embeds_geometry(EmbeddingItem("image", {ROWS: rows})).merged == (3, 1, 1)
 
     class Refusing(Info):
-        rows = None
+        embeds_layout = None
 
     refusing = Refusing(ProcessorFiles())
     assert refusing.parser().embeddings == {}
     with pytest.raises(InputError, match="takes no ready-made rows"):
-        refusing.rows_geometry(EmbeddingItem("image", {ROWS: rows}))
+        refusing.embeds_geometry(EmbeddingItem("image", {ROWS: rows}))
 
 
 def test_text_of_its_own_takes_the_tokenizer():
@@ -111,6 +112,6 @@ def test_spans_of_text_and_rows():
 
 
 def test_prompts_without_slots():
-    assert slotted([1, 2], 9, 2) == [9, 9, 1, 2]
-    assert slotted([1, 9, 2], 9, 1) == [1, 9, 2]
-    assert made().prompt_ids([1, 2], {"image": 2}) == [1, 2]
+    assert prepend_placeholders([1, 2], 9, 2) == [9, 9, 1, 2]
+    assert prepend_placeholders([1, 9, 2], 9, 1) == [1, 9, 2]
+    assert made().preprocess_prompt([1, 2], {"image": 2}) == [1, 2]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.speech import LANGUAGES, cleaned, code_of
+from sensorium.mm.speech import LANGUAGES, language_code, strip_control_tokens
 from sensorium.mm.types import MediaHeader
+from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
+from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.processors.families.qwen3_asr import Qwen3ASRProcessingInfo
+from sensorium.processors.families.whisper import WhisperProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import SupportsTranscription
-from sensorium.processors.qwen2_audio import Qwen2AudioProcessingInfo
-from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo
-from sensorium.processors.qwen3_asr import Qwen3ASRProcessingInfo
-from sensorium.processors.whisper import WhisperProcessingInfo
 
 RATE = 16_000
 ENGLISH = {"is_multilingual": False, "no_timestamps_token_id": 50362, "eos_token_id": 50256}
@@ -39,13 +39,13 @@ def test_the_tower_and_the_window_agree() -> None:
 
 def test_prompts_of_whisper() -> None:
     english, many = whisper(**ENGLISH), whisper(**MANY)
-    assert english.detection() is None
-    assert english.transcription(None, "transcribe", False, "").prompt == "<|startoftranscript|><|notimestamps|>"
-    timed = english.transcription(None, "transcribe", True, " Ann ")
+    assert english.language_detection_request() is None
+    assert english.transcription_request(None, "transcribe", False, "").prompt == "<|startoftranscript|><|notimestamps|>"
+    timed = english.transcription_request(None, "transcribe", True, " Ann ")
     assert timed.prompt == "<|startofprev|> Ann<|startoftranscript|>"
     assert (timed.times.first, timed.times.none, timed.times.end, timed.times.step) == (50363, 50362, 50256, 0.02)
-    assert many.detection().only == {"<|en|>": "en", "<|de|>": "de"}
-    asked = many.transcription("de", "translate", False, "")
+    assert many.language_detection_request().only == {"<|en|>": "en", "<|de|>": "de"}
+    asked = many.transcription_request("de", "translate", False, "")
     assert asked.prompt == "<|startoftranscript|><|de|><|translate|><|notimestamps|>"
     assert (asked.suppressed, asked.suppressed_first, asked.times) == ((1, 2), (220,), None)
     assert (english.tasks, many.tasks) == (("transcribe",), ("transcribe", "translate"))
@@ -65,23 +65,23 @@ def test_lengths_of_qwen3_asr() -> None:
 def test_prompts_and_answers_of_qwen3_asr() -> None:
     info = Qwen3ASRProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
     turns = "<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|><|im_end|>\n<|im_start|>assistant\n"
-    assert info.transcription(None, "transcribe", False, "").prompt == f"<|im_start|>system\n<|im_end|>\n{turns}"
-    told = info.transcription("yue", "transcribe", False, "Ann").prompt
+    assert info.transcription_request(None, "transcribe", False, "").prompt == f"<|im_start|>system\n<|im_end|>\n{turns}"
+    told = info.transcription_request("yue", "transcribe", False, "Ann").prompt
     assert told == f"<|im_start|>system\nAnn<|im_end|>\n{turns}language Cantonese<asr_text>"
-    assert info.transcript("language English<asr_text> Hello.<|im_end|>", None) == ("Hello.", "en")
-    assert info.transcript("language None<asr_text>", None) == ("", None)
-    assert info.transcript("Guten Tag.<|im_end|>", "de") == ("Guten Tag.", "de")
-    assert info.longest_seconds == 1200
+    assert info.parse_transcript("language English<asr_text> Hello.<|im_end|>", None) == ("Hello.", "en")
+    assert info.parse_transcript("language None<asr_text>", None) == ("", None)
+    assert info.parse_transcript("Guten Tag.<|im_end|>", "de") == ("Guten Tag.", "de")
+    assert info.max_clip_seconds == 1200
 
 
 def test_prompts_and_answers_of_qwen2_audio() -> None:
     info = Qwen2AudioProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
-    asked = info.transcription("de", "transcribe", False, "").prompt
+    asked = info.transcription_request("de", "transcribe", False, "").prompt
     assert asked == "<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech: <|de|>"
-    assert info.transcription(None, "transcribe", False, "").prompt.endswith("the speech:")
-    assert info.transcript("<|zh|>你好。<|endoftext|>", None) == ("你好。", "zh")
-    assert info.transcript(" Hello.", "en") == ("Hello.", "en")
-    assert info.transcript("Hello.", None) == ("Hello.", None)
+    assert info.transcription_request(None, "transcribe", False, "").prompt.endswith("the speech:")
+    assert info.parse_transcript("<|zh|>你好。<|endoftext|>", None) == ("你好。", "zh")
+    assert info.parse_transcript(" Hello.", "en") == ("Hello.", "en")
+    assert info.parse_transcript("Hello.", None) == ("Hello.", None)
 
 
 @pytest.mark.parametrize("info", [WhisperProcessingInfo, Qwen3ASRProcessingInfo, Qwen2AudioProcessingInfo])
@@ -91,10 +91,10 @@ def test_what_supports_it_says_so(info: type) -> None:
 
 
 def test_languages_by_code_and_name() -> None:
-    assert code_of(" DE ", LANGUAGES) == code_of("German", LANGUAGES) == "de"
-    assert code_of("haitian creole", LANGUAGES) == "ht"
+    assert language_code(" DE ", LANGUAGES) == language_code("German", LANGUAGES) == "de"
+    assert language_code("haitian creole", LANGUAGES) == "ht"
     with pytest.raises(InputError, match="language='xx' is not one this model knows"):
-        code_of("xx", LANGUAGES)
+        language_code("xx", LANGUAGES)
     with pytest.raises(InputError, match="language=3"):
-        code_of(3, LANGUAGES)  # type: ignore[arg-type]
-    assert cleaned("<|en|> a <|0.00|>b<|endoftext|>") == " a b"
+        language_code(3, LANGUAGES)  # type: ignore[arg-type]
+    assert strip_control_tokens("<|en|> a <|0.00|>b<|endoftext|>") == " a b"

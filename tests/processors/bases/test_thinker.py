@@ -12,9 +12,9 @@ from sensorium.mm.media import gate
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.processors.families.qwen2_5_omni import Qwen25OmniProcessingInfo
+from sensorium.processors.families.qwen3_omni import Qwen3OmniProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.qwen2_5_omni import Qwen25OmniProcessingInfo
-from sensorium.processors.qwen3_omni import Qwen3OmniProcessingInfo
 
 TOGETHER = {"use_audio_in_video": True}
 VIDEO, AUDIO, START, END = 151656, 151646, 151647, 151648
@@ -31,7 +31,7 @@ def shown(kind, clip, rows, **config):
     info = made(kind, TOGETHER, **config)
     first, second = info.spans("video", [clip, sound])
     assert first.token_ids == second.token_ids
-    assert (first.length, second.length) == (len(first.token_ids), 0)
+    assert (first.max_added_tokens, second.max_added_tokens) == (len(first.token_ids), 0)
     assert (first.modality, second.modality, second.shared) == (None, "audio", True)
     assert not (first.is_embed & second.is_embed).any()
     assert (first.num_embeds, second.num_embeds) == (clip.num_embeds, rows)
@@ -55,11 +55,11 @@ def test_rows_lie_by_time():
 
 def test_options():
     for name in ("use_audio_in_video", "load_audio_from_video"):
-        assert made(Qwen3OmniProcessingInfo, {name: True}).decode_spec.sound
-    assert not made(Qwen3OmniProcessingInfo, TOGETHER, {"load_audio_from_video": False}).decode_spec.sound
-    assert made(Qwen3OmniProcessingInfo).tuned(TOGETHER).options_key("video") != made(Qwen3OmniProcessingInfo).options_key(
-        "video"
-    )
+        assert made(Qwen3OmniProcessingInfo, {name: True}).decode_spec.use_audio_in_video
+    assert not made(Qwen3OmniProcessingInfo, TOGETHER, {"load_audio_from_video": False}).decode_spec.use_audio_in_video
+    assert made(Qwen3OmniProcessingInfo).with_kwargs(TOGETHER).options_key("video") != made(
+        Qwen3OmniProcessingInfo
+    ).options_key("video")
     with pytest.raises(ConfigError, match="use_audio_in_video is 'yes'; give True or False"):
         made(Qwen3OmniProcessingInfo, {"use_audio_in_video": "yes"})
 

@@ -14,13 +14,13 @@ from family import make_media
 from oracle import small_tekken
 from sensorium.mm.errors import InputError
 from sensorium.mm.types import AudioItem, MediaHeader
+from sensorium.processors.families.glmasr import GlmAsrProcessingInfo
+from sensorium.processors.families.granite_speech import GraniteSpeechProcessingInfo
+from sensorium.processors.families.ultravox import UltravoxProcessingInfo
+from sensorium.processors.families.voxtral import VoxtralProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.glmasr import GlmAsrProcessingInfo
-from sensorium.processors.granite_speech import GraniteSpeechProcessingInfo
 from sensorium.processors.mel import log_mel
-from sensorium.processors.text import Tokenizer
-from sensorium.processors.ultravox import UltravoxProcessingInfo
-from sensorium.processors.voxtral import VoxtralProcessingInfo
+from sensorium.processors.text.tokenizer import Tokenizer
 
 RATE = 16_000
 
@@ -46,7 +46,7 @@ def test_longer_than_the_model_takes() -> None:
     assert rows(glm, 630 * RATE) == 21 * 375
     with pytest.raises(InputError, match=r"it lasts 631\.00 s, the model takes at most 630 s; cut it"):
         rows(glm, 631 * RATE)
-    assert voxtral.longest_seconds == 131_072 // 375 * 30
+    assert voxtral.max_clip_seconds == 131_072 // 375 * 30
     with pytest.raises(InputError, match="make no token; 961 "):
         rows(glm, 900)
 
@@ -55,7 +55,7 @@ def test_silence_is_not_carried() -> None:
     """The last frame of a window is like all that follow."""
     info = VoxtralProcessingInfo(ProcessorFiles())
     tensors, _ = info.process(sound(31 * RATE), torch.float32)
-    whole = log_mel(sound(31 * RATE).samples, info.window, 60 * RATE)
+    whole = log_mel(sound(31 * RATE).samples, info.mel_spec, 60 * RATE)
     heard = tensors["input_features"].data
     assert tensors["audio_frames"].data.tolist() == [3000, 103]
     assert torch.equal(heard, whole[:3103])
@@ -87,7 +87,7 @@ def test_a_transcription_is_asked_for_as_mistral_common_does(tmp_path: Path, lan
     tokenizer = Tokenizer(tmp_path)
     slot = tokenizer.token_to_id("[AUDIO]")
     info = VoxtralProcessingInfo(ProcessorFiles(config={"audio_token_id": slot, "text_config": {"vocab_size": 2000}}))
-    ids = tokenizer.encode(info.transcription(language, "transcribe", False, "").prompt)
+    ids = tokenizer.encode(info.transcription_request(language, "transcribe", False, "").prompt)
     place = ids.index(slot)
     assert ids[:place] + [slot] * rows(info, RATE) + ids[place + 1 :] == expected
 

@@ -11,7 +11,7 @@ from oracle import ensure_torchvision
 from PIL import Image
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import ImageItem, MediaHeader
-from sensorium.processors.deepseek_ocr2 import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
+from sensorium.processors.families.deepseek_ocr2 import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 SIDES = (1, 2, 97, 600, 767, 768, 769, 1024, 1500, 1999)
@@ -46,7 +46,7 @@ def test_tiles_are_the_published_ones(options: dict[str, Any]) -> None:
             grid = info.geometry(MediaHeader("image", tall, wide))
             pieces = theirs.get_number_of_image_patches(tall, wide, options)
             whole = 256 if options.get("crop_to_patches", True) else 144
-            assert grid.num_embeds == whole + 144 * (pieces - 1) + 1 == info.span("image", grid).length, (tall, wide)
+            assert grid.num_embeds == whole + 144 * (pieces - 1) + 1 == info.span("image", grid).num_tokens, (tall, wide)
 
 
 @pytest.mark.parametrize("json", [{}, {"background_color": [3, 200, 90], "image_mean": [0.1, 0.2, 0.3]}, {"resample": 2}])
@@ -81,11 +81,11 @@ def test_what_shrinks_shrinks_enough(kind: Any) -> None:
     info = info_of(kind=kind)
     grid = info.geometry(header)
     for rows in (grid.num_embeds - 1, 700, 401, 400, 300, 256, 145):
-        options = info.shrink_options("image", (grid.t, grid.h, grid.w), rows)
+        options = info.shrink_kwargs("image", (grid.t, grid.h, grid.w), rows)
         assert options is not None
-        assert info.tuned(options).geometry(header).num_embeds <= rows
-    assert info.shrink_options("image", (grid.t, grid.h, grid.w), 110) is None
-    assert info.shrink_options("image", (1, info.tuned({"detail": "low"}).geometry(header).h, 0), 145) is None
+        assert info.with_kwargs(options).geometry(header).num_embeds <= rows
+    assert info.shrink_kwargs("image", (grid.t, grid.h, grid.w), 110) is None
+    assert info.shrink_kwargs("image", (1, info.with_kwargs({"detail": "low"}).geometry(header).h, 0), 145) is None
 
 
 def test_detail_low_is_the_whole_at_a_tiles_size() -> None:

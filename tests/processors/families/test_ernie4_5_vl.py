@@ -14,7 +14,7 @@ from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, MediaError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
-from sensorium.processors.ernie4_5_vl import Ernie45VLProcessingInfo, clock, stamped
+from sensorium.processors.families.ernie4_5_vl import Ernie45VLProcessingInfo, draw_timestamps, timestamp_text
 from sensorium.processors.files import ProcessorFiles
 
 FONT = "Roboto-Regular.ttf"
@@ -58,7 +58,7 @@ def test_the_published_frames_are_used(total, folder):
 def test_times_are_drawn_as_published(size, folder):
     frames = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *size, 3), dtype=np.uint8))
     seconds, before = [0.0, 59.996, 3725.25], frames.clone()
-    ours = stamped(frames, seconds, folder / FONT)
+    ours = draw_timestamps(frames, seconds, folder / FONT)
     assert torch.equal(frames, before)
     if min(size) < 10:
         assert torch.equal(ours, frames)
@@ -71,7 +71,7 @@ def test_times_are_drawn_as_published(size, folder):
 
 
 def test_times_as_text():
-    assert [clock(s) for s in (0.0, 61.5, 3725.25)] == ["time: 00:00:00.00", "time: 00:01:01.50", "time: 01:02:05.25"]
+    assert [timestamp_text(s) for s in (0.0, 61.5, 3725.25)] == ["time: 00:00:00.00", "time: 00:01:01.50", "time: 01:02:05.25"]
 
 
 def test_a_font_that_is_missing_is_named(tmp_path):
@@ -79,7 +79,7 @@ def test_a_font_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match=FONT):
         made(tmp_path).process(item, torch.float32)
     (tmp_path / FONT).write_bytes(b"no font")
-    with pytest.raises(ConfigError, match="no font that can be read"):
+    with pytest.raises(ConfigError, match="not a readable font"):
         made(tmp_path).process(item, torch.float32)
     plain, grid = made(tmp_path, draw_on_frames=False).process(item, torch.float32)
     assert plain["pixel_values_videos"].data.shape == (grid.num_patches, 588)
@@ -92,8 +92,16 @@ def test_other_numbers_of_joined_frames_are_refused():
 
 def test_marks_are_an_items_own_and_written_where_they_lack():
     info = made()
-    assert info.prompt_ids([1, 11, 10, 12, 2, 10, 3, 14, 13, 15], {"image": 2, "video": 1}) == [1, 10, 2, 10, 3, 13]
-    assert info.prompt_ids([11, 10, 10, 12, 14, 13, 12], {}) == [11, 10, 10, 12, 14, 13, 12]  # written out, and none's marks
+    assert info.preprocess_prompt([1, 11, 10, 12, 2, 10, 3, 14, 13, 15], {"image": 2, "video": 1}) == [1, 10, 2, 10, 3, 13]
+    assert info.preprocess_prompt([11, 10, 10, 12, 14, 13, 12], {}) == [
+        11,
+        10,
+        10,
+        12,
+        14,
+        13,
+        12,
+    ]  # written out, and none's marks
     span = info.span("image", info.geometry(MediaHeader("image", 56, 84)))
     assert span.token_ids == (11, *[10] * 6, 12)
     assert span.is_embed is not None
@@ -108,8 +116,8 @@ def test_frames_are_joined_in_pairs():
 def test_rows_of_a_clip_come_with_its_frames():
     info, rows = made(), torch.ones(18, 8)
     (source,) = info.parser().parse({"video": {"video_embeds": rows, "video_grid_thw": [[6, 4, 6]]}})["video"]
-    assert info.rows_geometry(source.data).num_embeds == 18
-    assert info.rows_geometry(EmbeddingItem("image", {ROWS: rows, "grid": torch.tensor([1, 4, 6])})).num_embeds == 6
+    assert info.embeds_geometry(source.data).num_embeds == 18
+    assert info.embeds_geometry(EmbeddingItem("image", {ROWS: rows, "grid": torch.tensor([1, 4, 6])})).num_embeds == 6
     with pytest.raises(MediaError, match="5 frames"):
         info.parser().parse({"video": {"video_embeds": rows, "video_grid_thw": [[5, 4, 6]]}})
 
@@ -117,6 +125,6 @@ def test_rows_of_a_clip_come_with_its_frames():
 @pytest.mark.parametrize("rows", [4, 100, 3000])
 def test_a_clip_that_is_made_smaller_fits(rows):
     info = made()
-    options = info.shrink_options("video", (40, 60, 80), rows)
-    tuned = info.tuned({"videos_kwargs": options})
+    options = info.shrink_kwargs("video", (40, 60, 80), rows)
+    tuned = info.with_kwargs({"videos_kwargs": options})
     assert tuned.geometry(MediaHeader("video", 840, 1120, plan(options.get("num_frames", 40)))).num_embeds <= rows

@@ -10,8 +10,8 @@ from oracle import small_tokenizer
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, ItemGeometry, MediaHeader
+from sensorium.processors.families.gemma3 import Gemma3ProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.gemma3 import Gemma3ProcessingInfo
 
 WORDS = small_tokenizer(["<start_of_image>", "<end_of_image>", "<image_soft_token>"])
 START, END, SOFT = (WORDS.token_to_id(name) for name in ("<start_of_image>", "<end_of_image>", "<image_soft_token>"))
@@ -47,17 +47,17 @@ def test_a_long_picture_is_cut_only_when_asked_for() -> None:
 
 def test_crops_can_be_done_without() -> None:
     cut = info_of(SCAN)
-    assert cut.tuned({"detail": "low"}).geometry(LONG).t == 1
-    assert cut.tuned(cut.shrink_options("image", (5, 6, 6), 20) or {}).geometry(LONG).t == 1
+    assert cut.with_kwargs({"detail": "low"}).geometry(LONG).t == 1
+    assert cut.with_kwargs(cut.shrink_kwargs("image", (5, 6, 6), 20) or {}).geometry(LONG).t == 1
 
 
 def test_ready_made_rows_are_whole_squares() -> None:
     info = info_of()
-    grid = info.rows_geometry(EmbeddingItem("image", {ROWS: torch.zeros(27, 64)}))
+    grid = info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(27, 64)}))
     assert (grid.t, grid.num_embeds) == (3, 27)
     assert text_of(info, grid).startswith("Here is")
     with pytest.raises(InputError, match="squares of 9"):
-        info.rows_geometry(EmbeddingItem("image", {ROWS: torch.zeros(10, 64)}))
+        info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(10, 64)}))
 
 
 @pytest.mark.parametrize(

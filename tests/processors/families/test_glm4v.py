@@ -10,8 +10,14 @@ from oracle import ensure_torchvision, small_tokenizer
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader
+from sensorium.processors.families.glm4v import (
+    GLM_4_1V,
+    GLM_4_6V,
+    Glm4VProcessingInfo,
+    Glm46VProcessingInfo,
+    GlmOcrProcessingInfo,
+)
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.glm4v import Glm4VProcessingInfo, Glm46VProcessingInfo, GlmOcrProcessingInfo
 
 WORDS = small_tokenizer(["<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"])
 IDS = dict(
@@ -59,8 +65,8 @@ def test_the_large_one_comes_with_either_processor() -> None:
     """GLM-4.5V's and the large GLM-4.6V's checkpoints are of one architecture."""
     for said in ({"video_processor_type": "Glm46VVideoProcessor"}, {"video_processor_type": "Glm4vVideoProcessor"}):
         info = Glm4VProcessingInfo(ProcessorFiles({**IDS, "vocab_size": 640}, video=said))
-        assert isinstance(info, Glm46VProcessingInfo) == (said["video_processor_type"] == "Glm46VVideoProcessor")
-        assert type(info.tuned({})) is type(info)
+        style = GLM_4_6V if said["video_processor_type"] == "Glm46VVideoProcessor" else GLM_4_1V
+        assert info.style is info.with_kwargs({}).style is style
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -71,9 +77,9 @@ def test_ids_that_config_json_leaves_out(stem: str, later: bool) -> None:
     config = getattr(tf, f"{stem}Config")()
     said = {"video_processor_type": "Glm46VVideoProcessor"} if later else {}
     info = Glm4VProcessingInfo(ProcessorFiles({"model_type": config.model_type}, video=said))
-    assert info.slot_ids == {"image": config.image_token_id, "video": config.video_token_id}
+    assert info.placeholder_ids == {"image": config.image_token_id, "video": config.video_token_id}
     assert (info.start, info.end) == (config.image_start_token_id, config.image_end_token_id)
-    assert info.tuned({}).slot_ids == info.slot_ids
+    assert info.with_kwargs({}).placeholder_ids == info.placeholder_ids
 
 
 def test_no_more_frames_than_the_most() -> None:
@@ -100,4 +106,4 @@ def test_times_are_those_of_first_frames(kind: type[Glm4VProcessingInfo], words:
 
 def test_ready_made_rows_of_a_clip_have_times() -> None:
     item = EmbeddingItem("video", {ROWS: torch.zeros(8, 64), "grid": torch.tensor([2, 4, 4])})
-    assert info_of(Glm4VProcessingInfo).rows_geometry(item).times == (0.0, 1.0)
+    assert info_of(Glm4VProcessingInfo).embeds_geometry(item).times == (0.0, 1.0)

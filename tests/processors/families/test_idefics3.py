@@ -12,9 +12,9 @@ from oracle import fast_tokenizer, small_tokenizer
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
+from sensorium.processors.families.idefics3 import Idefics3ProcessingInfo, SmolVLMProcessingInfo, number_words
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.idefics3 import Idefics3ProcessingInfo, SmolVLMProcessingInfo, in_words
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 
 SIDES = (1, 30, 57, 112, 333, 640, 1999)
 TAGS = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2, 3)]  # others are written as text
@@ -46,7 +46,7 @@ def info_of(cls: type, image: dict | None = None, *options: dict) -> Idefics3Pro
     }
     files = ProcessorFiles(
         config, JSON | (image or {}), JSON, encode=lambda text: tok.encode(text, add_special_tokens=False).ids,
-        special=tok.token_to_id, decode=lambda ids: tok.decode(ids, skip_special_tokens=True),
+        token_to_id=tok.token_to_id, decode=lambda ids: tok.decode(ids, skip_special_tokens=True),
     )  # fmt: skip
     return cls(files, *options)
 
@@ -97,12 +97,12 @@ def test_a_whole_prompt_with_pictures():
     want = oracle(images=[item.pixels.numpy() for item in items], text=text, return_tensors="pt")
     made = [info.process(item, torch.float32) for item in items]
     slots = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
-    ids, ranges = expand(slots, {"image": [[info.span("image", grid)] for _, grid in made]}, info.slot_ids)
+    ids, ranges = lay_out(slots, {"image": [[info.span("image", grid)] for _, grid in made]}, info.placeholder_ids).expand()
     assert list(ids) == want["input_ids"][0].tolist()
     marked = torch.zeros(len(ids), dtype=torch.bool)
     for (where,) in ranges["image"]:
         marked[where.offset : where.end] = where.mask()
-    assert torch.equal(marked, torch.tensor(ids) == info.slot_ids["image"])
+    assert torch.equal(marked, torch.tensor(ids) == info.placeholder_ids["image"])
 
 
 @pytest.mark.parametrize(("frames", "seconds"), [(1, 0.5), (3, 75.0), (5, 3725.0)])
@@ -118,8 +118,8 @@ def test_clips_equal(monkeypatch, frames, seconds):
     metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=seconds, frames_indices=indices)
     for text in ("<video>", "User: <video>What is it?", "a<video>\n", "<eos><video> b", "<video><eos>"):
         want = oracle(videos=[pixels.numpy()], text=text, video_metadata=[metadata], return_tensors="pt")
-        slots = info.prompt_ids(small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids, {"video": 1})
-        ids, _ = expand(slots, {"video": [[info.span("video", grid)]]}, info.slot_ids)
+        slots = info.preprocess_prompt(small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids, {"video": 1})
+        ids, _ = lay_out(slots, {"video": [[info.span("video", grid)]]}, info.placeholder_ids).expand()
         assert list(ids) == want["input_ids"][0].tolist(), text
     torch.testing.assert_close(planes(kwargs), want["pixel_values"][0], atol=2e-6, rtol=0)
     assert grid.num_embeds == frames * 4
@@ -141,7 +141,9 @@ def test_frames_are_those_of_the_published_processor():
 def test_older_checkpoints_say_it_of_clips_in_the_file_of_pictures():
     json = {"video_sampling": {"fps": 2, "max_frames": 5, "video_size": {"longest_edge": 60}}}
     files = info_of(SmolVLMProcessingInfo, json).files
-    info = SmolVLMProcessingInfo(ProcessorFiles(files.config, files.image, {}, encode=files.encode, special=files.special))
+    info = SmolVLMProcessingInfo(
+        ProcessorFiles(files.config, files.image, {}, encode=files.encode, token_to_id=files.token_to_id)
+    )
     sampling = info.decode_spec.sampling
     assert (sampling.fps, sampling.max_frames) == (2, 5)
     assert info.specs["video"].tiling.longest == 60
@@ -151,12 +153,12 @@ def test_older_checkpoints_say_it_of_clips_in_the_file_of_pictures():
 def test_options_make_fewer_tiles():
     info, header = info_of(Idefics3ProcessingInfo), MediaHeader("image", 300, 900)
     assert info.geometry(header).tiles == (2, 4)
-    assert info.tuned({"detail": "low"}).geometry(header).tiles == (0, 0)
-    assert info.tuned({"size": {"longest_edge": 112}}).geometry(header).tiles == (1, 2)
+    assert info.with_kwargs({"detail": "low"}).geometry(header).tiles == (0, 0)
+    assert info.with_kwargs({"size": {"longest_edge": 112}}).geometry(header).tiles == (1, 2)
     for rows in range(4, 80):
-        options = info.shrink_options("image", (9, 4, 4), rows)
-        assert info.tuned(options or {}).geometry(header).num_embeds <= rows
-    assert info.shrink_options("image", (1, 4, 4), 4) is None
+        options = info.shrink_kwargs("image", (9, 4, 4), rows)
+        assert info.with_kwargs(options or {}).geometry(header).num_embeds <= rows
+    assert info.shrink_kwargs("image", (1, 4, 4), 4) is None
 
 
 def test_what_cannot_be_is_refused():
@@ -175,4 +177,4 @@ def test_numbers_in_words():
         768: "seven hundred and sixty-eight",
     }
     words |= {1000: "one thousand", 1200: "one thousand, two hundred", 2007: "two thousand and seven"}
-    assert {number: in_words(number) for number in words} == words
+    assert {number: number_words(number) for number in words} == words

@@ -10,11 +10,11 @@ import pytest
 import torch
 from oracle import tokenizer
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.geometry import SamplingPolicy, sample_indices
+from sensorium.mm.geometry import FrameSampling, sample_indices
 from sensorium.mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, VideoItem
+from sensorium.processors.families.internvl import InternVLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.internvl import InternVLProcessingInfo
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 from tokenizers import AddedToken, Tokenizer
 
 SIDES = (1, 30, 57, 112, 333, 640, 1999)
@@ -50,7 +50,7 @@ def info_of(image: dict | None = None, *options: dict, **changes: Any) -> Intern
     }
     files = ProcessorFiles(
         config | changes, {**size, **(image or {})}, size,
-        encode=lambda text: tok.encode(text, add_special_tokens=False).ids, special=tok.token_to_id,
+        encode=lambda text: tok.encode(text, add_special_tokens=False).ids, token_to_id=tok.token_to_id,
         decode=lambda ids: tok.decode(ids, skip_special_tokens=True),
     )  # fmt: skip
     return InternVLProcessingInfo(files, *options)
@@ -101,13 +101,13 @@ def test_a_whole_prompt_with_pictures_and_clips():
     made = {"image": [info.process(one, torch.float32), info.process(two, torch.float32)]}
     made["video"] = [info.process(film, torch.float32)]
     spans = {name: [[info.span(name, grid)] for _, grid in several] for name, several in made.items()}
-    slots = info.prompt_ids(words().encode(text, add_special_tokens=False).ids, {"image": 2, "video": 1})
-    ids, ranges = expand(slots, spans, info.slot_ids)
+    slots = info.preprocess_prompt(words().encode(text, add_special_tokens=False).ids, {"image": 2, "video": 1})
+    ids, ranges = lay_out(slots, spans, info.placeholder_ids).expand()
     assert list(ids) == want["input_ids"][0].tolist()
     in_order = torch.cat([planes(made["image"][0][0]), planes(made["video"][0][0]), planes(made["image"][1][0])])
     torch.testing.assert_close(in_order, want["pixel_values"], atol=2e-6, rtol=0)
     assert ranges["video"][0][0].num_embeds == 3 * 4
-    embeds = torch.tensor(ids) == info.slot_ids["image"]
+    embeds = torch.tensor(ids) == info.placeholder_ids["image"]
     marked = torch.zeros_like(embeds)
     for where in (one for several in ranges.values() for each in several for one in each):
         marked[where.offset : where.end] = where.mask()
@@ -128,7 +128,7 @@ def test_frames_are_those_in_the_middle():
             want = oracle.sample_frames(VideoMetadata(total_num_frames=total, fps=25.0), fps=5).tolist()
             assert sample_indices(total, 25.0, fast) == want[:count]
     usual = info_of().decode_spec.sampling
-    assert usual == SamplingPolicy(max_frames=8, spread="middle")
+    assert usual == FrameSampling(max_frames=8, spread="middle")
     assert sample_indices(5, None, usual) == [0, 1, 2, 3, 4]
     assert sample_indices(26, None, usual) == [1, 4, 8, 11, 14, 17, 21, 24]
 
@@ -137,15 +137,15 @@ def test_options_make_fewer_tiles():
     info, header = info_of(), MediaHeader("image", 300, 900)
     assert info.geometry(header).tiles == (2, 6)
     for options in ({"detail": "low"}, {"crop_to_patches": False}, {"max_patches": 1}):
-        assert info.tuned(options).geometry(header) == ItemGeometry(1, 4, 4, 2)
+        assert info.with_kwargs(options).geometry(header) == ItemGeometry(1, 4, 4, 2)
     for rows in range(4, 60):
-        options = info.shrink_options("image", (13, 4, 4), rows)
-        assert info.tuned(options or {}).geometry(header).num_embeds <= rows
-    assert info.shrink_options("image", (13, 4, 4), 3) is None
-    assert info.shrink_options("image", (1, 4, 4), 4) is None
-    assert info.shrink_options("video", (8, 4, 4), 13) == {"num_frames": 3}
-    assert info.options_key("image") != info.tuned({"max_patches": 3}).options_key("image")
-    assert info.options_key("video") == info.tuned({"max_patches": 3}).options_key("video")
+        options = info.shrink_kwargs("image", (13, 4, 4), rows)
+        assert info.with_kwargs(options or {}).geometry(header).num_embeds <= rows
+    assert info.shrink_kwargs("image", (13, 4, 4), 3) is None
+    assert info.shrink_kwargs("image", (1, 4, 4), 4) is None
+    assert info.shrink_kwargs("video", (8, 4, 4), 13) == {"num_frames": 3}
+    assert info.options_key("image") != info.with_kwargs({"max_patches": 3}).options_key("image")
+    assert info.options_key("video") == info.with_kwargs({"max_patches": 3}).options_key("video")
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_tokens_come_from_the_tokenizer():
     with pytest.raises(ConfigError, match="takes the tokenizer"):
         InternVLProcessingInfo(bare)
     with pytest.raises(ConfigError, match="no token <video>"):
-        InternVLProcessingInfo(ProcessorFiles(bare.config, special=lambda text: None))
+        InternVLProcessingInfo(ProcessorFiles(bare.config, token_to_id=lambda text: None))

@@ -12,15 +12,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import ensure_torchvision, tokenizer
 from PIL import Image
-from sensorium.engine.media import MediaProcessor, MediaSettings
+from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.media.chunks import image_chunk, split_header, split_video
 from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem, VisionChunk
+from sensorium.processors.families.kimi_k25 import KimiK25ProcessingInfo, timestamp
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.kimi_k25 import KimiK25ProcessingInfo, timestamp
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 from tokenizers import AddedToken, Tokenizer
 
 MARKS = ("<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|media_pad|>", "<|kimi_k25_video_placeholder|>")
@@ -138,7 +138,7 @@ def expanded(info: KimiK25ProcessingInfo, text: str, chunks: list[list[VisionChu
     """Prompt tokens with every slot replaced by its spans, and which are embeddings."""
     inputs, ids, mask = iter(chunks), [], []
     for token in words().encode(text, add_special_tokens=False).ids:
-        if token not in (info.picture, info.frame):
+        if token not in (info.image, info.frame):
             ids, mask = [*ids, token], [*mask, False]
             continue
         for chunk in next(inputs):
@@ -171,7 +171,7 @@ def test_tokens_equal_transformers_in_one_ordered_stream(fps):
     )
     assert ids == want["input_ids"][0].tolist()
     ours = torch.tensor(ids)
-    assert torch.equal(torch.tensor(mask), (ours == info.picture) | (ours == info.frame))
+    assert torch.equal(torch.tensor(mask), (ours == info.image) | (ours == info.frame))
 
 
 def test_a_picture_and_a_piece_merge_and_a_frame_has_its_own_limit():
@@ -192,13 +192,15 @@ def test_the_stream_from_what_is_given_to_the_prompt():
         {"type": "video_chunk", "video_chunk": pixels[:3], "prompt": "00:00:09.000"},
         {"type": "image", "image": pixels[0], "max_pixels": 14 * 28},
     ]
-    media, slot = MediaProcessor(info, MediaSettings()), info.slot_ids["vision_chunk"]
+    media, slot = MultiModalProcessor(info, MultiModalSettings()), info.placeholder_ids["vision_chunk"]
     items = media.open({"vision_chunk": stream}, {}, {}, None)
     for item in items:
         pieces = media.process(item, None, {}).pieces
         assert [geometry for _, geometry in pieces] == [item.info.geometry(header) for header in item.headers]
     stop = words().token_to_id("<|im_end|>")
-    tokens, ranges = expand([slot, stop, slot, slot, stop, slot], {"vision_chunk": [i.spans for i in items]}, info.slot_ids)
+    tokens, ranges = lay_out(
+        [slot, stop, slot, slot, stop, slot], {"vision_chunk": [i.spans for i in items]}, info.placeholder_ids
+    ).expand()
     pad, frame = MARKS[3:]
     chunk = "{}<|media_begin|>video<|media_content|>{}<|media_end|>"
     video = "".join(chunk.format(f"00:00:0{seconds}.000", frame) for seconds in (0, 2, 4))  # 10 frames: 4, 4 and 2
@@ -272,20 +274,20 @@ def test_published_defaults():
     info = info_of()
     image, video = kimi().Kimi_K25ImageProcessor(), kimi().Kimi_K25VideoProcessor()
     for spec, want in ((info.specs[CHUNK].image, image), (info.specs[CHUNK].frame, video)):
-        assert (spec.max_patches, spec.max_side, spec.cut.patch, spec.cut.merge) == (
+        assert (spec.max_patches, spec.max_side, spec.patches.patch, spec.patches.merge) == (
             want.max_patches,
             want.size["max_height"],
             want.patch_size,
             want.merge_size,
         )
-        assert list(spec.cut.mean) == list(want.image_mean)
-        assert list(spec.cut.std) == list(want.image_std)
+        assert list(spec.patches.mean) == list(want.image_mean)
+        assert list(spec.patches.std) == list(want.image_std)
     assert info.decode_spec.frames_per_chunk == video.temporal_patch_size
     assert info.decode_spec.sampling.fps == video.fps
 
 
 def test_marks_from_the_config():
-    assert info_of().slot_ids == {"vision_chunk": words().token_to_id("<|media_pad|>")}
+    assert info_of().placeholder_ids == {"vision_chunk": words().token_to_id("<|media_pad|>")}
     files = ProcessorFiles({"media_placeholder_token_id": 163605}, encode=lambda text: [1, 2])
     bare = KimiK25ProcessingInfo(files)
     span = bare.span("vision_chunk", bare.geometry(split_video(clip(1, 28, 28), 4)[0].header))
@@ -300,25 +302,28 @@ def test_marks_from_the_config():
 
 
 def test_options():
-    info = info_of().tuned({"max_patches": 100, "fps": 1.0})
+    info = info_of().with_kwargs({"max_patches": 100, "fps": 1.0})
     assert (info.specs[CHUNK].image.max_patches, info.specs[CHUNK].frame.max_patches, info.decode_spec.sampling.fps) == (
         100,
         100,
         1.0,
     )
-    assert info.tuned({"vision_chunks_kwargs": {"num_frames": 8}}).decode_spec.sampling.fps is None
-    assert info_of().tuned({"max_pixels": 14 * 14 * 50}).specs[CHUNK].image.max_patches == 50
-    assert info_of().tuned({"max_pixels": 14 * 14 * 50, "max_patches": 20}).specs[CHUNK].image.max_patches == 20
-    assert info_of().tuned({"detail": "low"}).specs[CHUNK].frame.max_patches == 512 * 512 // 196
-    assert info_of().tuned({"detail": "high"}).options_key("vision_chunk") == info_of().options_key("vision_chunk")
+    assert info.with_kwargs({"vision_chunks_kwargs": {"num_frames": 8}}).decode_spec.sampling.fps is None
+    assert info_of().with_kwargs({"max_pixels": 14 * 14 * 50}).specs[CHUNK].image.max_patches == 50
+    assert info_of().with_kwargs({"max_pixels": 14 * 14 * 50, "max_patches": 20}).specs[CHUNK].image.max_patches == 20
+    assert info_of().with_kwargs({"detail": "low"}).specs[CHUNK].frame.max_patches == 512 * 512 // 196
+    assert info_of().with_kwargs({"detail": "high"}).options_key("vision_chunk") == info_of().options_key("vision_chunk")
     sizes = {"size": {"max_height": 8, "max_width": 8}}
-    assert info_of().tuned(sizes).geometry(MediaHeader("vision_chunk", 1000, 1000)).merged == (1, 4, 4)
-    keys = {one.options_key("vision_chunk") for one in (info_of(), info, info_of().tuned(sizes), info.tuned({"fps": 3.0}))}
+    assert info_of().with_kwargs(sizes).geometry(MediaHeader("vision_chunk", 1000, 1000)).merged == (1, 4, 4)
+    keys = {
+        one.options_key("vision_chunk")
+        for one in (info_of(), info, info_of().with_kwargs(sizes), info.with_kwargs({"fps": 3.0}))
+    }
     assert len(keys) == 4
 
 
 def test_pillow_pixels_where_asked():
-    image, info = picture(300, 200), info_of(SMALL).tuned({"resample": "pillow"})
+    image, info = picture(300, 200), info_of(SMALL).with_kwargs({"resample": "pillow"})
     pixels, grid = info.process(image_chunk(ImageItem(image)), torch.float32)
     small = np.asarray(Image.fromarray(image.numpy()).resize((93, 139), Image.Resampling.BICUBIC))
     shown = data(pixels["pixel_values"]).view(grid.h, grid.w, 3, 14, 14).permute(0, 3, 1, 4, 2).reshape(140, 112, 3)
@@ -343,7 +348,7 @@ def test_pillow_pixels_where_asked():
 )
 def test_bad_options_are_named(options, text):
     with pytest.raises(ConfigError, match=text):
-        info_of().tuned(options)
+        info_of().with_kwargs(options)
 
 
 def test_what_is_refused():
@@ -351,8 +356,8 @@ def test_what_is_refused():
     with pytest.raises(InputError, match="no pixels"):
         info.geometry(MediaHeader("vision_chunk", 0, 5))
     with pytest.raises(InputError, match="no ready-made rows"):
-        info.rows_geometry(None)
-    with pytest.raises(TypeError, match="no vision chunk"):
+        info.embeds_geometry(None)
+    with pytest.raises(TypeError, match="not a VisionChunk"):
         info.process(AudioItem(torch.zeros(3), 16000), torch.float32)
     with pytest.raises(ConfigError, match="do_resize=false"):
         info_of({"do_resize": False})
@@ -366,9 +371,9 @@ def test_shrunk_items_fit(height, width, frames, rows):
     header = MediaHeader("video", height, width, plan if frames > 1 else None)
     before = [info.geometry(h) for h in split_header(header, "video", info.decode_spec)]
     assume(rows < sum(grid.num_embeds for grid in before))
-    options = info.shrink_options("vision_chunk", (frames, before[0].h, before[0].w), rows)
+    options = info.shrink_kwargs("vision_chunk", (frames, before[0].h, before[0].w), rows)
     assert options is not None
-    small = info.tuned(options)
+    small = info.with_kwargs(options)
     wanted = min(small.decode_spec.sampling.num_frames or frames, frames)
     cut = FramePlan(plan.indices[:wanted], plan.timestamps[:wanted], frames, 1.0)
     header = MediaHeader("video", height, width, cut if frames > 1 else None)
@@ -384,8 +389,8 @@ def _least(height: int, width: int) -> int:
 def test_a_videos_own_token_is_its_slot_but_not_a_chunks_embeddings():
     info = info_of()
     begin, content, end, pad, video = (words().token_to_id(name) for name in MARKS)
-    assert info.prompt_ids([1, video, video, pad], {}) == [1, pad, pad, pad]
+    assert info.preprocess_prompt([1, video, video, pad], {}) == [1, pad, pad, pad]
     written = [begin, 7, content, video, video, end]
-    assert info.prompt_ids([*written, video], {}) == [*written, pad]
+    assert info.preprocess_prompt([*written, video], {}) == [*written, pad]
     published = info_of(video_token_id=10**6)  # outside the vocabulary
-    assert published.prompt_ids([10**6, begin, content, pad], {}) == [pad, begin, content, pad]
+    assert published.preprocess_prompt([10**6, begin, content, pad], {}) == [pad, begin, content, pad]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.types import FramePlan, ItemGeometry, MediaHeader, VideoItem
+from sensorium.processors.families.granite4_vision import Granite4VisionProcessingInfo
+from sensorium.processors.families.llava import LlavaNextProcessingInfo, LlavaOnevisionProcessingInfo, LlavaProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.granite4_vision import Granite4VisionProcessingInfo
-from sensorium.processors.llava import LlavaNextProcessingInfo, LlavaOnevisionProcessingInfo, LlavaProcessingInfo
 
 SIDES = (1, 30, 57, 336, 500, 777, 1200, 3000)
 SIZES = [(tall, wide) for tall in SIDES for wide in SIDES]
@@ -62,7 +62,7 @@ def test_fewer_rows_than_patches() -> None:
     chosen = {"vision_feature_select_strategy": "full", "vision_config": SIGLIP | {"patch_size": 16}}
     info = Granite4VisionProcessingInfo(files(LARGE, **config, **chosen))
     assert counts(info) == oracle._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
-    assert info.row_width == 64 * 6
+    assert info.embed_width == 64 * 6
     with pytest.raises(ConfigError, match="downsample_rate"):
         Granite4VisionProcessingInfo(files(LARGE, **config | {"downsample_rate": "8/4"}, **chosen))
 
@@ -77,10 +77,10 @@ def test_one_square_and_its_class_token() -> None:
 def test_low_detail_is_the_whole_picture_alone() -> None:
     info, header = LlavaNextProcessingInfo(files(SQUARE)), MediaHeader("image", 600, 600)
     assert info.geometry(header).t == 5
-    low = info.tuned({"detail": "low"})
+    low = info.with_kwargs({"detail": "low"})
     assert low.geometry(header) == ItemGeometry(1, 24, 24, extra=1)
-    assert info.shrink_options("image", (5, 24, 24), 700) == {"detail": "low"}
-    assert info.shrink_options("image", (1, 24, 24), 100) is None
+    assert info.shrink_kwargs("image", (5, 24, 24), 700) == {"detail": "low"}
+    assert info.shrink_kwargs("image", (1, 24, 24), 100) is None
     assert low.options_key("image") != info.options_key("image")
 
 
@@ -92,10 +92,10 @@ def test_frames_are_pooled() -> None:
     assert grid.num_embeds == 3 * 14 * 14 + 1
     assert kwargs["pixel_values"].data.shape == (3 * 27 * 27, 3 * 14 * 14)
     assert set(kwargs) == {"pixel_values", "grid"}
-    assert info.decode_spec.sampling == SamplingPolicy(spread="ends", max_frames=32)
-    assert info.tuned({"num_frames": 4}).decode_spec.sampling.num_frames == 4
-    assert info.shrink_options("video", (3, 27, 27), 2 * 196 + 1) == {"num_frames": 2}
-    assert info.shrink_options("video", (3, 27, 27), 196) is None
+    assert info.decode_spec.sampling == FrameSampling(spread="ends", max_frames=32)
+    assert info.with_kwargs({"num_frames": 4}).decode_spec.sampling.num_frames == 4
+    assert info.shrink_kwargs("video", (3, 27, 27), 2 * 196 + 1) == {"num_frames": 2}
+    assert info.shrink_kwargs("video", (3, 27, 27), 196) is None
 
 
 @pytest.mark.parametrize(

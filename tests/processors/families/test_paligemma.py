@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from oracle import small_tokenizer
 from sensorium.mm.errors import ConfigError
+from sensorium.processors.families.paligemma import PaliGemmaProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.paligemma import PaliGemmaProcessingInfo
 
 WORDS = small_tokenizer(["<bos>", "<image>"])
 BOS, SLOT = (WORDS.token_to_id(name) for name in ("<bos>", "<image>"))
@@ -25,13 +25,13 @@ def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
 @pytest.mark.parametrize("start", [[], [BOS]], ids=["plain", "with a start"])
 @pytest.mark.parametrize("slots", [[], [SLOT, SLOT]], ids=["no slots", "slots"])
 def test_slots_start_and_line_are_written_once(start: list[int], slots: list[int]) -> None:
-    written = info_of().prompt_ids([*start, *slots, *SAY], {"image": 2})
+    written = info_of().preprocess_prompt([*start, *slots, *SAY], {"image": 2})
     assert list(written) == [SLOT, SLOT, BOS, *SAY, *LINE]
-    assert list(info_of().prompt_ids(written, {"image": 2})) == list(written)
+    assert list(info_of().preprocess_prompt(written, {"image": 2})) == list(written)
 
 
 def test_a_text_alone_has_its_start_and_line() -> None:
-    assert list(info_of().prompt_ids(SAY, {})) == [BOS, *SAY, *LINE]
+    assert list(info_of().preprocess_prompt(SAY, {})) == [BOS, *SAY, *LINE]
 
 
 def test_a_size_that_is_not_the_towers_is_refused() -> None:

@@ -11,9 +11,9 @@ from oracle import fast_tokenizer, small_tokenizer
 from PIL import Image
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.types import ImageItem, ItemGeometry, MediaHeader
+from sensorium.processors.families.pixtral import Mistral3ProcessingInfo, MistralFormatProcessingInfo, PixtralProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.pixtral import Mistral3ProcessingInfo, MistralFormatProcessingInfo, PixtralProcessingInfo
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 
 SIDES = (1, 30, 57, 112, 333, 640, 1999)
 SPECIALS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "</s>"]
@@ -35,7 +35,7 @@ def info_of(cls: type = PixtralProcessingInfo, edge: int = 112, *options: dict, 
         "vision_config": {"patch_size": 14},
         "text_config": {"hidden_size": 64, "vocab_size": tok.get_vocab_size()},
     }
-    return cls(ProcessorFiles(config | changes, {"size": {"longest_edge": edge}}, special=tok.token_to_id), *options)
+    return cls(ProcessorFiles(config | changes, {"size": {"longest_edge": edge}}, token_to_id=tok.token_to_id), *options)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,13 +61,13 @@ def test_pixels_and_tokens_equal(cls, merge):
         torch.testing.assert_close(plane(kwargs, merge), want["pixel_values"][0], atol=2e-6, rtol=0)
         span = info.span("image", grid)
         assert list(span.token_ids) == want["input_ids"][0].tolist(), size
-        assert torch.equal(span.is_embed, want["input_ids"][0] == info.slot_ids["image"])
+        assert torch.equal(span.is_embed, want["input_ids"][0] == info.placeholder_ids["image"])
         assert int(span.is_embed.sum()) == grid.num_embeds
 
 
 def test_tokens_of_a_known_size():
     info = PixtralProcessingInfo(
-        ProcessorFiles({"vision_config": {}}, {}, special={"[IMG]": 10, "[IMG_BREAK]": 12, "[IMG_END]": 13}.get)
+        ProcessorFiles({"vision_config": {}}, {}, token_to_id={"[IMG]": 10, "[IMG_BREAK]": 12, "[IMG_END]": 13}.get)
     )
     span = info.span("image", info.geometry(MediaHeader("image", 512, 512)))
     assert (len(span.token_ids), int(span.is_embed.sum())) == (1056, 1024)
@@ -80,7 +80,9 @@ def test_tokens_equal_mistral_common(merge, edge):
     from mistral_common.tokens.tokenizers.image import ImageConfig, ImageEncoder, SpecialImageIDs
 
     info = info_of(MistralFormatProcessingInfo, edge, spatial_merge_size=merge)
-    ids = SpecialImageIDs(info.slot_ids["image"], info.special("[IMG_BREAK]"), info.special("[IMG_END]"))
+    ids = SpecialImageIDs(
+        info.placeholder_ids["image"], info.special_token_id("[IMG_BREAK]"), info.special_token_id("[IMG_END]")
+    )
     oracle = ImageEncoder(ImageConfig(14, edge, merge), ids)
     for size in ((tall, wide) for tall in SIDES for wide in SIDES):
         want = oracle(ImageChunk(image=Image.new("RGB", size[::-1])))
@@ -96,23 +98,27 @@ def test_a_whole_prompt():
     want = oracle(images=[item.pixels.numpy() for item in items], text=text, return_tensors="pt")
     slots = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
     spans = [[info.span("image", info.geometry(item.header))] for item in items]
-    ids, ranges = expand(slots, {"image": spans}, info.slot_ids)
+    ids, ranges = lay_out(slots, {"image": spans}, info.placeholder_ids).expand()
     assert list(ids) == want["input_ids"][0].tolist()
-    assert expand(ids, {"image": spans}, info.slot_ids) == (ids, ranges)  # already written out
+    again, same = lay_out(ids, {"image": spans}, info.placeholder_ids).expand()  # already expanded
+    assert again == ids
+    for (first,), (second,) in zip(ranges["image"], same["image"], strict=True):
+        assert (first.offset, first.length) == (second.offset, second.length)
+        assert torch.equal(first.mask(), second.mask())
 
 
 def test_options_make_it_smaller():
     info, header = info_of(Mistral3ProcessingInfo, 1540), MediaHeader("image", 700, 1100)
     assert info.geometry(header) == ItemGeometry(1, 50, 80, 2)
-    assert info.tuned({"detail": "low"}).geometry(header).w == 38
-    assert info.tuned({"size": {"longest_edge": 280}}).geometry(header).w == 20
-    assert info.tuned({"max_pixels": 280 * 280}).geometry(header).w == 20
+    assert info.with_kwargs({"detail": "low"}).geometry(header).w == 38
+    assert info.with_kwargs({"size": {"longest_edge": 280}}).geometry(header).w == 20
+    assert info.with_kwargs({"max_pixels": 280 * 280}).geometry(header).w == 20
     for size in ((700, 1100), (29, 900), (1000, 57), (701, 673)):
         grid = info.geometry(MediaHeader("image", *size))
         for rows in range(1, grid.num_embeds, 7):
-            options = info.shrink_options("image", (1, grid.h, grid.w), rows)
-            assert info.tuned(options).geometry(MediaHeader("image", *size)).num_embeds <= rows
-    assert info.shrink_options("image", (1, 2, 2), 1) is None
+            options = info.shrink_kwargs("image", (1, grid.h, grid.w), rows)
+            assert info.with_kwargs(options).geometry(MediaHeader("image", *size)).num_embeds <= rows
+    assert info.shrink_kwargs("image", (1, 2, 2), 1) is None
 
 
 def test_what_cannot_be_is_refused():
@@ -120,4 +126,4 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ConfigError, match=said):
             info_of(PixtralProcessingInfo, 112, options)
     with pytest.raises(ConfigError, match="no token"):
-        PixtralProcessingInfo(ProcessorFiles({"vision_config": {}}, special=lambda text: None))
+        PixtralProcessingInfo(ProcessorFiles({"vision_config": {}}, token_to_id=lambda text: None))

@@ -11,12 +11,12 @@ import torch
 from oracle import audio_tokenizer, build_checkpoint, load_processor
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, InputError, MediaError
-from sensorium.mm.fields import group, merge, split_batch
+from sensorium.mm.fields import group_mergeable, merge, split_batch
 from sensorium.mm.types import AudioItem, EmbeddingItem, MediaHeader
+from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
 from sensorium.processors.files import ProcessorFiles, read_preprocessors
 from sensorium.processors.interface import ProcessingInfo
-from sensorium.processors.qwen2_audio import Qwen2AudioProcessingInfo
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 
 SLOT = 640
 
@@ -42,7 +42,7 @@ def test_tokens_and_features_equal(counts: list[int], folder: Path, info: Proces
     made = load_processor(folder)(text=[text], audio=sounds, sampling_rate=16_000, return_tensors="pt")
     items = [info.process(AudioItem(torch.from_numpy(one), 16_000), torch.float32) for one in sounds]
     spans = [(info.span("audio", geometry),) for _, geometry in items]
-    ids, ranges = expand(audio_tokenizer().encode(text).ids, {"audio": spans}, info.slot_ids)
+    ids, ranges = lay_out(audio_tokenizer().encode(text).ids, {"audio": spans}, info.placeholder_ids).expand()
     assert list(ids) == made["input_ids"][0].tolist()
     assert [[where.length for where in one] for one in ranges["audio"]] == [[len(span.token_ids)] for (span,) in spans]
     frames = made["feature_attention_mask"].sum(-1).tolist()
@@ -57,12 +57,12 @@ def test_tokens_and_features_equal(counts: list[int], folder: Path, info: Proces
 def test_slots_that_are_written_out_already(info: ProcessingInfo) -> None:
     span = info.span("audio", info.geometry(MediaHeader("audio", samples=1600)))
     assert span.token_ids == (SLOT, SLOT)
-    assert expand([1, SLOT, SLOT, 2], {"audio": [(span,)]}, info.slot_ids)[0] == (1, SLOT, SLOT, 2)
+    assert lay_out([1, SLOT, SLOT, 2], {"audio": [(span,)]}, info.placeholder_ids).expand()[0] == (1, SLOT, SLOT, 2)
 
 
 def test_items_merge_and_split(info: ProcessingInfo) -> None:
     items = [info.process(AudioItem(torch.from_numpy(sound(n)), 16_000), torch.bfloat16)[0] for n in (5000, 321, 64_000)]
-    assert group(items) == [[0, 1, 2]]
+    assert group_mergeable(items) == [[0, 1, 2]]
     batch = merge(items)
     lengths = [len(item["input_features"].data) for item in items]
     assert batch["input_features"].shape == (sum(lengths), 24)
@@ -97,11 +97,11 @@ def test_rows_instead_of_sound(info: ProcessingInfo) -> None:
     parser = info.parser()
     [source] = parser.parse({"audio": {"audio_embeds": torch.zeros(7, 64)}})["audio"]
     assert isinstance(source.data, EmbeddingItem)
-    assert info.rows_geometry(source.data).num_embeds == 7
+    assert info.embeds_geometry(source.data).num_embeds == 7
     with pytest.raises(MediaError, match="64"):
         parser.parse({"audio": {"audio_embeds": torch.zeros(7, 65)}})
     with pytest.raises(InputError, match="at most 100"):
-        info.rows_geometry(EmbeddingItem("audio", {ROWS: torch.zeros(101, 64)}))
+        info.embeds_geometry(EmbeddingItem("audio", {ROWS: torch.zeros(101, 64)}))
 
 
 def test_forms_of_one_and_of_several(info: ProcessingInfo) -> None:
@@ -114,10 +114,10 @@ def test_forms_of_one_and_of_several(info: ProcessingInfo) -> None:
 
 
 def test_options_are_refused_by_name(folder: Path, info: ProcessingInfo) -> None:
-    assert info.tuned({}).options_key("audio") == info.options_key("audio")
+    assert info.with_kwargs({}).options_key("audio") == info.options_key("audio")
     with pytest.raises(ConfigError, match="unknown processing option 'fps'"):
-        info.tuned({"fps": 2})
-    assert info.shrink_options("audio", (100, 1, 1), 10) is None
+        info.with_kwargs({"fps": 2})
+    assert info.shrink_kwargs("audio", (100, 1, 1), 10) is None
 
 
 def test_files_that_contradict_each_other(folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_files_that_contradict_each_other(folder: Path) -> None:
     def build(audio: dict[str, Any] | None = None, **config: Any) -> Qwen2AudioProcessingInfo:
         return Qwen2AudioProcessingInfo(ProcessorFiles(config=dict(files.config) | config, audio=audio or files.audio))
 
-    assert build().slot_ids == {"audio": SLOT}
+    assert build().placeholder_ids == {"audio": SLOT}
     with pytest.raises(
         ConfigError, match=r"num_mel_bins is 24 in audio_config of config.json, but the preprocessor's JSON makes 80"
     ):
@@ -136,5 +136,5 @@ def test_files_that_contradict_each_other(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"audio_token_index 643 .* outside the vocabulary of 643"):
         build(audio_token_index=643)
     published = Qwen2AudioProcessingInfo(ProcessorFiles(config={"audio_config": {}, "text_config": {"vocab_size": 156_032}}))
-    assert published.slot_ids == {"audio": 151_646}
+    assert published.placeholder_ids == {"audio": 151_646}
     assert published.geometry(MediaHeader("audio", samples=480_000)).num_embeds == 750

@@ -10,12 +10,12 @@ import torch
 from oracle import build_processor, load_processor
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
-from sensorium.mm.geometry import SamplingPolicy
+from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video
 from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
+from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles, read_preprocessors
-from sensorium.processors.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
 
 SIZES = [(28, 28), (56, 57), (100, 140), (63, 300), (300, 61), (112, 112), (480, 640), (333, 777), (5, 900), (1, 1), (2, 2)]
 
@@ -40,7 +40,7 @@ def still(pixels: np.ndarray) -> ImageItem:
 
 
 def clip_of(frames: object, **sampling: object) -> VideoItem:
-    return decode_video(frames, SamplingPolicy(**sampling), MediaPolicy())
+    return decode_video(frames, FrameSampling(**sampling), MediaPolicy())
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_picture_equals_transformers(checkpoint, oracle, size):
     torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=1e-6, rtol=0)
 
 
-def test_several_pictures_merge_to_the_published_batch(checkpoint, oracle):
+def test_several_images_merge_to_the_published_batch(checkpoint, oracle):
     images = [picture(h, w, seed=h) for h, w in SIZES[:5]]
     want = oracle.image_processor(images=images, return_tensors="pt")
     info = info_of(checkpoint)
@@ -159,25 +159,25 @@ def test_options_override_and_are_scoped():
     assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (64, 1024)
     assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (64, 28 * 28 * 768)
     base = made()
-    tuned = base.tuned({"videos_kwargs": {"max_pixels": 200704}})
+    tuned = base.with_kwargs({"videos_kwargs": {"max_pixels": 200704}})
     assert tuned.options_key("image") == base.options_key("image")
     assert tuned.options_key("video") != base.options_key("video")
-    frames = base.tuned({"fps": 1.0})
+    frames = base.with_kwargs({"fps": 1.0})
     assert frames.options_key("image") == base.options_key("image")
     assert frames.options_key("video") != base.options_key("video")
-    assert base.tuned({"fps": None, "images_kwargs": None}).options_key("video") == base.options_key("video")
+    assert base.with_kwargs({"fps": None, "images_kwargs": None}).options_key("video") == base.options_key("video")
 
 
 def test_later_options_lie_over_earlier_ones():
-    info = made({}, {}, {"max_pixels": 50176}, {"images_kwargs": {"max_pixels": 12544}}).tuned({"min_pixels": 784})
+    info = made({}, {}, {"max_pixels": 50176}, {"images_kwargs": {"max_pixels": 12544}}).with_kwargs({"min_pixels": 784})
     assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (784, 12544)
     assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (784, 50176)
     assert (made({}, {}, {"max_pixels": 784}).specs["video"].min_pixels) == 784  # takes the default with it
     assert (made({}, {}, {"min_pixels": 1 << 21}).specs["image"].max_pixels) == 1 << 21
-    low = made().tuned({"images_kwargs": {"detail": "low"}})
+    low = made().with_kwargs({"images_kwargs": {"detail": "low"}})
     assert low.specs["image"].max_pixels == 512 * 512
     assert low.specs["video"] == made().specs["video"]
-    assert made().tuned({"detail": "high"}).options_key("image") == made().options_key("image")
+    assert made().with_kwargs({"detail": "high"}).options_key("image") == made().options_key("image")
 
 
 def test_fps_cancels_num_frames_and_the_reverse():
@@ -213,14 +213,14 @@ def test_an_item_can_shrink_to_a_number_of_rows():
     header = MediaHeader("image", 1080, 1920)
     grid = info.geometry(header)
     for rows in (1000, 300, 17, 4, 1):
-        options = info.shrink_options("image", (grid.t, grid.h, grid.w), rows)
-        small = info.tuned({"images_kwargs": options}).geometry(header)
+        options = info.shrink_kwargs("image", (grid.t, grid.h, grid.w), rows)
+        small = info.with_kwargs({"images_kwargs": options}).geometry(header)
         assert rows * 0.5 <= small.num_embeds <= rows
     plan = FramePlan(tuple(range(40)), tuple(map(float, range(40))), 40, 1.0)
-    options = info.shrink_options("video", (20, 26, 46), 100)
+    options = info.shrink_kwargs("video", (20, 26, 46), 100)
     assert options["num_frames"] == 12  # 6 temporal patches of at least 16 rows
     fewer = MediaHeader("video", 1080, 1920, FramePlan(plan.indices[:12], plan.timestamps[:12], 12, 1.0))
-    assert 60 <= info.tuned({"videos_kwargs": options}).geometry(fewer).num_embeds <= 100
+    assert 60 <= info.with_kwargs({"videos_kwargs": options}).geometry(fewer).num_embeds <= 100
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_an_item_can_shrink_to_a_number_of_rows():
 )
 def test_bad_options_are_named(options, text):
     with pytest.raises(ConfigError, match=text):
-        made().tuned(options)
+        made().with_kwargs(options)
 
 
 def test_a_tower_of_another_patch_size_is_refused():
@@ -254,7 +254,7 @@ def test_a_tower_of_another_patch_size_is_refused():
 
 def test_an_item_of_more_rows_than_any_context_is_refused_before_its_tokens_are_made():
     with pytest.raises(InputError, match="the limit is 4,194,304"):
-        made().tuned({"min_pixels": 10**13}).geometry(MediaHeader("image", 40, 60))
+        made().with_kwargs({"min_pixels": 10**13}).geometry(MediaHeader("image", 40, 60))
 
 
 def test_extreme_shape_is_refused():

@@ -9,9 +9,9 @@ from oracle import ensure_torchvision, small_tokenizer
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
+from sensorium.processors.families.qwen3_vl import Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from sensorium.processors.qwen3_vl import Qwen3VLProcessingInfo
-from sensorium.processors.spans import expand
+from sensorium.processors.spans import lay_out
 
 WORDS = small_tokenizer(("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"))
 IDS = {key: WORDS.token_to_id(f"<|{name}|>") for key, name in (
@@ -51,9 +51,9 @@ def test_times_are_text_between_the_steps():
     span = info.span("video", grid)
     assert span.is_embed.sum() == grid.num_embeds
     assert span.token_ids.count(info.start) == span.token_ids.count(info.end) == grid.t
-    slot = info.slot_ids["video"]
+    slot = info.placeholder_ids["video"]
     for prompt in ([1, slot, 2], [1, *span.token_ids, 2]):  # a slot, or written out already
-        assert expand(prompt, {"video": [[span]]}, info.slot_ids)[0] == (1, *span.token_ids, 2)
+        assert lay_out(prompt, {"video": [[span]]}, info.placeholder_ids).expand()[0] == (1, *span.token_ids, 2)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 24, 100, 1001, 30_000])
@@ -97,14 +97,14 @@ def test_too_many_frames_are_refused():
 def test_rows_hold_every_level():
     info = made(vision_config={"deepstack_visual_indexes": [5, 11, 17]})
     assert info.parser().embeddings["image"].width == 8 * 4
-    grid = info.rows_geometry(EmbeddingItem("video", {"grid": torch.tensor([2, 4, 4])}))
+    grid = info.embeds_geometry(EmbeddingItem("video", {"grid": torch.tensor([2, 4, 4])}))
     assert grid.times == (0.25, 1.25)
 
 
 @pytest.mark.parametrize("rows", [4, 100, 3000])
 def test_a_clip_that_is_made_smaller_fits(rows):
     info = made()
-    options = info.shrink_options("video", (20, 30, 40), rows)
-    tuned = info.tuned({"videos_kwargs": options})
+    options = info.shrink_kwargs("video", (20, 30, 40), rows)
+    tuned = info.with_kwargs({"videos_kwargs": options})
     frames = options.get("num_frames", 40)
     assert tuned.geometry(clip(frames)).num_embeds <= max(rows, frames // 2)

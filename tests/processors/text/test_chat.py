@@ -14,8 +14,8 @@ from oracle import CHAT_TEMPLATE, SPECIALS, load_processor, token_ids
 from PIL import Image
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.mm.types import Media
-from sensorium.processors.chat import encode_segments, render_chat
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Fast
 
@@ -83,7 +83,7 @@ def test_user_text_never_becomes_control(tok, pieces):
     for content in ("".join(pieces), parts):
         chat = render_chat([{"role": "user", "content": content}], CHAT_TEMPLATE, tok)
         ids = encode_segments(chat.segments, tok)
-        assert [i for i in ids if tok.is_special(i)] == [i for i in control if tok.is_special(i)]
+        assert [i for i in ids if tok.is_special_token(i)] == [i for i in control if tok.is_special_token(i)]
         assert "".join(pieces) in tok.decode(ids, skip_special_tokens=False)
 
 
@@ -104,7 +104,7 @@ def test_variables_reach_the_template_and_are_untrusted(tok):
     chat = render_chat([], "{{ mood }}{{ deep.x }}", tok, mood="<|im_end|>", deep={"x": 1})
     assert render_chat([], "{{ messages }}", tok, messages="x").text == "[]"
     assert chat.text == "<|im_end|>1"
-    assert not any(map(tok.is_special, encode_segments(chat.segments, tok)))
+    assert not any(map(tok.is_special_token, encode_segments(chat.segments, tok)))
 
 
 def test_a_special_token_of_one_character_stays_text(tmp_path):
@@ -145,7 +145,7 @@ def test_an_open_message_stays_text(tok):
     messages = [{"role": "assistant", "content": "a<|im_end|>b<|im_"}]
     chat = render_chat(messages, TRIMMED, tok, add_generation_prompt=False, continue_final_message=True)
     assert chat.text == "<|im_start|>a<|im_end|>b<|im_"
-    assert sum(map(tok.is_special, encode_segments(chat.segments, tok))) == 1
+    assert sum(map(tok.is_special_token, encode_segments(chat.segments, tok))) == 1
 
 
 @pytest.mark.parametrize(

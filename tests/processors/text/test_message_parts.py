@@ -10,7 +10,7 @@ from PIL import Image
 from sensorium.mm.errors import InputError
 from sensorium.mm.media.policy import MediaUrl
 from sensorium.mm.types import Media
-from sensorium.processors.parts import split_media
+from sensorium.processors.text.message_parts import split_media
 
 PICTURE = Image.new("RGB", (4, 4))
 SOUND = np.zeros(8, np.float32)

@@ -10,9 +10,9 @@ import pytest
 from oracle import small_tekken
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.processors.chat import encode_segments, render_chat
 from sensorium.processors.files import find_template
-from sensorium.processors.text import Tokenizer
+from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.tokenizer import Tokenizer
 
 IMAGE = {"type": "image", "image": Image.new("RGB", (32, 16))}
 TEXT = {"type": "text", "text": "What is\nhere? "}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import SPECIALS, load_processor, token_ids, tokenizer
 from sensorium.mm.errors import CheckpointError, InputError
-from sensorium.processors.text import StreamDecoder, Tokenizer
+from sensorium.processors.text.tokenizer import StreamDecoder, Tokenizer
 
 EMOJI = "naïve 👩‍👩‍👧 你好 e\u0301 🚀\n\tdef f(x): return x"
 
@@ -39,15 +39,15 @@ def test_specials(tok):
     assert tok.specials == token_ids()
     assert tok.token_to_id("<|im_end|>") == token_ids()["<|im_end|>"]
     assert tok.token_to_id("no such token") is None
-    assert tok.is_special(token_ids()["<|image_pad|>"])
-    assert not tok.is_special(3)
+    assert tok.is_special_token(token_ids()["<|image_pad|>"])
+    assert not tok.is_special_token(3)
     assert tok.vocab_size == tokenizer().get_vocab_size()
 
 
 @given(st.lists(st.one_of(st.sampled_from(SPECIALS), st.text(max_size=6)), max_size=8).map("".join))
 def test_untrusted_text_never_becomes_special(tok, text):
-    ids = tok.encode_plain(text)
-    assert not tok.special_ids & set(ids)
+    ids = tok.encode_ordinary(text)
+    assert not tok.all_special_ids & set(ids)
     assert tok.decode(ids, skip_special_tokens=False) == text
 
 
@@ -57,7 +57,7 @@ def test_pieces_are_joined_for_text_and_cut_for_specials(tok):
     assert tok.encode_pieces([text]) == whole
     assert tok.encode_pieces(["<|im_start|>us", "er\nhello wo", "rld<|im_end|>\n"]) == whole
     cut = tok.encode_pieces(["<|im_start|>user\n<", "|im_end|>", "<|im_end|>"])
-    assert sum(tok.is_special(i) for i in cut) == 2  # the start, and the piece that is a whole one
+    assert sum(tok.is_special_token(i) for i in cut) == 2  # the start, and the piece that is a whole one
     assert tok.decode(cut, skip_special_tokens=False) == "<|im_start|>user\n<|im_end|><|im_end|>"
 
 
@@ -70,9 +70,9 @@ def test_a_normaliser_cannot_make_specials_of_text(tmp_path):
     fast.add_special_tokens([AddedToken("<s>", special=True, normalized=True)])
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
-    assert tok.special_ids & set(tok.encode("\uff1cs\uff1ea"))  # trusted text may
-    assert not tok.special_ids & set(tok.encode_pieces(["\uff1cs\uff1ea"]))
-    assert tok.special_ids & set(tok.encode_pieces(["<s>a"]))
+    assert tok.all_special_ids & set(tok.encode("\uff1cs\uff1ea"))  # trusted text may
+    assert not tok.all_special_ids & set(tok.encode_pieces(["\uff1cs\uff1ea"]))
+    assert tok.all_special_ids & set(tok.encode_pieces(["<s>a"]))
 
 
 @given(st.lists(st.sampled_from(["<s>", "\uff1cs\uff1e", "<", "s>", "a", "\u4f60", "<unk>"]), max_size=6).map("".join))
@@ -87,10 +87,10 @@ def test_specials_that_are_words_of_the_vocabulary_stay_text(tmp_path_factory, t
     fast.save(str(folder / "tokenizer.json"))
     tok = Tokenizer(folder)
     assert fast.encode("<s>").ids == [tok.specials["<s>"]]
-    assert tok.specials["<s>"] not in tok.encode_plain(text)
+    assert tok.specials["<s>"] not in tok.encode_ordinary(text)
     assert tok.encode_pieces([text]).count(tok.specials["<s>"]) == text.count("<s>")
     if text.isascii() and "<unk>" not in text:
-        assert tok.decode(tok.encode_plain(text)).replace(" ", "") == text
+        assert tok.decode(tok.encode_ordinary(text)).replace(" ", "") == text
 
 
 def test_a_control_character_that_has_no_other_form_is_refused(tmp_path):
@@ -101,9 +101,9 @@ def test_a_control_character_that_has_no_other_form_is_refused(tmp_path):
     fast.add_special_tokens([AddedToken("@", special=True, normalized=False)])
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
-    assert tok.encode_plain("ab") == [0, 1]
+    assert tok.encode_ordinary("ab") == [0, 1]
     with pytest.raises(InputError, match="a control token of one character"):
-        tok.encode_plain("a@b")
+        tok.encode_ordinary("a@b")
 
 
 @settings(max_examples=150)
@@ -112,7 +112,7 @@ def test_stream_adds_up_and_shows_whole_characters(tok, data):
     ids = data.draw(
         st.one_of(
             st.lists(st.integers(0, tok.vocab_size - 1), max_size=60),
-            st.text(alphabet="aé你🚀👩‍ \n", max_size=30).map(tok.encode_plain),
+            st.text(alphabet="aé你🚀👩‍ \n", max_size=30).map(tok.encode_ordinary),
         )
     )
     skip = data.draw(st.booleans())
@@ -127,7 +127,7 @@ def test_stream_adds_up_and_shows_whole_characters(tok, data):
 
 def test_an_emoji_comes_out_in_one_piece(tok):
     stream = StreamDecoder(tok)
-    ids = tok.encode_plain("🚀")
+    ids = tok.encode_ordinary("🚀")
     assert len(ids) == 4
     assert [stream.push([i]) for i in ids] == ["", "", "", "🚀"]
     assert stream.push([]) == stream.flush() == ""
@@ -139,7 +139,7 @@ def test_tekken_equals_mistral_common(tekken):
 
     oracle = Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
     assert tekken.encode(EMOJI) == oracle.encode(EMOJI, bos=True, eos=False)
-    assert tekken.encode_plain("[INST]") == oracle.encode("[INST]", bos=False, eos=False)
+    assert tekken.encode_ordinary("[INST]") == oracle.encode("[INST]", bos=False, eos=False)
     inst = oracle.get_special_token("[INST]")
     assert tekken.encode("[INST]hi", add_special_tokens=False) == [inst, *oracle.encode("hi", bos=False, eos=False)]
     assert tekken.token_to_id("[INST]") == inst

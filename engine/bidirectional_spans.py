@@ -1,0 +1,44 @@
+"""Bidirectional spans: runs of prompt tokens that attend to each other and so are computed in one step.
+
+A family says how its prompts attend to themselves (`ProcessingInfo.prompt_attention`):
+
+- "causal": every token sees the tokens before it. A prompt can be cut after any token.
+- "bidirectional_items": adjacent tokens of one item see each other (pictures of Gemma 3). Each run of them is a span.
+- "bidirectional_prompt": all tokens of the prompt see each other (the prefix-LM of PaliGemma). The prompt is one span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..mm.types import MultiModalFeature
+
+BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
+
+
+def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:
+    """Return the spans of a sequence in order. `prompt_length`: tokens the sequence began with."""
+    if prompt_attention == "bidirectional_items":
+        return [run for feature in features for run in feature.range.runs]
+    return [(0, prompt_length)] if prompt_attention == "bidirectional_prompt" else []
+
+
+def fit_chunk(start: int, count: int, budget: int, spans: Sequence[BidirectionalSpan]) -> int:
+    """Return how many tokens from `start` on to compute: `count`, changed so that no span is cut; 0 if above `budget`.
+
+    Example: span [4, 9). From 0, 6 tokens become 4. From 4, 3 become 5, or 0 when the budget is 3.
+    """
+    stop = start + count
+    for first, last in spans:
+        if first < stop < last:
+            stop = first if first > start else last
+    return stop - start if stop - start <= budget else 0
+
+
+def round_down(position: int, block_size: int, spans: Sequence[BidirectionalSpan]) -> int:
+    """Return the largest multiple of `block_size`, at most `position`, that cuts no span."""
+    position -= position % block_size
+    for first, last in reversed(spans):
+        if first < position < last:
+            position = first - first % block_size
+    return position

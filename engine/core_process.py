@@ -1,0 +1,201 @@
+"""The client of a core in a process of its own; the program there is `core_server`. Every verb is one message and one reply."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..mm import errors as mm_errors
+from ..mm.errors import EngineDeadError, InputError
+from ..mm.types import MultiModalFeature
+from .channel import Channel, pack
+from .config import EngineConfig
+from .logits_processors import import_path
+from .sampling_params import StructuredOutputsParams
+from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
+
+_CLOSE_SECONDS = 10.0  # for a child that was asked to end; then it is killed
+PACKAGE = __name__.partition(".")[0]
+
+
+class ProcessCore:
+    """The second form of `CoreClient`. One thread at a time calls the verbs; `compile_grammar` and `close` may be others.
+
+    When the child dies, the verb under way and every later one raise EngineDeadError, except that `abort` and `close` do
+    nothing: the child's sequences are gone. When this process dies, the child ends at once.
+
+    Raises:
+        ConfigError, CheckpointError: as in this process.
+        EngineDeadError: the child ended while it was loading.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        connection, theirs = socket.socketpair()
+        with theirs:
+            self._process = _start(theirs)
+        self._channel, self._closed, self._dead = Channel(connection), False, ""
+        self._registered: set[str] = set()  # logits processors that the child knows
+        self._finalizer = weakref.finalize(self, _end, self._process, self._channel)
+        level = logging.getLogger(PACKAGE).getEffectiveLevel()
+        try:
+            loaded: tuple[CoreInfo, EngineConfig, EngineStats] = self._ask("load", config, torch.get_num_threads(), level)
+        except BaseException:
+            self._kill()
+            raise
+        self.info, self.config, self._stats = loaded
+        _cores.add(self)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def stats(self) -> EngineStats:
+        if not self._closed:
+            self._stats = self._ask("stats")
+        return self._stats
+
+    def bind_thread(self, num_threads: int) -> None:
+        """Nothing to do: the child's own thread computes."""
+
+    def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
+        """Nothing to do: the child compiles in a thread of its own after `add`."""
+
+    def add(self, request: EngineRequest) -> None:
+        for name in request.params.processors:
+            if name not in self._registered:
+                self._ask("register", name, import_path(name))
+                self._registered.add(name)
+        self._ask("add", request)
+
+    def append(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        features: Sequence[MultiModalFeature] = (),
+        close: bool = False,
+        adapter: str | None = None,
+    ) -> None:
+        self._ask("append", request_id, tuple(token_ids), tuple(features), close, adapter)
+
+    def truncate(self, request_id: str, num_tokens: int) -> None:
+        self._ask("truncate", request_id, num_tokens)
+
+    def pause(self, request_id: str) -> None:
+        self._ask("pause", request_id)
+
+    def abort(self, request_id: str) -> None:
+        if not (self._closed or self._dead):
+            self._ask("abort", request_id)
+
+    def step(self) -> CoreOutputs:
+        if self._closed:
+            return CoreOutputs((), True, self._stats)
+        done: CoreOutputs = self._ask("step")
+        self._stats = done.stats
+        return done
+
+    def sleep(self) -> None:
+        self._ask("sleep")
+
+    def wake(self) -> None:
+        self._ask("wake")
+
+    def close(self) -> None:
+        """Let the child finish what it writes and end; it is killed if that takes longer than 10 s."""
+        self._closed = True
+        self._finalizer()
+
+    def _ask(self, verb: str, *arguments: object) -> Any:
+        """One round trip; raises what the verb raised there."""
+        if self._dead:
+            raise EngineDeadError(self._dead)
+        if self._closed:
+            raise InputError("the engine was closed; make a new one", code="engine_closed")
+        try:
+            data, shared = pack((verb, arguments))
+        except TypeError as error:
+            raise InputError(f"{verb}: {error}; the engine's process takes plain data only") from None
+        try:
+            self._channel.send(data, shared)
+            failed, value, records = self._channel.receive()
+        except (EOFError, OSError):
+            self._kill()
+            raise EngineDeadError(self._dead) from None
+        except BaseException:  # an interrupt: the reply would be taken for that of the next verb
+            self._kill()
+            raise
+        for name, severity, text in records:
+            logging.getLogger(name).log(severity, "%s", text)
+        if failed:
+            raise _exception(*value)
+        return value
+
+    def _kill(self) -> None:
+        """The child is dead, or no use any more: reap it."""
+        self._finalizer.detach()
+        self._process.kill()
+        status = self._process.wait()
+        self._channel.close()
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        self._dead = f"the engine's process ended ({how}) and all requests in it are lost; make a new engine"
+
+
+def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """The child, in a session of its own: Ctrl-C in a terminal reaches this process only."""
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # it finds modules where this process does
+    options = [part for option in sys.warnoptions for part in ("-W", option)]
+    command = [sys.executable, "-P", *options, "-m", f"{__package__}.core_server", str(connection.fileno())]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": paths},
+        pass_fds=(connection.fileno(),),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
+    """Ask the child to end, and wait for it."""
+    try:
+        channel.send(*pack(("close", ())))
+        process.wait(_CLOSE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
+    channel.close()
+
+
+def _exception(name: str, arguments: Sequence[Any], state: dict[str, Any]) -> BaseException:
+    """The exception that `_described` told of; unknown classes become RuntimeErrors."""
+    kind = getattr(mm_errors, name, None) or getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return RuntimeError(f"{name}: {' '.join(map(str, arguments))}")
+    error = kind.__new__(kind, *arguments)
+    error.args = tuple(arguments)
+    error.__dict__.update(state)
+    return error
+
+
+_cores: weakref.WeakSet[ProcessCore] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """A forked child of this process must neither end the core nor keep its socket open."""
+    for core in list(_cores):
+        core._finalizer.detach()
+        core._channel.close()
+        core._closed = True
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,139 @@
+"""The program of a core's own process: it loads the model and answers the verbs of `core_process.ProcessCore`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ..mm.errors import InputError, SensoriumError
+from ..processors.text.tokenizer import Tokenizer
+from .channel import Channel, pack
+from .config import EngineConfig
+from .core_process import PACKAGE
+from .logits_processors import register_logits_processor
+from .model_files import load_model_files
+from .setup.loader import load_engine
+from .setup.resolve import load_processing
+from .types import CoreInfo, EngineStats
+
+_log = logging.getLogger(f"{__package__}.core_server")
+
+
+class _Records(logging.Handler):
+    """Collects log records, which go to the parent with the next reply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.waiting.append((record.name, record.levelno, self.format(record)))
+
+    def take(self) -> tuple[tuple[str, int, str], ...]:
+        if not self.waiting:
+            return ()
+        taken, self.waiting = self.waiting, []
+        return tuple(taken)
+
+
+def _register(name: str, path: str) -> None:
+    """A logits processor, by "module:name"."""
+    module, _, names = path.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in names.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"logits processor {name!r} cannot be imported from {path} by the engine's process: {reason}"
+        ) from None
+    register_logits_processor(name, found)
+
+
+def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """An exception as plain data."""
+    if isinstance(error, SensoriumError):
+        return type(error).__name__, error.args, error.__dict__
+    return type(error).__name__, (str(error),), {}
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """In a thread: end this process as soon as the other side of the socket is gone, even in the middle of a step."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)
+
+
+class _Server:
+    """Answers one verb after the other until "close"."""
+
+    def __init__(self, channel: Channel, records: _Records) -> None:
+        self._channel, self._records = channel, records
+        self._core: Any = None
+
+    def run(self) -> None:
+        """EOFError or OSError when the parent is gone."""
+        while True:
+            verb, arguments = self._channel.receive()
+            if verb == "close":
+                return
+            failed, value = self._answer(verb, arguments)
+            del arguments  # the tensors of a request live no longer than the request
+            self._channel.send(*pack((failed, value, self._records.take())))
+
+    def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
+        """Whether the verb failed, and its result or error."""
+        try:
+            if verb == "load":
+                return False, self._load(*arguments)
+            if verb == "register":
+                _register(*arguments)
+                return False, None
+            if verb == "stats":
+                return False, self._core.stats
+            return False, getattr(self._core, verb)(*arguments)
+        except BaseException as error:
+            if not isinstance(error, SensoriumError):
+                _log.exception("%s failed in the engine's process", verb)
+            return True, _described(error)
+
+    def _load(self, config: EngineConfig, num_threads: int, level: int) -> tuple[CoreInfo, EngineConfig, EngineStats]:
+        logging.getLogger(PACKAGE).setLevel(level)
+        torch.set_num_threads(num_threads)
+        files = load_model_files(config.model)
+        tokenizer = Tokenizer(files.path)
+        info = load_processing(files, config.mm_processor_kwargs, tokenizer)
+        engine = load_engine(config, files, info, tokenizer)
+        engine.core.bind_thread(num_threads)
+        self._core = engine.core
+        return engine.core.info, engine.config, engine.core.stats
+
+
+def main() -> None:
+    """The child's program; its argument is the number of a socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
+    records, logger = _Records(), logging.getLogger(PACKAGE)
+    logger.addHandler(records)
+    logger.propagate = False
+    try:
+        _Server(Channel(connection), records).run()
+    except (EOFError, OSError):  # the parent is gone
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

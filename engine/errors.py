@@ -1,0 +1,43 @@
+"""Exceptions to ErrorInfo."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ..mm.errors import ErrorInfo, SensoriumError, one_line
+
+_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+_log = logging.getLogger(__name__)
+
+
+def error_info(error: BaseException, action: str) -> ErrorInfo:
+    """Return what a request's output says of an exception.
+
+    A SensoriumError speaks for itself. Any other exception is logged with its traceback: memory that ran out, or a bug.
+
+    Args:
+        action: what failed, as in "a step" or "reading a prompt".
+    """
+    if isinstance(error, SensoriumError):
+        return error.info
+    _log.error("%s failed", action, exc_info=error)
+    text = error_text(error)
+    if is_out_of_memory(error):
+        return ErrorInfo("out_of_memory", f"{action} failed: {text}; ask for fewer or smaller requests at once")
+    reason = f"internal error in {action}: {text}"
+    return ErrorInfo("internal", f"{reason}; report it with its traceback (in the log, or with --debug)")
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception on one line, with its type unless it is a SensoriumError."""
+    text = one_line(str(error))
+    return text if isinstance(error, SensoriumError) else f"{type(error).__name__}: {text}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if memory ran out on the device or the host, which depends on the moment and not on the item."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MEMORY_TEXTS)

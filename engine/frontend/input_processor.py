@@ -1,0 +1,352 @@
+"""Prompts to token ids and features: render, plan, process, expand."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...mm.errors import InputError, MediaError
+from ...mm.media import gate
+from ...mm.parse import MediaSource
+from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
+from ...processors.interface import ProcessingInfo, Span
+from ...processors.spans import PromptLayout, lay_out
+from ...processors.text.chat import RenderedChat, encode_segments, render_chat
+from ...processors.text.tokenizer import Tokenizer
+from ..types import ItemTrace
+from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_bytes
+from .media import MultiModalProcessor, MultiModalSettings
+from .prompts import Prompt, read_prompt
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt that is ready for the engine.
+
+    Args:
+        prompt: the rendered text, or None if token ids were given.
+        items: what each item takes.
+        timings: seconds of fetch, plan, decode and process.
+        item_of: for each feature, the index in `items` of the item that it is a piece of.
+        cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
+        salt, adapter: as in EngineRequest.
+    """
+
+    prompt: str | None
+    token_ids: tuple[int, ...]
+    features: tuple[MultiModalFeature, ...] = ()
+    items: tuple[ItemPlan, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+    trace: tuple[ItemTrace, ...] = ()
+    item_of: tuple[int, ...] = ()
+    salt: str = ""
+    cross: MultiModalFeature | None = None
+    adapter: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the processed items."""
+        return sum(num_bytes(feature.kwargs) for feature in self.encoded)
+
+    @property
+    def encoded(self) -> tuple[MultiModalFeature, ...]:
+        """All features, `cross` included."""
+        return self.features if self.cross is None else (*self.features, self.cross)
+
+
+@dataclass(frozen=True)
+class ParsedPrompt:
+    """A tokenised prompt with media that are not loaded yet. `fetch` starts downloads, `finish` does the rest.
+
+    Args:
+        token_ids: tokens with one placeholder per item.
+        reserve: tokens that `fit="context"` leaves for the answer.
+    """
+
+    inputs: InputProcessor
+    prompt: Prompt
+    token_ids: Sequence[int]
+    sources: Sequence[MediaSource]
+    reserve: int
+    fetches: dict[int, Future[Any]] = field(default_factory=dict)
+
+    @property
+    def remote(self) -> bool:
+        """True if there is anything to download."""
+        return any(map(gate.is_remote, self.sources))
+
+    @property
+    def provided_uuids(self) -> frozenset[tuple[str | None, str]]:
+        """(cache_salt, uuid) pairs whose content this prompt gives."""
+        return self._uuids(lambda source: source.data is not None)
+
+    @property
+    def required_uuids(self) -> frozenset[tuple[str | None, str]]:
+        """(cache_salt, uuid) pairs whose content has to come from another prompt."""
+        return self._uuids(lambda source: source.data is None)
+
+    def fetch(self) -> Sequence[Future[Any]]:
+        """Start the downloads that `finish` waits for."""
+        self.fetches.update(self.inputs.media.fetch(self.sources))
+        return tuple(self.fetches.values())
+
+    def finish(self) -> ProcessedPrompt:
+        """Load, decode and process the media. Raise MediaError for an item that fails."""
+        if self.remote and not self.fetches:
+            self.fetch()
+        return self.inputs.finish(self)
+
+    def _uuids(self, condition: Callable[[MediaSource], bool]) -> frozenset[tuple[str | None, str]]:
+        sources = [source for source in self.sources if condition(source)]
+        return frozenset((self.prompt.salt, source.uuid) for source in sources if source.uuid is not None)
+
+
+class InputProcessor:
+    """Turns prompts into token ids and features. Thread-safe; a model has one."""
+
+    def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MultiModalSettings, max_model_len: int) -> None:
+        self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
+        self._cross_attention = any(name not in info.placeholder_ids for name in info.modalities)
+        self.media = MultiModalProcessor(info, settings if self._cross_attention else replace(settings, max_rows=max_model_len))
+
+    def process(self, prompt: object, reserve: int = 1) -> ProcessedPrompt:
+        """Tokenise a prompt, process its items and expand the placeholders.
+
+        Args:
+            prompt: any form that `engine.frontend.prompts.read_prompt` takes.
+            reserve: tokens that `fit="context"` leaves for the answer.
+
+        Raises:
+            InputError: the prompt has another form or is too long, or placeholders and items do not match.
+            MediaError: an item cannot be loaded, decoded or processed, or is over a limit.
+        """
+        parsed = self.parse(prompt, reserve)
+        return parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed
+
+    def parse(self, prompt: object, reserve: int = 1, more: bool = False) -> ProcessedPrompt | ParsedPrompt:
+        """The first part of `process`, which reads no media. A prompt without media is complete.
+
+        Args:
+            more: the prompt continues another one, so the tokenizer adds no special tokens.
+        """
+        return self._parse(*self._tokenize(prompt, special=not more), reserve, more)
+
+    def parse_chat(
+        self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
+    ) -> ProcessedPrompt | ParsedPrompt:
+        """`parse` for OpenAI-style messages. Special tokens in their text are read as text.
+
+        Args:
+            render: arguments of `processors.text.chat.render_chat`, such as the template.
+            request: further keys of a prompt: mm_processor_kwargs, cache_salt, fit.
+
+        Raises:
+            InputError: messages or parts have a wrong form, and the errors of `process`.
+        """
+        if not messages:
+            raise InputError("a conversation has no messages; give at least one", param="messages")
+        limits = {"tokenizer": self._tokenizer, "max_model_len": self._max_model_len}
+        chat: RenderedChat = render_chat(messages, **{**render, **limits})
+        media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
+        prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
+        self._check_text_length(chat.text)
+        return self._parse(prompt, encode_segments(chat.segments, self._tokenizer), reserve)
+
+    def adapter(self, modalities: Iterable[str]) -> str:
+        """Return the adapter for a sequence with items of these modalities, "" for none."""
+        present = {"", *modalities}
+        return next((name for modality, name in self._info.adapters.items() if modality in present), "")
+
+    def finish(self, parsed: ParsedPrompt) -> ProcessedPrompt:
+        """The last part of `process`: load, decode and process the media, and expand the placeholders."""
+        start, prompt = time.perf_counter(), parsed.prompt
+        items, layout = self._plan(prompt, parsed.token_ids, parsed.sources, parsed.reserve, parsed.fetches)
+        timings = [{"fetch": item.seconds} for item in items]
+        plan_seconds = time.perf_counter() - start
+        processed = [self.media.process(item, prompt.salt, own) for item, own in zip(items, timings, strict=True)]
+        spans = [_final_spans(*entry) for entry in zip(items, processed, strict=True)]
+        if any(own is not item.spans for item, own in zip(items, spans, strict=True)):
+            layout = self._lay_out(parsed.token_ids, items, spans)
+        token_ids, ranges = self._expand(layout, items)
+        plans = tuple(final_plan(*entry) for entry in zip(items, processed, spans, strict=True))
+        trace = tuple(_trace(*entry) for entry in zip(items, processed, plans, timings, strict=True))
+        features, item_of = _features(items, processed, spans, ranges)
+        stages, adapter = (
+            _stage_seconds(items, plan_seconds, timings, remote=bool(parsed.fetches)),
+            self.adapter(feature.modality for feature in features),
+        )
+        cross = features[0] if features and self._cross_attention else None
+        if cross is not None:
+            features, item_of = (), ()
+        salt = prompt.salt or ""
+        return ProcessedPrompt(prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter)
+
+    def plan(self, prompt: object) -> list[ItemPlan]:
+        """Plan each item from its header, without decoding. The prompt may have no text; then only the media are planned.
+
+        Raises:
+            InputError, MediaError: the errors of `process` that headers show.
+        """
+        if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
+            media = self._read({**prompt, "prompt": "", "fit": None})
+            return [item.plan for item in self.media.open(media.media, media.uuids, media.options, media.salt, False)]
+        read, ids = self._tokenize(prompt)
+        sources = self.media.parse(read.media, read.uuids, read.options)
+        ids = self._info.preprocess_prompt(ids, _num_items(sources))
+        return [item.plan for item in self._plan(read, ids, sources, 1, self.media.fetch(sources), identify=False)[0]]
+
+    def _tokenize(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
+        """Read a prompt and return it with its token ids; placeholders are not expanded."""
+        read = self._read(prompt)
+        if read.token_ids is not None:
+            return read, read.token_ids
+        self._check_text_length(read.text or "")
+        # for encoder-decoder models, the special tokens around a text are those of a whole answer
+        return read, self._tokenizer.encode(read.text or "", add_special_tokens=special and not self._cross_attention)
+
+    def _read(self, prompt: object) -> Prompt:
+        """Read a prompt. Raise InputError for a prompt of another kind of model."""
+        read = read_prompt(prompt)
+        if isinstance(read, Prompt):
+            return read
+        if not self._cross_attention:
+            raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
+        if read.encoder.text or read.encoder.token_ids or read.decoder is None:
+            raise InputError('this model\'s encoder reads media alone; give its text as "decoder_prompt"')
+        return replace(read.encoder, text=read.decoder.text, token_ids=read.decoder.token_ids)
+
+    def _parse(self, prompt: Prompt, ids: Sequence[int], reserve: int, more: bool = False) -> ProcessedPrompt | ParsedPrompt:
+        sources = self.media.parse(prompt.media, prompt.uuids, prompt.options)
+        if self._cross_attention and not sources and not more:
+            known = " or ".join(f"{{{name!r}: ...}}" for name in self._info.modalities)
+            reason = f"this model answers from its encoder's input; give multi_modal_data={known} with the prompt"
+            raise InputError(reason, param="multi_modal_data")
+        ids = self._info.preprocess_prompt(ids, _num_items(sources))
+        parsed = ParsedPrompt(self, prompt, ids, sources, reserve)
+        return parsed if parsed.sources else self.finish(parsed)
+
+    def _check_text_length(self, text: str) -> None:
+        """Refuse a text that is too long before it is tokenised, which takes much time and memory."""
+        count = self._tokenizer.min_tokens(text)
+        if count >= self._max_model_len:
+            reason = f"the prompt has {count} tokens at least, max_model_len is {self._max_model_len}; shorten it"
+            raise InputError(reason, code="too_long")
+
+    def _plan(
+        self,
+        prompt: Prompt,
+        ids: Sequence[int],
+        sources: Sequence[MediaSource],
+        reserve: int,
+        fetches: Mapping[int, Future[Any]],
+        identify: bool = True,
+    ) -> tuple[list[PlannedItem], PromptLayout]:
+        """Plan the items, shrink them if `fit` says so, and return them with the prompt's layout. No tokens are written."""
+        items = self.media.admit(sources, fetches, prompt.options, prompt.salt, identify)
+        layout = self._lay_out(ids, items, [item.spans for item in items])
+        if prompt.fit is not None and layout.num_tokens + reserve > self._max_model_len:
+            text = layout.num_tokens - sum(item.plan.num_tokens for item in items)
+            items = self.media.shrink(items, self._max_model_len - reserve - text, prompt.salt)
+            layout = self._lay_out(ids, items, [item.spans for item in items])
+        min_tokens = layout.num_tokens - sum(item.plan.num_tokens for item in items if not item.plan.exact)
+        if min_tokens >= self._max_model_len:
+            raise self._too_long_error(min_tokens, items)
+        return items, layout
+
+    def _too_long_error(self, tokens: int, items: Sequence[PlannedItem]) -> InputError:
+        reason = f"the prompt takes {tokens} tokens, max_model_len is {self._max_model_len}"
+        if not items:
+            return InputError(f"{reason}; shorten it", code="too_long")
+        largest = max((item.plan for item in items), key=lambda plan: plan.num_tokens)
+        hint = 'make it smaller (max_pixels, fps, num_frames) or ask for fit="context"'
+        reason = f"{reason}, {largest.num_tokens} of them for this item; {hint}"
+        return MediaError(largest.modality, largest.index, reason, code="too_long")
+
+    def _lay_out(self, ids: Sequence[int], items: Sequence[PlannedItem], spans: Sequence[Sequence[Span]]) -> PromptLayout:
+        """Put each item's spans in place of its placeholder. Cross-attention items have no placeholder and no span."""
+        if self._cross_attention:
+            if len(items) > 1:
+                raise InputError(f"this model takes one item per prompt, not {len(items)}; give each a prompt of its own")
+            return PromptLayout([ids], {})
+        by_modality: dict[str, list[Sequence[Span]]] = {}
+        for item, own in zip(items, spans, strict=True):
+            by_modality.setdefault(item.source.modality, []).append(own)
+        return lay_out(ids, by_modality, self._info.placeholder_ids, self._text_of)
+
+    def _expand(
+        self, layout: PromptLayout, items: Sequence[PlannedItem]
+    ) -> tuple[tuple[int, ...], list[list[PlaceholderRange]]]:
+        """Write the tokens, and return them with the ranges of each item's pieces in the order of `items`."""
+        tokens, ranges = layout.expand()
+        if self._cross_attention:  # ranges count the encoder's rows
+            return tokens, [[PlaceholderRange(0, item.plan.num_embeds)] for item in items]
+        return tokens, [ranges[item.source.modality][item.source.index] for item in items]
+
+    def _text_of(self, token: int) -> str:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text or f"token {token} (the tokenizer has no text for it: the prompt must be token ids)"
+
+
+def _num_items(sources: Sequence[MediaSource]) -> Counter[str]:
+    """Return the number of items by modality."""
+    return Counter(source.modality for source in sources)
+
+
+def _as_vision_chunks(chat: RenderedChat) -> dict[str, list[Media]]:
+    """Return all media of a conversation as vision chunks, for models that take images and videos in one stream."""
+    entries = [replace(media, data={"type": name, name: media.data}) for name, media in chat.media]
+    return {"vision_chunk": entries} if entries else {}
+
+
+def _final_spans(item: PlannedItem, processed: ProcessedItem) -> Sequence[Span]:
+    """Return the planned spans, or new ones if decoding found other geometries than the header promised."""
+    if processed.geometries == item.geometries:
+        return item.spans
+    return tuple(item.info.spans(item.source.modality, processed.geometries))
+
+
+def _features(
+    items: Sequence[PlannedItem],
+    processed: Sequence[ProcessedItem],
+    spans: Sequence[Sequence[Span]],
+    ranges: Sequence[Sequence[PlaceholderRange]],
+) -> tuple[tuple[MultiModalFeature, ...], tuple[int, ...]]:
+    """Return the features by offset, and the index of each one's item. Each piece of an item has its own hash."""
+    pieces = [
+        (
+            MultiModalFeature(
+                span.modality or item.source.modality,
+                kwargs,
+                where,
+                grid,
+                item.key if len(places) == 1 else f"{item.key}.{part}",
+            ),
+            i,
+        )
+        for i, (item, done, own, places) in enumerate(zip(items, processed, spans, ranges, strict=True))
+        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, own, places, strict=True))
+    ]
+    pieces.sort(key=lambda piece: piece[0].range.offset)
+    return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)
+
+
+def _stage_seconds(
+    items: Sequence[PlannedItem], plan_seconds: float, timings: Sequence[Mapping[str, float]], remote: bool
+) -> dict[str, float]:
+    """Return the seconds of each stage. Files are read one by one while planning; downloads run in parallel before."""
+    loads = [item.seconds for item in items]
+    total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in ("decode", "process")}
+    fetch = max(loads, default=0.0) if remote else sum(loads)
+    plan = plan_seconds if remote else max(0.0, plan_seconds - fetch)
+    return {"fetch": float(fetch), "plan": plan, **total}
+
+
+def _trace(item: PlannedItem, processed: ProcessedItem, plan: ItemPlan, timings: dict[str, float]) -> ItemTrace:
+    data = item.source.data
+    cached = "process" not in timings and not isinstance(data, EmbeddingItem)
+    size = processed.num_bytes
+    return ItemTrace(plan.modality, plan.index, source_bytes(data), size, plan.num_tokens, cached, timings=timings)

@@ -1,0 +1,238 @@
+"""The order in which prompts are parsed, downloaded, decoded and processed, in which threads and how much memory."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..threads import use_threads
+from .input_processor import ParsedPrompt, ProcessedPrompt
+
+_NUM_PARSERS = 2  # threads that render and tokenise
+_MAX_FETCHING = 32  # prompts whose media are being downloaded or wait for a media worker
+_MEDIA_STAGES = ("to_fetch", "fetching", "awaiting_uuids", "to_process", "processing")
+
+
+Order = tuple[int, int, int]  # priority, turn, arrival
+
+
+@dataclass(eq=False)
+class QueueEntry:
+    """One prompt in the queue.
+
+    Args:
+        prepare: parses the prompt; a prompt with media gives a ParsedPrompt, which is fetched and processed later.
+        done: called once, in any thread, with the processed prompt or the error, unless the entry was dropped before.
+        stage: waiting, parsing, to_fetch, fetching, awaiting_uuids (other prompts have to provide its content), to_process,
+            processing, held (by the engine), gone.
+        num_bytes: bytes of the processed items while the entry is held.
+        parsed: the prompt after parsing, if it has media.
+        downloads: downloads that run for it.
+    """
+
+    prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
+    done: Callable[[ProcessedPrompt | Exception], None]
+    priority: int = 0
+    stage: str = "waiting"
+    num_bytes: int = 0
+    order: Order = (0, 0, 0)
+    parsed: ParsedPrompt | None = None
+    downloads: Sequence[Future[Any]] = ()
+
+
+class InputQueue:
+    """Queue of prompts, with thread pools that parse, download, and decode and process. Thread-safe.
+
+    Entries of one `add` keep their order. Several large batches take turns entry by entry, so a small batch does not wait for
+    a large one. Smaller priorities go first. A prompt is done as soon as possible: text passes a slow video, and local media
+    pass downloads. A prompt that gives uuids without data waits for earlier prompts that provide the data, or that are not
+    parsed yet and may do so.
+
+    Args:
+        window: maximum number of prompts that are being parsed or are held, and of prompts with media before they are held.
+        workers: threads that decode and process.
+        capacity: bytes of processed media that are held; above it no further prompt is processed unless nothing is held.
+    """
+
+    def __init__(self, window: int, workers: int, capacity: int) -> None:
+        self._window, self._num_workers, self._capacity = window, workers, capacity
+        one_thread: dict[str, Any] = {"initializer": use_threads, "initargs": (1,)}
+        self._parsers = ThreadPoolExecutor(_NUM_PARSERS, "sensorium-parse", **one_thread)
+        self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
+        self._lock = threading.RLock()
+        self._waiting: list[tuple[Order, QueueEntry]] = []
+        self._to_fetch: list[tuple[Order, QueueEntry]] = []
+        self._to_process: list[tuple[Order, QueueEntry]] = []
+        self._awaiting_uuids: list[QueueEntry] = []
+        self._in_progress: dict[QueueEntry, None] = {}  # started and not held yet, in order
+        self._count: Counter[str] = Counter()  # entries per stage
+        self._turn = self._arrivals = 0
+        self._bytes = 0  # of held entries
+        self._starting = False
+        self._average_bytes = 0.0  # of a prompt with media, as a moving average
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of prompts that the engine does not hold yet."""
+        return sum(count for stage, count in self._count.items() if stage not in ("held", "gone"))
+
+    def add(self, entries: Sequence[QueueEntry]) -> None:
+        with self._lock:
+            for turn, entry in enumerate(entries, self._turn + 1):
+                self._arrivals += 1
+                self._count["waiting"] += 1
+                entry.order = (entry.priority, turn, self._arrivals)
+                heapq.heappush(self._waiting, (entry.order, entry))
+            self._start_ready()
+
+    def drop(self, entry: QueueEntry) -> None:
+        """Forget an entry that has left the engine, or will not get there, and free its place and bytes."""
+        with self._lock:
+            if entry.stage == "held":
+                self._bytes -= entry.num_bytes
+            if entry.stage == "fetching":
+                for future in entry.downloads:
+                    future.cancel()
+            self._move(entry, "gone")
+            self._start_ready()
+
+    def close(self) -> None:
+        """Start nothing more. Work that runs ends by itself."""
+        for pool in (self._parsers, self._workers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _move(self, entry: QueueEntry, stage: str) -> None:
+        self._count[entry.stage] -= 1
+        entry.stage = stage
+        self._count[stage] += stage != "gone"
+        if stage in ("held", "gone"):
+            self._in_progress.pop(entry, None)
+        else:
+            self._in_progress[entry] = None
+
+    def _start_ready(self) -> None:
+        """Start all work there is room for. Work that is done at once calls this again, which then does nothing."""
+        if self._starting:
+            return
+        self._starting = True
+        try:
+            while self._start_one():
+                pass
+        finally:
+            self._starting = False
+
+    def _start_one(self) -> bool:
+        """Start the next stage of one entry. Return False if there is room for none."""
+        self._release_provided()
+        if self._waiting and self._room_to_parse():
+            _, entry = heapq.heappop(self._waiting)
+            if entry.stage == "waiting":
+                self._turn = max(self._turn, entry.order[1])
+                self._run(entry, "parsing", self._parsers, entry.prepare)
+        elif self._to_fetch and self._count["fetching"] + self._count["to_process"] < _MAX_FETCHING:
+            _, entry = heapq.heappop(self._to_fetch)
+            if entry.stage == "to_fetch" and entry.parsed is not None:
+                self._fetch(entry, entry.parsed)
+        elif self._to_process and self._room_to_process():
+            _, entry = heapq.heappop(self._to_process)
+            if entry.stage == "to_process" and entry.parsed is not None:
+                self._run(entry, "processing", self._workers, entry.parsed.finish)
+        else:
+            return False
+        return True
+
+    def _release_provided(self) -> None:
+        """Move on the entries that wait for uuids which no earlier prompt can provide any more."""
+        done = [e for e in self._awaiting_uuids if e.stage != "awaiting_uuids" or not self._has_provider(e)]
+        for entry in done:
+            self._awaiting_uuids.remove(entry)
+            if entry.stage == "awaiting_uuids":
+                self._move(entry, "to_process")
+                heapq.heappush(self._to_process, (entry.order, entry))
+
+    def _has_provider(self, entry: QueueEntry) -> bool:
+        """Return True if an earlier prompt provides data of the entry's uuids, or may do so once it is parsed."""
+        required = entry.parsed.required_uuids if entry.parsed is not None else frozenset()
+        return bool(required) and any(
+            other.order[2] < entry.order[2] and (other.parsed is None or not required.isdisjoint(other.parsed.provided_uuids))
+            for other in self._in_progress
+        )
+
+    def _await_uuids(self, entry: QueueEntry) -> None:
+        self._move(entry, "awaiting_uuids")
+        self._awaiting_uuids.append(entry)
+
+    def _room_to_parse(self) -> bool:
+        media = sum(self._count[stage] for stage in _MEDIA_STAGES)
+        return self._count["parsing"] + max(media, self._count["held"]) < self._window
+
+    def _room_to_process(self) -> bool:
+        processing = self._count["processing"]
+        room = self._bytes + (processing + 1) * self._average_bytes <= self._capacity
+        return processing < self._num_workers and (room or not (processing or self._bytes))
+
+    def _run(
+        self, entry: QueueEntry, stage: str, pool: ThreadPoolExecutor, work: Callable[[], ProcessedPrompt | ParsedPrompt]
+    ) -> None:
+        self._move(entry, stage)
+        try:
+            future = pool.submit(work)
+        except RuntimeError as error:  # the pool is shut down, or the interpreter is
+            self._finish(entry, error)
+            return
+        future.add_done_callback(lambda done: self._on_stage_done(entry, done))
+
+    def _on_stage_done(self, entry: QueueEntry, future: Future[ProcessedPrompt | ParsedPrompt]) -> None:
+        """Send the entry to its next stage. Runs in the thread that did the work or cancelled it."""
+        with self._lock:
+            if entry.stage == "gone" or future.cancelled():
+                return
+            error = future.exception()
+            if error is not None:
+                self._finish(entry, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            elif isinstance(result := future.result(), ParsedPrompt):
+                entry.parsed = result
+                if result.remote:
+                    self._move(entry, "to_fetch")
+                    heapq.heappush(self._to_fetch, (entry.order, entry))
+                else:
+                    self._await_uuids(entry)
+            else:
+                self._finish(entry, result)
+            self._start_ready()
+
+    def _fetch(self, entry: QueueEntry, parsed: ParsedPrompt) -> None:
+        self._move(entry, "fetching")
+        try:
+            entry.downloads = parsed.fetch()
+        except RuntimeError as error:
+            self._finish(entry, error)
+            return
+        remaining = [len(entry.downloads)]
+
+        def fetched(_: Future[Any]) -> None:
+            with self._lock:
+                remaining[0] -= 1
+                if remaining[0] == 0 and entry.stage == "fetching":
+                    self._await_uuids(entry)
+                    self._start_ready()
+
+        for future in entry.downloads:
+            future.add_done_callback(fetched)
+
+    def _finish(self, entry: QueueEntry, result: ProcessedPrompt | Exception) -> None:
+        self._move(entry, "held")
+        if isinstance(result, ProcessedPrompt):
+            entry.num_bytes = result.num_bytes
+            self._bytes += entry.num_bytes
+            if entry.parsed is not None:
+                self._average_bytes = (
+                    (3 * self._average_bytes + entry.num_bytes) / 4 if self._average_bytes else entry.num_bytes
+                )
+        entry.parsed, entry.downloads = None, ()
+        entry.done(result)

@@ -1,0 +1,110 @@
+"""Items of a prompt, planned and processed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from PIL.Image import Image
+from torch import Tensor
+
+from ...mm.parse import MediaSource
+from ...mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
+from ...processors.interface import ProcessingInfo, Span
+
+
+@dataclass(frozen=True)
+class ProcessedItem:
+    """One item as encoder inputs.
+
+    Args:
+        pieces: tensors and geometry of each piece; most items have one piece.
+        size: height and width in pixels, (0, 0) if the item has none.
+        frames: the frames that were used, for videos.
+    """
+
+    pieces: tuple[tuple[MultiModalKwargsItem, ItemGeometry], ...]
+    size: tuple[int, int] = (0, 0)
+    frames: FramePlan | None = None
+
+    @property
+    def geometries(self) -> tuple[ItemGeometry, ...]:
+        return tuple(geometry for _, geometry in self.pieces)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes(kwargs) for kwargs, _ in self.pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedItem:
+    """One item, planned from its header.
+
+    Args:
+        info: the model's ProcessingInfo with the options of this item.
+        key: 256-bit hash of content, options, model and tenant; "" if the item was not identified.
+        content: hash of the content alone.
+        geometries: planned geometry of each piece.
+        processed: the processed item, if it is cached or the caller gave encoder rows.
+        seconds: time to read or download the bytes.
+    """
+
+    source: MediaSource
+    info: ProcessingInfo
+    key: str
+    content: str
+    plan: ItemPlan
+    geometries: tuple[ItemGeometry, ...]
+    spans: tuple[Span, ...]
+    headers: tuple[MediaHeader, ...] = ()
+    processed: ProcessedItem | None = None
+    seconds: float = 0.0
+
+
+def final_plan(item: PlannedItem, processed: ProcessedItem, spans: Sequence[Span]) -> ItemPlan:
+    """Return the plan of a processed item: exact, with the frames that were used."""
+    rows = sum(grid.num_embeds for grid in processed.geometries)
+    return replace(
+        item.plan,
+        grid=grid_of_pieces(processed.geometries, spans),
+        num_tokens=sum(span.max_added_tokens for span in spans),
+        num_embeds=rows,
+        bytes=rows * (item.plan.bytes // item.plan.num_embeds if item.plan.num_embeds else 0),
+        exact=True,
+        frames=processed.frames,
+    )
+
+
+def grid_of_pieces(grids: Sequence[ItemGeometry], spans: Sequence[Span]) -> tuple[int, int, int]:
+    """Return `(t, h, w)` of all pieces in sequence; pieces that share the span of another one do not count."""
+    steps = sum(grid.t for grid, span in zip(grids, spans, strict=True) if not span.shared)
+    return steps, grids[0].h, grids[0].w
+
+
+def source_bytes(data: object) -> int:
+    """Return the bytes of an item as given: encoded, or as pixels, frames, samples or encoder rows; 0 for a uuid alone."""
+    if isinstance(data, bytes):
+        return len(data)
+    if isinstance(data, EmbeddingItem):
+        return sum(tensor.nbytes for tensor in data.tensors.values())
+    if isinstance(data, list | tuple):
+        return sum(source_bytes(entry) for entry in data)
+    if isinstance(data, Image):
+        return data.width * data.height * len(data.getbands())
+    return int(getattr(data, "nbytes", 0))
+
+
+def num_bytes(kwargs: MultiModalKwargsItem) -> int:
+    """Return the bytes of an item's tensors."""
+    return sum(elem.data.nbytes for elem in kwargs.values() if isinstance(elem.data, Tensor))
+
+
+def merge_frame_plans(plans: Iterable[FramePlan | None]) -> FramePlan | None:
+    """Merge the frame plans of all pieces into one."""
+    known = [plan for plan in plans if plan is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    indices = tuple(index for plan in known for index in plan.indices)
+    times = tuple(seconds for plan in known for seconds in plan.timestamps)
+    replaced = tuple(pair for plan in known for pair in plan.replaced)
+    return replace(known[0], indices=indices, timestamps=times, replaced=replaced)

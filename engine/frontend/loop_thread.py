@@ -1,0 +1,54 @@
+"""The thread of an EngineLoop, which refers to the loop only while there is work."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine_loop import EngineLoop
+
+_engine_loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
+
+
+def start_loop(engine_loop: EngineLoop, commands: SimpleQueue[Any], num_threads: int) -> threading.Thread:
+    """Start the thread. It ends when the loop is closed or collected; either puts None into `commands`.
+
+    Args:
+        num_threads: for torch's operations.
+    """
+    arguments = (weakref.ref(engine_loop), commands, num_threads)
+    thread = threading.Thread(target=_run, args=arguments, name="sensorium-engine", daemon=True)
+    thread.start()
+    _engine_loops.add(engine_loop)
+    return thread
+
+
+def _run(ref: weakref.ref[EngineLoop], commands: SimpleQueue[Any], num_threads: int) -> None:
+    engine_loop = ref()
+    if engine_loop is not None:
+        engine_loop.core.bind_thread(num_threads)
+    command = None
+    while True:
+        engine_loop = ref()
+        if engine_loop is None or engine_loop.closed:
+            break
+        engine_loop.turn(command)
+        command, busy = None, engine_loop.busy  # `closed` again: the turn may have taken the None that wakes this thread
+        del engine_loop
+        if not busy:
+            command = commands.get()
+    if engine_loop is not None:
+        engine_loop.shut()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that computes while the interpreter shuts down would crash it."""
+    for engine_loop in list(_engine_loops):
+        if engine_loop.process == os.getpid():
+            engine_loop.close()

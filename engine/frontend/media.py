@@ -1,0 +1,314 @@
+"""Media of a prompt: load, plan from headers, shrink, decode, process, and cache the results."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...kernels.dispatch import use_backends
+from ...mm.cache import ByteCache, CacheStats, UuidTable
+from ...mm.embeddings import ROWS
+from ...mm.errors import ConfigError, ErrorCode, InputError, MediaError, SensoriumError, media_error
+from ...mm.fields import FieldElem, FlatField
+from ...mm.geometry import MAX_ITEM_ROWS
+from ...mm.hashing import digest
+from ...mm.media import gate
+from ...mm.media.policy import MediaPolicy
+from ...mm.parse import MediaSource
+from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader
+from ...processors.device import MediaDevice, processing_on
+from ...processors.interface import ProcessingInfo, Span
+from ..errors import error_text, is_out_of_memory
+from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
+
+_log = logging.getLogger(__name__)
+
+
+LoadedSource = tuple[MediaSource, float]
+"""A source with its bytes, and the seconds that loading took."""
+
+
+@dataclass(frozen=True)
+class MultiModalSettings:
+    """Settings of a MultiModalProcessor, from the engine's config and the model.
+
+    Args:
+        policy: limits of the media gate.
+        limits: maximum number of items per modality in one prompt.
+        fingerprint: hash of weights and config; part of every cache key.
+        row_bytes: bytes of one encoder row.
+        dtype: dtype of the encoder's inputs.
+        trust_uuid: take a uuid as the identity of its content, which is then not hashed.
+        cache_bytes: size of the cache of processed items.
+        max_rows: maximum number of encoder rows of one item.
+        kernels: backends of ops, as in EngineConfig.
+        device: where items are processed; None for the CPU.
+    """
+
+    policy: MediaPolicy = field(default_factory=MediaPolicy)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    row_bytes: int = 0
+    dtype: torch.dtype = torch.float32
+    trust_uuid: bool = False
+    cache_bytes: int = 512 << 20
+    max_rows: int = MAX_ITEM_ROWS
+    kernels: str = ""
+    device: MediaDevice | None = None
+
+
+class MultiModalProcessor:
+    """Loads, plans and processes items, and caches processed items. Thread-safe; all media workers of a model share one."""
+
+    def __init__(self, info: ProcessingInfo, settings: MultiModalSettings) -> None:
+        self.settings, self._info = settings, info
+        self._cache: ByteCache[ProcessedItem] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
+        self._names = UuidTable()
+        self._fetchers = ThreadPoolExecutor(16, "sensorium-fetch")
+        self._release = gate.keep_workers(settings.policy, self)
+        self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
+
+    def close(self) -> None:
+        """Release the codec workers; they end when no engine uses them."""
+        self._release()
+
+    @property
+    def stats(self) -> CacheStats:
+        """Statistics of the cache of processed items."""
+        return self._cache.stats
+
+    def open(
+        self,
+        media: Mapping[str, object],
+        uuids: Mapping[str, object],
+        options: Mapping[str, Any],
+        tenant: str | None,
+        identify: bool = True,
+    ) -> list[PlannedItem]:
+        """Plan items from their headers, in order of modality and index, without decoding.
+
+        Args:
+            identify: hash the content and look it up in the cache, which reads all pixels of raw arrays. Items that are not
+                identified can be planned but not processed.
+
+        Raises:
+            InputError: a modality that the model does not take, too many items, or an unknown option.
+            MediaError: an item is over a limit, cannot be read, or is given as a uuid that is not cached.
+        """
+        sources = self.parse(media, uuids, options)
+        return self.admit(sources, self.fetch(sources), options, tenant, identify)
+
+    def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:
+        """Part 1 of `open`: parse, count and order the items. Nothing is read."""
+        sources = self._with_options(self._info, options).parser().parse(media, uuids, self.settings.limits)
+        return [source for several in sources.values() for source in several]
+
+    def fetch(self, sources: Sequence[MediaSource]) -> dict[int, Future[LoadedSource]]:
+        """Part 2 of `open`: start all downloads at once, by index of the source."""
+        remote = [i for i, source in enumerate(sources) if gate.is_remote(source)]
+        return {i: self._fetchers.submit(self._load, sources[i]) for i in remote}
+
+    def admit(
+        self,
+        sources: Sequence[MediaSource],
+        fetches: Mapping[int, Future[LoadedSource]],
+        options: Mapping[str, Any],
+        tenant: str | None,
+        identify: bool = True,
+    ) -> list[PlannedItem]:
+        """Part 3 of `open`: read files, wait for downloads, and plan each item. No download goes on after an error."""
+        info = self._with_options(self._info, options)
+        try:
+            loaded = [fetches[i].result() if i in fetches else self._load(source) for i, source in enumerate(sources)]
+        finally:
+            for future in fetches.values():
+                if not future.cancel():
+                    future.exception()  # waits; a download has a time limit
+        return [replace(self._open(source, info, tenant, identify), seconds=seconds) for source, seconds in loaded]
+
+    def shrink(self, items: Sequence[PlannedItem], room: int, tenant: str | None) -> list[PlannedItem]:
+        """Shrink all items by the same factor until together they take at most `room` tokens.
+
+        Raises:
+            InputError: the items cannot be made that small.
+        """
+        fixed = sum(item.plan.num_tokens for item in items if not self._can_shrink(item))
+        total = sum(item.plan.num_tokens for item in items) - fixed
+        share = (room - fixed) / total if total else 0.0
+        shrunk = [self._shrink(item, share, tenant) if self._can_shrink(item) else item for item in items]
+        taken = sum(item.plan.num_tokens for item in shrunk)
+        if taken > room:
+            reason = f"the media cannot be made to fit: they take {taken} tokens at least and there is room for {room}"
+            raise InputError(f"{reason}; send fewer or a shorter text", code="too_long")
+        return shrunk
+
+    def process(self, item: PlannedItem, tenant: str | None, timings: dict[str, float]) -> ProcessedItem:
+        """Decode and process an item, or return it from the cache. Adds the seconds of "decode" and "process" to `timings`.
+
+        Raises:
+            MediaError: the item cannot be decoded, or the model refuses it.
+        """
+        if item.processed is not None and item.source.uuid is None:
+            return item.processed
+        try:  # items with a uuid are cached, also encoder rows that the caller gave
+            processed = self._cache.make(item.key, lambda: item.processed or self._process(item, timings))
+        except MediaError as error:  # another request that waited for the same item may count it differently
+            raise media_error(error, item.source.modality, item.source.index) from None
+        if item.source.uuid is None:
+            return processed
+        with gate.error_context(item.source):
+            self._names.bind(tenant, item.source.uuid, item.content)
+        return processed
+
+    def _with_options(self, info: ProcessingInfo, options: Mapping[str, Any]) -> ProcessingInfo:
+        """Return `info` with these options on top. Variants of the model's own `info` are cached."""
+        if not options:
+            return info
+        return self._info_with(_Options(options)) if info is self._info else info.with_kwargs(options)
+
+    def _load(self, source: MediaSource) -> LoadedSource:
+        start = time.perf_counter()
+        return gate.load(source, self.settings.policy), time.perf_counter() - start
+
+    def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None, identify: bool = True) -> PlannedItem:
+        with gate.error_context(source):
+            try:
+                item_info = self._with_options(info, {f"{source.modality}s_kwargs": source.options} if source.options else {})
+            except ConfigError as error:
+                raise InputError(str(error), param=error.info.param) from None
+            identify = identify or source.data is None
+            content = self._content(source, tenant) if identify else ""
+            key = self._key(source.modality, content, item_info, tenant) if identify else ""
+            processed = self._cache.get(key) if identify else None
+            if isinstance(source.data, EmbeddingItem):
+                processed = _from_embeddings(source.data, item_info)
+            if processed is None and source.data is None:
+                raise _cache_miss(source)
+            headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, self.settings.policy))
+            grids = processed.geometries if processed else tuple(item_info.geometry(header) for header in headers)
+            spans = tuple(item_info.spans(source.modality, grids))
+            plan = self._plan(source, headers, grids, spans, processed)
+        return PlannedItem(source, item_info, key, content, plan, grids, spans, headers, processed)
+
+    def _content(self, source: MediaSource, tenant: str | None) -> str:
+        """Return the hash of the content. Raise InputError if its uuid already stands for other content."""
+        if source.data is None:
+            content = self._names.find(tenant, source.uuid or "")
+            if content is None:
+                raise _cache_miss(source)
+            return content
+        if self.settings.trust_uuid and source.uuid is not None:
+            return digest("trusted", source.modality, source.uuid)
+        content = gate.content_hash(source, self.settings.policy)
+        if source.uuid is not None:
+            self._names.check(tenant, source.uuid, content)
+        return content
+
+    def _key(self, modality: str, content: str, info: ProcessingInfo, tenant: str | None) -> str:
+        return digest("sensorium.item", tenant, modality, content, info.options_key(modality), self.settings.fingerprint)
+
+    def _plan(
+        self,
+        source: MediaSource,
+        headers: Sequence[MediaHeader],
+        grids: Sequence[ItemGeometry],
+        spans: Sequence[Span],
+        processed: ProcessedItem | None,
+    ) -> ItemPlan:
+        rows = sum(grid.num_embeds for grid in grids)
+        return ItemPlan(
+            source.modality,
+            source.index,
+            processed.size if processed is not None else headers[0].size,
+            grid_of_pieces(grids, spans),
+            sum(span.max_added_tokens for span in spans),
+            rows,
+            rows * self.settings.row_bytes,
+            all(header.exact for header in headers),
+            processed.frames if processed is not None else merge_frame_plans([header.frames for header in headers]),
+        )
+
+    def _can_shrink(self, item: PlannedItem) -> bool:
+        if item.source.data is None or isinstance(item.source.data, EmbeddingItem):
+            return False
+        return item.info.shrink_kwargs(item.source.modality, item.plan.grid, item.plan.num_embeds) is not None
+
+    def _shrink(self, item: PlannedItem, share: float, tenant: str | None) -> PlannedItem:
+        own = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
+        options = item.info.shrink_kwargs(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
+        source = replace(item.source, options=options or {})  # the item's own are in item.info
+        small = self._open(source, item.info, tenant, bool(item.key))
+        return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
+
+    def _process(self, item: PlannedItem, timings: dict[str, float]) -> ProcessedItem:
+        source, start = item.source, time.perf_counter()
+        with gate.error_context(source):
+            with _stage("decoding"):
+                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
+            if not item.plan.exact:
+                self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
+            middle = time.perf_counter()
+            with _stage("processing"), use_backends(self.settings.kernels), processing_on(self.settings.device):
+                pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
+        timings["decode"] = timings.get("decode", 0.0) + middle - start
+        timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
+        return ProcessedItem(pieces, decoded[0].header.size, merge_frame_plans([one.header.frames for one in decoded]))
+
+    def _check_rows(self, rows: Iterable[int]) -> None:
+        """Check the size that an inexact header did not tell, before tensors of that size are made."""
+        total, limit = sum(rows), self.settings.max_rows
+        if total > limit:
+            reason = f"it makes {total} rows, max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
+            raise InputError(reason, code="too_long")
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Turn unexpected exceptions of decoding or processing into an InputError, so that they fail this item only."""
+    try:
+        yield
+    except SensoriumError:
+        raise
+    except Exception as error:
+        _log.warning("%s failed", name, exc_info=True)
+        code: ErrorCode | None = "out_of_memory" if is_out_of_memory(error) else None
+        raise InputError(f"{name} failed: {error_text(error)}; send it in another size or format", code=code) from error
+
+
+def _from_embeddings(item: EmbeddingItem, info: ProcessingInfo) -> ProcessedItem:
+    grid = info.embeds_geometry(item)
+    rows = item.tensors[ROWS]
+    if grid.num_embeds != len(rows):
+        raise InputError(f"it has {len(rows)} rows, but its grid makes {grid.num_embeds}; give {grid.num_embeds}")
+    return ProcessedItem((({ROWS: FieldElem(rows, FlatField())}, grid),))
+
+
+def _cache_miss(source: MediaSource) -> MediaError:
+    reason = f"Cache miss for {source.modality} at index {source.index} but data is not provided"
+    return MediaError(source.modality, source.index, f"{reason}; give the data along with the uuid {source.uuid!r}")
+
+
+class _Options:
+    """Processor options as a cache key; options that mean the same are equal."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        try:
+            self._key = digest("options", values)
+        except InputError as error:
+            raise InputError(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from None
+        self.values = deepcopy(values)  # the caller may change its own later
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)

@@ -1,0 +1,140 @@
+"""The JSON files of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..mm.errors import CheckpointError, ConfigError, short_repr
+from ..mm.hashing import MAX_DEPTH, digest
+from ..mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key
+from ..models.config import check_parts, get_text_config
+from ..processors.files import ProcessorFiles, read_json, read_preprocessors
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The JSON files of a checkpoint. A file that does not exist is an empty mapping.
+
+    Args:
+        fingerprint: hash of config.json and of names, sizes and times of the weight files.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    processors: ProcessorFiles
+    fingerprint: str
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The decoder's config, which is nested in config.json or is config.json itself."""
+        return dict(get_text_config(self.config))
+
+    @property
+    def architecture(self) -> str:
+        names = self.config.get("architectures") or []
+        if not names or not isinstance(names, list):
+            raise ConfigError(f'{self.path / "config.json"} names no architecture; it needs an "architectures" list')
+        return architecture_key(str(names[0]), self.config)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """EOS tokens of generation_config.json, else of config.json; may be empty."""
+        for source in (self.generation_config, self.config, self.text_config):
+            ids = source.get("eos_token_id")
+            if ids is not None:
+                return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        return ()
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the named dtype, or for "auto" the checkpoint's; float32 if the checkpoint does not say."""
+        names = (source.get(key) for source in (self.config, self.text_config) for key in ("dtype", "torch_dtype"))
+        if name == "auto":
+            name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
+        if name not in DTYPES:
+            reason = f"the checkpoint's dtype {short_repr(name)} is not served; pass dtype= one of {', '.join(DTYPES)}"
+            raise ConfigError(reason, param="dtype")
+        return DTYPES[name]
+
+
+def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
+    """Read a checkpoint's JSON files.
+
+    Raises:
+        ConfigError: the folder or its config.json does not exist, or config.json asks for remote code or is not valid.
+        CheckpointError: a file is not a JSON object, or is nested too deeply.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ConfigError(
+            f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint (hf download NAME --local-dir D)"
+        )
+    contents = {name: read_json(path / name) for name in _JSON_FILES}
+    config = contents["config.json"] or _read_publisher_layout(path)
+    for name, content in contents.items():
+        keys = [key for part in _objects(name, content) for key in ("auto_map", "trust_remote_code") if part.get(key)]
+        if keys and not _has_own_model(config):  # supported models need no code of the checkpoint
+            raise ConfigError(
+                f"{name} asks for remote code ({keys[0]}), which is never run; "
+                "take a checkpoint whose architecture is in docs/models.md or in transformers"
+            )
+    if not config:
+        found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
+        raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
+    check_parts(config)
+    if config.get("quantization_config"):
+        raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
+    processors = replace(read_preprocessors(path), config=config)
+    weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+    return ModelFiles(path, config, contents["generation_config.json"], processors, digest("sensorium.model", config, weights))
+
+
+def _read_publisher_layout(path: Path) -> dict[str, Any]:
+    """Return the config of a checkpoint in its publisher's layout, converted to the Hub's; empty for other checkpoints."""
+    for name, layout in CHECKPOINT_LAYOUTS.items():
+        content = read_json(path / name)
+        if content:
+            kind, config = resolve(layout.reader)(content)
+            return {**config, "architectures": [layout.rows[kind]]}
+    return {}
+
+
+def resolve(name: str) -> Any:
+    """Import `"module:attribute"` of this package."""
+    module, _, attribute = name.partition(":")
+    package = __name__.rsplit(".", 2)[0]
+    return getattr(import_module(f".{module}", package), attribute)
+
+
+def _has_own_model(config: Mapping[str, Any]) -> bool:
+    names = config.get("architectures")
+    return isinstance(names, list) and bool(names) and architecture_key(str(names[0]), config) in ARCHITECTURES
+
+
+def _objects(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a JSON file. Raise CheckpointError if they nest deeper than later readers may recurse."""
+    level: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        yield from (part for part in level if isinstance(part, dict))
+        inner = (one for part in level for one in (part.values() if isinstance(part, dict) else part))
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise CheckpointError(f"{name} nests objects and lists more than {MAX_DEPTH} deep; download it again")

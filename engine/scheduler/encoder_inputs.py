@@ -1,0 +1,125 @@
+"""Which encoder rows a sequence needs in a step, and which of them have to be encoded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...mm.errors import InputError, media_error
+from ...mm.types import MultiModalFeature, item_index
+from ..types import CROSS, EncodeTask
+from .encoder_cache import EncoderCache, ItemUser, PinResult
+from .request import Request
+
+
+class EncoderInputs:
+    """Matches the items of sequences against the encoder cache.
+
+    Args:
+        all_at_once: all items of a prompt must be resident in one step (a bidirectional prompt).
+        beside: encoder calls run beside steps, so that rows are read in a later step than the one that asks for them.
+    """
+
+    def __init__(self, cache: EncoderCache, all_at_once: bool, beside: bool = False) -> None:
+        self.cache, self._all_at_once, self._beside = cache, all_at_once, beside
+
+    def register(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
+        """Register items of a sequence with the cache: all, or, on an InputError, none."""
+        done: list[tuple[str, ItemUser]] = []
+        for index, feature in items:
+            try:
+                self.cache.register(feature.hash, feature.range.num_embeds, request.item_user(index))
+            except InputError as error:
+                for key, user in done:
+                    self.cache.unregister(key, user)
+                place = item_index(request.features, index) if index != CROSS else (feature.modality, 0)
+                raise media_error(error, *place) from None
+            done.append((feature.hash, request.item_user(index)))
+
+    def unregister(self, request: Request) -> None:
+        """Forget all items of a sequence that ends."""
+        for index, feature in request.items():
+            self.cache.unregister(feature.hash, request.item_user(index))
+
+    def schedule(self, request: Request, count: int, budget: int, first: bool) -> tuple[int, list[EncodeTask]]:
+        """Pin the rows that the next `count` tokens need.
+
+        Args:
+            budget: rows that encoders may still make in this step.
+            first: no item is encoded in this step yet; then one item may exceed the budget.
+
+        Returns:
+            How many of the tokens can be computed now (those before the first item whose rows will not be there), and the
+            items to encode.
+        """
+        tasks: list[EncodeTask] = []
+        stop = count
+        for index, feature in self._needed(request, count):
+            rows = feature.range.num_embeds
+            before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            required = before == 0 or self._all_at_once  # without this item the sequence can compute nothing
+            over_budget = rows > budget and not (first and (required or not tasks))
+            if over_budget and feature.hash not in self.cache:
+                return min(stop, before), self._unpin_shared(request, index, tasks)
+            result = self.cache.pin(feature.hash, request.item_user(index))
+            if result is PinResult.NO_ROOM:
+                return min(stop, before), self._unpin_shared(request, index, tasks)
+            request.item_sources.setdefault(index, "cache" if result is PinResult.RESIDENT else "encoded")
+            if result is PinResult.TO_ENCODE:
+                tasks.append(EncodeTask(request.request_id, index, feature.hash))
+                budget -= rows
+                if self._beside:
+                    self.cache.mark_pending(feature.hash)
+            if feature.hash in self.cache.pending:
+                stop = min(stop, before)
+        return stop, tasks
+
+    def skip(self, request: Request, tasks: list[EncodeTask], keep: bool) -> list[EncodeTask]:
+        """Undo `schedule` for a sequence that computes nothing in this step.
+
+        Returns the tasks to run all the same: beside steps all of them, else none. `keep`: the pins stay.
+        """
+        if not keep:
+            self.unpin(request, () if self._beside else tasks)
+        return tasks if self._beside else []
+
+    def is_pending(self, request: Request) -> bool:
+        """Whether rows of an item that the sequence has not computed are being encoded."""
+        if not self.cache.pending:
+            return False
+        return any(feature.hash in self.cache.pending for _, feature in self._needed(request, len(request.token_ids)))
+
+    def unpin(self, request: Request, tasks: Iterable[EncodeTask] = ()) -> None:
+        """Unpin all items of a sequence. `tasks`: tasks of its that will not run."""
+        for task in tasks:
+            self.cache.discard(task.hash)
+        for index, feature in request.items():
+            self.cache.unpin(feature.hash, request.item_user(index))
+
+    def mark_computed(self, request: Request) -> None:
+        """Unpin the items whose tokens are all computed."""
+        features = request.features
+        while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
+            self.cache.mark_computed(features[request.next_feature].hash, request.item_user(request.next_feature))
+            request.next_feature += 1
+        if request.cross_written and request.message.cross is not None:
+            self.cache.mark_computed(request.message.cross.hash, request.item_user(CROSS))
+
+    def _unpin_shared(self, request: Request, index: int, tasks: list[EncodeTask]) -> list[EncodeTask]:
+        """Unpin the item before `index` if the two share a range, as neither can be computed; return the remaining tasks."""
+        other = index - 1
+        if index < 1 or request.item(other).range.offset != request.item(index).range.offset:
+            return tasks
+        self.cache.unpin(request.item(other).hash, request.item_user(other))
+        if tasks and tasks[-1].index == other:
+            self.cache.discard(tasks.pop().hash)
+        return tasks
+
+    def _needed(self, request: Request, count: int) -> Iterable[tuple[int, MultiModalFeature]]:
+        """Yield the items whose rows the next `count` tokens need."""
+        if count and not request.cross_written and request.message.cross is not None:
+            yield CROSS, request.message.cross
+        for index in range(request.next_feature, len(request.features)):
+            feature = request.features[index]
+            if feature.range.offset >= request.num_computed + count:
+                return
+            yield index, feature

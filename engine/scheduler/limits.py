@@ -1,0 +1,104 @@
+"""The limits of a step, and checks that refuse requests which could never run within them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...mm.errors import InputError, MediaError
+from ...mm.types import MultiModalFeature, item_index
+from ..bidirectional_spans import BidirectionalSpan
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What one step may hold, and how prompts may be cut into chunks.
+
+    Args:
+        max_num_seqs: running sequences.
+        max_num_batched_tokens: tokens of a step; room for one bidirectional span and one token of every other sequence.
+        max_model_len: tokens of a sequence.
+        max_encoder_tokens: rows that encoders make in a step; a larger item is encoded alone.
+        prompt_attention: "causal", "bidirectional_items" or "bidirectional_prompt", see `bidirectional_spans`.
+        prefix_caching: share blocks between sequences with equal prefixes.
+        encode_beside: encoder calls run beside steps, and their rows are read in later steps.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_encoder_tokens: int = 1 << 30
+    prompt_attention: str = "causal"
+    prefix_caching: bool = True
+    encode_beside: bool = False
+
+
+def check_length(length: int, limit: int) -> None:
+    """InputError for a prompt without tokens, or without room for one more."""
+    if length == 0:
+        raise InputError("the prompt has no tokens; give at least one")
+    if length >= limit:
+        reason = f"prompt has {length} tokens, max_model_len is {limit}: shorten it or raise max_model_len"
+        raise InputError(reason, code="too_long")
+
+
+def check_features(features: Sequence[MultiModalFeature], start: int, stop: int) -> None:
+    """InputError unless the items are in order, apart, inside the tokens `[start, stop)`, and as long as their grids say.
+
+    Two items may share a range if no token stands for a row of both.
+    """
+    unshared = None  # the item before, unless it shares its range already
+    for index, feature in enumerate(features):
+        shared = unshared is not None and unshared.range.shares(feature.range)
+        if not shared and (feature.range.offset < start or feature.range.end > stop):
+            where = f"[{feature.range.offset}, {feature.range.end})"
+            raise MediaError(*item_index(features, index), f"its tokens {where} are not inside [{start}, {stop})")
+        rows, slots = feature.geometry.num_embeds, feature.range.num_embeds
+        if rows != slots:
+            raise MediaError(*item_index(features, index), f"{slots} placeholder tokens stand for {rows} encoder rows")
+        start, unshared = feature.range.end, None if shared else feature
+
+
+def check_cross(rows: int, capacity: int, has_cross_attention: bool) -> None:
+    """InputError unless a model with cross-attention, and no other, gets an encoder input that the KV cache can hold."""
+    if has_cross_attention and not rows:
+        raise InputError("this model needs an encoder input, which the answer is read from")
+    if rows and not has_cross_attention:
+        raise InputError("this model takes no encoder input, as it has no cross-attention")
+    if rows > capacity:
+        reason = f"the encoder input has {rows} rows, the KV cache holds {capacity}; raise kv_cache_memory_bytes"
+        raise InputError(reason, code="too_long")
+
+
+def check_spans(
+    spans: Sequence[BidirectionalSpan],
+    features: Sequence[MultiModalFeature],
+    cross_rows: int,
+    max_tokens: int,
+    max_rows: int,
+) -> None:
+    """InputError for tokens that have to be computed together and never can be.
+
+    Args:
+        spans: bidirectional spans of the sequence.
+        cross_rows: rows of the encoder input, which the first step may need together with any item.
+        max_tokens: tokens that a step has room for.
+        max_rows: rows that the encoder cache holds.
+    """
+    for first, last in spans:
+        if last - first > max_tokens:
+            reason = f"{last - first} tokens have to be computed at once, a step has room for {max_tokens}"
+            raise InputError(f"{reason}; raise max_num_batched_tokens", code="too_long")
+    for first, last in (*spans, *_ranges_read_together(features, every=cross_rows > 0)):
+        inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
+        rows = sum(inside.values()) + cross_rows
+        if rows > max_rows:
+            reason = f"{rows} encoder rows are needed at once, there is room for {max_rows}; raise encoder_cache_bytes"
+            raise InputError(reason, code="too_long")
+
+
+def _ranges_read_together(features: Sequence[MultiModalFeature], every: bool) -> list[BidirectionalSpan]:
+    """Return the ranges whose rows must be resident together with others: ranges shared by two items, or `every` range."""
+    ranges = Counter((feature.range.offset, feature.range.end) for feature in features)
+    return [where for where, items in ranges.items() if every or items > 1]

@@ -1,0 +1,44 @@
+"""Items that made the encoder fail are refused for a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from ...mm.errors import MediaError
+
+_MAX_ITEMS = 4096  # beyond it the item that was added first is let in again
+
+
+class Quarantine:
+    """Refuses failing items, by hash, for `seconds` each; 0 refuses none. A hash includes its tenant's salt.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._until: OrderedDict[str, float] = OrderedDict()  # ordered by time, as every item stays equally long
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, key: str) -> None:
+        """Refuse the item from now on."""
+        if not self._seconds:
+            return
+        self._until[key] = self._clock() + self._seconds
+        self._until.move_to_end(key)
+        if len(self._until) > _MAX_ITEMS:
+            self._until.popitem(last=False)
+
+    def check(self, key: str, modality: str, index: int) -> None:
+        """MediaError for a refused item, which is named by its modality and index."""
+        left = self._until.get(key, -math.inf) - self._clock()
+        if left > 0:
+            reason = f"this item broke the encoder before and is refused for another {math.ceil(left)} s"
+            raise MediaError(modality, index, f"{reason}; send another one, or ask again then", code="encoder_failed")
+        self._until.pop(key, None)

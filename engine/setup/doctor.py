@@ -1,0 +1,83 @@
+"""The answers of `sensorium doctor`: the device, its kernels, what a checkpoint is, and its memory plan. Loads no weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...kernels import dispatch, native
+from ...mm.types import MediaHeader
+from ..config import EngineConfig, make_config
+from ..model_files import DTYPES, load_model_files
+from .implementation import describe_implementation, resolve_architecture
+from .memory import plan_memory
+from .memory_plan import MemoryPlan
+from .model_source import build_model
+from .resolve import load_processing, resolve_engine, warn_slow_dtype
+
+
+def describe_device(name: str) -> dict[str, str]:
+    """Return facts about the device that `device=name` selects. ConfigError if it is not there."""
+    device = EngineConfig("", device=name).torch_device
+    found = {"device": str(device), "torch threads": str(torch.get_num_threads())}
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        return found | {"gpu memory": f"{torch.cuda.mem_get_info(device)[1] / 2**30:.1f} GiB"}
+    return found | {
+        "torch instructions": torch.backends.cpu.get_cpu_capability(),
+        "C++ kernels": native.instructions(),
+    }
+
+
+def active_backends(name: str, overrides: str = "") -> dict[str, dict[str, str]]:
+    """Return dtype -> op -> backend on the device that `device=name` selects, with `kernels=overrides`."""
+    config = EngineConfig("", device=name, kernels=overrides)
+    with dispatch.use_backends(overrides):
+        return {label: dispatch.active_backends(config.torch_device, dtype) for label, dtype in DTYPES.items()}
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """ConfigError or CheckpointError if the folder holds no checkpoint."""
+    load_model_files(folder)
+
+
+def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", device: str = "auto") -> dict[str, str]:
+    """Return how a checkpoint is served, from its JSON files. ConfigError if it cannot be.
+
+    `dtype`, `device`: as options of LLM.
+    """
+    files = load_model_files(folder)
+    row, torch_dtype = resolve_architecture(files), files.dtype(dtype)
+    info = load_processing(files, {})
+    build_model(files, info, torch_dtype, torch.device("meta"))
+    warning = warn_slow_dtype(EngineConfig(os.fspath(folder), dtype=dtype, device=device), torch_dtype)
+    return {
+        "architecture": files.architecture,
+        "path": describe_implementation(row, files),
+        "model": row.model,
+        "processing": row.processing,
+        "dtype": str(torch_dtype).removeprefix("torch."),
+        "takes": ", ".join(("text", *info.modalities)),
+    } | ({"warning": warning} if warning else {})
+
+
+def explain(config: EngineConfig) -> MemoryPlan:
+    """Return the memory plan of an engine with these options, from the checkpoint's JSON. ConfigError as LLM raises it."""
+    files = load_model_files(config.model)
+    info = load_processing(files, config.mm_processor_kwargs)
+    with dispatch.use_backends(config.kernels):
+        engine = resolve_engine(config, files, info, on_device=False)
+        return plan_memory(engine.config, engine.model, info, engine.sizes, engine.encoder_cache_bytes)
+
+
+def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the memory plan of `LLM(folder, **options)`. ConfigError as LLM raises it."""
+    return explain(make_config(folder, options)).rows()
+
+
+def embedding_grid(folder: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:
+    """Return (rows, columns) of the embeddings that an image of `size` (height, width) becomes in this checkpoint."""
+    return load_processing(load_model_files(folder), {}).geometry(MediaHeader("image", *size)).merged[1:]

@@ -1,0 +1,289 @@
+"""Sizes the caches of an engine and plans its memory, in closed form from its options and its model. Allocates nothing."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+
+import torch
+
+from ...mm.errors import ConfigError
+from ...mm.media.policy import DecodeSpec, MediaPolicy
+from ...models.interface import CacheSpec, Model, StepLimits
+from ...models.weight_bytes import weight_bytes
+from ...processors.device import MAX_TRANSFER_BYTES
+from ...processors.interface import ProcessingInfo
+from ..config import MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len
+from ..kv_cache.groups import group_layers
+from ..worker import decode_graphs, encoder_graphs
+from ..worker.encoder_store import QUEUE_BYTES
+from ..worker.model_runner import LOGITS_ROWS
+from .max_items import ItemLimits, find_max_item, max_rows
+from .memory_plan import MemoryPlan
+
+_log = logging.getLogger(__name__)
+_MIN_ENCODER_CACHE = 128 << 20
+_ITEMS_IN_ENCODER_CACHE = 4  # of the largest size, by default
+_UNLIMITED_ROWS = 1 << 40
+_UNLIMITED_BYTES = 1 << 60
+_MAX_BLOCKS = 1 << 30
+_DECODED_BY = {"image": "max_pixels", "audio": "max_audio_seconds"}  # field of MediaPolicy that bounds the decoded size
+# bytes per token of the vocabulary, see sampling_bytes
+_SAMPLED_ROW, _SAMPLED_ROW_GPU = 24, 40
+_SORTED_ROW = 40
+_PROMPT_LOGPROBS = 16
+_TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
+
+
+def max_item_rows(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> dict[str, int]:
+    """Return modality -> encoder rows of its largest item under the engine's options, below `max_model_len` if it has tokens.
+
+    Modalities that prompts may not contain are left out. Options of a single request can make larger items; those are
+    admitted as far as the caches hold them.
+    """
+    allowed = [name for name in info.modalities if config.limit_mm_per_prompt.get(name) != 0]
+    caps = {name: max_model_len - 1 if name in info.placeholder_ids else _UNLIMITED_ROWS for name in allowed}
+    return {name: max_rows(info, name, config.media, cap) for name, cap in caps.items()}
+
+
+@dataclass(frozen=True)
+class MaxSizes:
+    """The longest sequence and the largest step that memory is planned for.
+
+    Args:
+        max_model_len: tokens of a sequence.
+        keys: cached keys of a sequence: its tokens, or the encoder rows that it reads through cross-attention.
+        step_rows: rows of a step. The largest bidirectional span fits beside a row of every other sequence.
+    """
+
+    max_model_len: int
+    keys: int
+    step_rows: int
+
+
+def max_sizes(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> MaxSizes:
+    """Return the sizes; ConfigError for a `max_model_len` without room for a prompt and an answer."""
+    if max_model_len < 2:
+        raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer", param="max_model_len")
+    items = max_item_rows(config, info, max_model_len)
+    cross = [rows for name, rows in items.items() if name not in info.placeholder_ids]
+    inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
+    spans = {"causal": 1, "bidirectional_items": max(inside, default=1), "bidirectional_prompt": max_model_len}
+    step_rows = max(config.max_num_batched_tokens, spans[info.prompt_attention] + config.max_num_seqs - 1)
+    return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows)
+
+
+def num_cache_blocks(
+    config: EngineConfig, specs: Sequence[CacheSpec], sizes: MaxSizes, device: torch.device
+) -> tuple[int, ...]:
+    """Return the KV-cache blocks of each cache group.
+
+    As many as `max_num_seqs` sequences can hold or, if the budget is smaller, a share between that and one sequence.
+
+    Raises:
+        ConfigError: the budget does not hold one sequence.
+    """
+    budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+    fewest = [group.max_blocks(sizes.keys, sizes.step_rows, size) for group in groups]
+    most = [group.max_blocks_of_batch(config.max_num_seqs, sizes.keys, sizes.step_rows, size) for group in groups]
+    one = sequence_cache_bytes(specs, sizes, size)
+    all_ = sum(count * group.block_bytes(size) for count, group in zip(most, groups, strict=True))
+    if one > budget:
+        sequence, shorter = f"a sequence of max_model_len={sizes.max_model_len} tokens", "lower max_model_len or "
+        if sizes.keys > sizes.max_model_len:  # then lowering max_model_len does not help
+            sequence, shorter = f"a sequence whose encoder input has {sizes.keys} rows", ""
+        raise ConfigError(
+            f"{sequence} needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
+            f"{_advise_block_size(specs, sizes, size, budget)}{shorter}raise kv_cache_memory_bytes to {one}",
+            param="kv_cache_memory_bytes",
+        )
+    if all_ <= budget:
+        return tuple(most)
+    return tuple(few + (many - few) * (budget - one) // (all_ - one) for few, many in zip(fewest, most, strict=True))
+
+
+def sequence_cache_bytes(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int) -> int:
+    """Return the KV-cache bytes of the longest sequence."""
+    groups = group_layers(specs)
+    return sum(g.max_blocks(sizes.keys, sizes.step_rows, block_size) * g.block_bytes(block_size) for g in groups)
+
+
+def _advise_block_size(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int, budget: int) -> str:
+    """Return the beginning of an error's advice if blocks of the default size would fit into the budget, else ""."""
+    default = EngineConfig.block_size
+    fits = block_size > default and sequence_cache_bytes(specs, sizes, default) <= budget
+    return f"lower block_size={block_size}, where {default} would fit, or " if fits else ""
+
+
+def max_len_in_cache(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
+    """Return the tokens, in whole blocks, of the longest single sequence that the budget of the KV cache holds.
+
+    Raises:
+        ConfigError: it does not hold one block.
+    """
+    budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+
+    def taken(blocks: int) -> int:
+        return sum(g.max_blocks(blocks * size, config.max_num_batched_tokens, size) * g.block_bytes(size) for g in groups)
+
+    if budget < taken(1):
+        block = EngineConfig.block_size
+        advice = _advise_block_size(specs, MaxSizes(block, block, config.max_num_batched_tokens), size, budget)
+        raise ConfigError(
+            f"{budget:,} bytes of key/value cache hold no block of {size} tokens, which takes {taken(1):,}: "
+            f"{advice}raise kv_cache_memory_bytes to {taken(1)} for each {size} tokens of a sequence",
+            param="kv_cache_memory_bytes",
+        )
+    return (bisect_right(range(1, _MAX_BLOCKS), budget, key=taken)) * size
+
+
+def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> int:
+    """Return the capacity of the encoder cache in bytes. `row_bytes`: of one encoder row.
+
+    Raises:
+        ConfigError: `encoder_cache_bytes` does not hold the largest item.
+    """
+    items = max_item_rows(config, info, max_model_len)
+    rows, modality = max(((rows, name) for name, rows in items.items()), default=(0, ""))
+    if config.encoder_cache_bytes is None:
+        return max(_MIN_ENCODER_CACHE, _ITEMS_IN_ENCODER_CACHE * rows * row_bytes)
+    if config.encoder_cache_bytes < rows * row_bytes:
+        item = f"the largest {modality} has {rows} encoder rows, {rows * row_bytes} bytes"
+        raise ConfigError(
+            f"encoder_cache_bytes={config.encoder_cache_bytes} is too small: {item}; raise it, or lower max_model_len or "
+            "the sizes in mm_processor_kwargs",
+            param="encoder_cache_bytes",
+        )
+    return config.encoder_cache_bytes
+
+
+def plan_memory(
+    config: EngineConfig, model: Model, info: ProcessingInfo, sizes: MaxSizes, encoder_cache_bytes: int
+) -> MemoryPlan:
+    """Plan the memory of an engine with these options.
+
+    Args:
+        model: built; it may be on the meta device.
+        encoder_cache_bytes: as `encoder_cache_budget`.
+
+    Raises:
+        ConfigError: as `num_cache_blocks`.
+    """
+    device, dtype = config.torch_device, model.cache_specs[0].dtype
+    blocks = num_cache_blocks(config, model.cache_specs, sizes, device)
+    block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
+    items = max_item_rows(config, info, sizes.max_model_len)
+    keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
+    rows = min(sizes.step_rows, keys)
+    step = StepLimits(rows, keys, sizes.keys, device, config.quantization is not None, config.kv_cache_dtype != "auto")
+    hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
+    call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # most rows of one encoder call
+    queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
+    processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
+    limits = _item_limits(config, model, sizes, encoder_cache_bytes)
+    decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in items}
+    worst = max(decoding, key=lambda name: decoding[name], default="")
+    blocks_per_sequence = -(-sizes.keys // config.block_size)
+    return MemoryPlan(
+        weights=weight_bytes(model, device, config.quantization),
+        kv_cache=sum(map(mul, blocks, block_bytes)),
+        encoder_cache=encoder_cache_bytes + queued,
+        decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)),
+        logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
+        encoder_step=max(
+            (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
+        ),
+        media_held=(MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
+        processor_cache=config.mm_processor_cache_bytes if items else 0,
+        graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step)
+        + encoder_graphs.graph_bytes(model, call_rows, step),
+        media_step=_media_step_bytes(config) if items else 0,
+        sequences=2 * config.max_num_seqs * sizes.max_model_len * _TOKEN_BYTES,
+        decoding=config.media_workers * decoding.get(worst, 0),
+        max_items=tuple(find_max_item(name, info, limits) for name in items),
+        decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
+        encode_beside=config.uses_async_scheduling,
+        device=str(device),
+        media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
+    )
+
+
+def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info: ProcessingInfo) -> EngineConfig:
+    """Return the options with `kv_cache_memory_bytes` set from the free memory of a GPU, if they leave it open.
+
+    The KV cache gets what everything else leaves. Without `max_model_len`, the model's positions are halved until one
+    sequence of that length fits.
+
+    Args:
+        build: builds the model on the meta device.
+
+    Raises:
+        ConfigError: no sequence fits.
+    """
+    device = config.torch_device
+    if device.type == "cpu" or config.kv_cache_memory_bytes is not None:
+        return config
+    allowed, model = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction), build()
+    row_bytes = model.row_size * model.cache_specs[0].dtype.itemsize
+    length = check_max_model_len(config.max_model_len, model.max_positions)
+    while True:
+        unlimited = replace(config, kv_cache_memory_bytes=_UNLIMITED_BYTES, max_model_len=length)
+        sizes = max_sizes(unlimited, info, length)
+        plan = plan_memory(unlimited, model, info, sizes, encoder_cache_budget(unlimited, info, row_bytes, length))
+        left, one = allowed - plan.total + plan.kv_cache, sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
+        if left >= one:
+            if length < model.max_positions and config.max_model_len is None:
+                _log.warning("max_model_len is %d, which fits; the model has %d positions", length, model.max_positions)
+                return replace(unlimited, kv_cache_memory_bytes=left)
+            return replace(config, kv_cache_memory_bytes=left)
+        if config.max_model_len is not None or length < 2 * max(2, config.block_size):
+            raise ConfigError(
+                f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and beside all else "
+                f"{max(0, left):,} are left of {allowed:,} on {device}: "
+                f"{_advise_block_size(model.cache_specs, sizes, config.block_size, left)}lower max_model_len, max_num_seqs, "
+                "max_num_batched_tokens or max_encoder_tokens, or raise gpu_memory_fraction",
+                param="max_model_len",
+            )
+        length //= 2
+
+
+def _item_limits(config: EngineConfig, model: Model, sizes: MaxSizes, encoder_cache_bytes: int) -> ItemLimits:
+    setting = "max_model_len" if config.max_model_len is not None else "max_position_embeddings of the model"
+    if config.max_model_len is None and sizes.max_model_len < model.max_positions:
+        setting = "kv_cache_memory_bytes"
+    row_bytes = model.row_size * model.cache_specs[0].dtype.itemsize
+    return ItemLimits(sizes.max_model_len - 1, setting, encoder_cache_bytes, row_bytes, config.media)  # 1 for the answer
+
+
+def _media_step_bytes(config: EngineConfig) -> int:
+    """Bytes of media on a GPU: each worker holds a chunk of its input, of an intermediate result and of its output."""
+    return 0 if config.media_device == "cpu" else 4 * config.media_workers * MAX_TRANSFER_BYTES
+
+
+def _worst_counts(rows: int) -> range:
+    """Row counts that may need the most memory. It is not monotonic: n - 1 rows, padded to n, can take more than n."""
+    return range(max(1, rows - 1), rows + 1)
+
+
+def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of logits and sampling for `sampled` rows, or for log probabilities of `prompt` rows.
+
+    The head makes logits in the model's dtype and in float32. Sampling holds the original logits, the changed ones, scaled
+    ones and probabilities; a CPU sorts one row at a time, a GPU all rows, with sums in float64. Log probabilities hold their
+    table, ranks and a mask.
+    """
+    head = dtype.itemsize + 4
+    row, once = (_SAMPLED_ROW, _SORTED_ROW) if device.type == "cpu" else (_SAMPLED_ROW_GPU, 0)
+    return vocab * max(sampled * (head + row) + once, prompt * (head + _PROMPT_LOGPROBS))
+
+
+def decoding_bytes(modality: str, media: MediaPolicy, spec: DecodeSpec) -> int:
+    """Return the most bytes of decoding one item: its file, its RGB or samples, and a copy of those being resized or joined."""
+    samples = int(media.max_audio_seconds * spec.rate)
+    if spec.max_audio_samples is not None:
+        samples = min(samples, spec.max_audio_samples)
+    decoded = {"image": 3 * media.max_pixels, "audio": 4 * samples}
+    return media.max_bytes + 2 * decoded.get(modality, media.max_video_bytes)

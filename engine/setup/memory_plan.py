@@ -1,0 +1,101 @@
+"""The memory plan of an engine, and its rows as `sensorium doctor` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .max_items import MaxItem
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The most bytes an engine takes, by purpose. Interpreter and libraries come on top (about 300 MiB on a CPU).
+
+    Args:
+        weights: packed for the device.
+        kv_cache: all blocks. On a CPU, pages take memory once they are written.
+        encoder_cache: resident encoder rows, and rows that wait to be written to disk.
+        decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call. They run one
+            after the other, so the largest counts; with `encode_beside` the encoder call runs beside the others.
+        media_held: processed media of running requests.
+        graphs: recorded decode steps and encoder calls of a GPU.
+        media_step: media that workers process on `media_device`; part of the total if the model is there, too.
+        processor_cache: processed media kept for later requests.
+        sequences: tokens and positions of running requests.
+        decoding: media that workers decode, at the limits of `media`. It is not part of the total, since these limits are far
+            above usual inputs.
+        max_items: the largest item of each modality.
+        decoding_limits: the fields of `media` that bound `decoding`.
+        device: of the model. On a GPU, media held, processor cache and sequences are in host memory.
+    """
+
+    weights: int
+    kv_cache: int
+    encoder_cache: int
+    decoder_step: int
+    logits_step: int
+    encoder_step: int
+    media_held: int
+    processor_cache: int
+    sequences: int
+    decoding: int
+    max_items: tuple[MaxItem, ...]
+    decoding_limits: str = ""
+    encode_beside: bool = False
+    graphs: int = 0
+    media_step: int = 0
+    device: str = "cpu"
+    media_device: str = "cpu"
+
+    @property
+    def activations(self) -> int:
+        steps = max(self.decoder_step, self.logits_step)
+        return steps + self.encoder_step if self.encode_beside else max(steps, self.encoder_step)
+
+    @property
+    def total(self) -> int:
+        """Bytes on the model's device; on a CPU, everything."""
+        media = self.media_step if self.media_device == self.device else 0
+        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, media)
+        return sum(parts) + (self.on_host if self.device == "cpu" else 0)
+
+    @property
+    def on_host(self) -> int:
+        return self.media_held + self.processor_cache + self.sequences
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return (name, value) pairs as text."""
+        sizes = [
+            ("weights", self.weights),
+            ("key/value cache", self.kv_cache),
+            ("encoder cache", self.encoder_cache),
+            ("activations", self.activations),
+            ("  decoder step", self.decoder_step),
+            ("  logits and sampling", self.logits_step),
+            ("  encoder call", self.encoder_step),
+            ("media held", self.media_held),
+            ("processor cache", self.processor_cache),
+            ("sequences", self.sequences),
+        ]
+        if self.device != "cpu":
+            sizes.insert(6, ("recorded steps", self.graphs))
+            sizes.append(("total on the host", self.on_host))
+        sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
+        codecs = f"{_mib(self.decoding)} at most, beside the total; lower media_workers, or of media {self.decoding_limits}"
+        where = "part of that total" if self.media_device == self.device else "beside the total"
+        on_media_device = f"{_mib(self.media_step)} at most, {where}; lower media_workers"
+        return [
+            *((name, _mib(size)) for name, size in sizes),
+            ("media codecs", codecs if self.decoding else _mib(0)),
+            *([(f"media on {self.media_device}", on_media_device)] if self.media_step else []),
+            *((f"largest {item.modality}", str(item)) for item in self.max_items),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<24} {value}" for name, value in self.rows())
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:10,.1f} MiB"

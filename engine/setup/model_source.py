@@ -1,0 +1,118 @@
+"""Builds the model of a checkpoint: on the meta device for plans, on the device with weights, and again after sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from ...kernels.dispatch import use_backends
+from ...kernels.kv_quant import CACHE_DTYPES
+from ...mm.errors import CheckpointError, ConfigError, SensoriumError
+from ...models.adapters import adapter_spec, attach
+from ...models.interface import CacheSpec, Model
+from ...models.weights import load as load_weights
+from ...processors.files import ADAPTER, read_json
+from ...processors.interface import ProcessingInfo
+from ..config import EngineConfig
+from ..model_files import ModelFiles, load_model_files, resolve
+from .implementation import resolve_architecture, verify_fallback
+
+_INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+"""What a constructor raises when JSON has values of a wrong type, or sizes that no memory holds."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A checkpoint and the options its model is built with. `info`: its processing, built with the same options."""
+
+    config: EngineConfig
+    files: ModelFiles
+    info: ProcessingInfo
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.files.dtype(self.config.dtype)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        return tuple(self.info.modalities)
+
+    def build_on_meta(self) -> Model:
+        """Return the model on the meta device, which has its specs and takes no memory."""
+        return self._build(torch.device("meta"))
+
+    def build_for_plan(self) -> Model:
+        """Return the model on the meta device, with the memory of a fallback model measured."""
+        model = self.build_on_meta()
+        verify_fallback(model, self.info, self.dtype)
+        return model
+
+    def build_on_device(self) -> Model:
+        """Return the model with memory for its weights. ConfigError as `build_model` and `with_cache_dtype`."""
+        return self._build(self.config.torch_device)
+
+    def load_weights(self, model: Model) -> None:
+        """Load the weights into a model of `build_on_device`.
+
+        Raises:
+            CheckpointError: missing, surplus or misshapen weights.
+            ConfigError: a fallback model whose results differ from ours.
+        """
+        load_weights(self.files.path, model, self.config.quantization)
+        if self.config.torch_device.type == "cuda":
+            torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
+        verify_fallback(model, self.info, self.dtype)
+
+    def reload(self) -> Model:
+        """Return the model built again with its weights.
+
+        Raises:
+            CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
+        """
+        if load_model_files(self.files.path).fingerprint != self.files.fingerprint:
+            raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine of it")
+        with use_backends(self.config.kernels):
+            model = self.build_on_device()
+            self.load_weights(model)
+        return model
+
+    def _build(self, device: torch.device) -> Model:
+        model = build_model(self.files, self.info, self.dtype, device)
+        model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
+        return model
+
+
+def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpec]:
+    """Return the cache specs with `kv_cache_dtype` applied; ConfigError for latent attention with 8 bits."""
+    if name == "auto":
+        return specs
+    if any(spec.kind == "latent" for spec in specs):
+        raise ConfigError(
+            f"kv_cache_dtype={name!r} is for keys and values; this model keeps latent rows, which are small as they are: "
+            "leave it out",
+            param="kv_cache_dtype",
+        )
+    return [replace(spec, quant_dtype=CACHE_DTYPES[name]) for spec in specs]
+
+
+def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
+    """Build a checkpoint's model without weights, with its adapters; ConfigError for a config.json that describes no model."""
+    row = resolve_architecture(files)
+    model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
+    adapters = dict.fromkeys(info.adapters.values())
+    attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
+    return model
+
+
+def build_from_json(what: str, kind: Callable[..., object], *arguments: object) -> object:
+    """Return `kind(*arguments)`, whose arguments come from a checkpoint's JSON; ConfigError where that fails."""
+    try:
+        return kind(*arguments)
+    except SensoriumError:
+        raise
+    except _INVALID_JSON as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"the checkpoint's JSON does not say how its {what} can be made ({reason})") from error

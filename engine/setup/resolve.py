@@ -1,0 +1,139 @@
+"""Resolves an engine's options against a checkpoint and a device, for the loader and the doctor alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+import torch
+
+from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
+from ...mm.errors import ConfigError
+from ...models.interface import Model
+from ...processors.interface import ProcessingInfo
+from ...processors.text.tokenizer import Tokenizer
+from ..config import EngineConfig, check_max_model_len
+from ..model_files import ModelFiles, resolve
+from .implementation import check_options, resolve_architecture
+from .memory import MaxSizes, encoder_cache_budget, max_len_in_cache, max_sizes, resolve_cache_memory
+from .model_source import ModelSource, build_from_json
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResolvedEngine:
+    """All that is decided about an engine before memory is allocated and weights are read.
+
+    Args:
+        config: with the bytes of the KV cache, where the GPU's free memory decides them.
+        model: on the device or, for a plan, on the meta device.
+        sizes: of the longest sequence and the largest step.
+        encoder_cache_bytes: capacity of the encoder cache.
+    """
+
+    config: EngineConfig
+    source: ModelSource
+    model: Model
+    sizes: MaxSizes
+    encoder_cache_bytes: int
+
+    @property
+    def max_model_len(self) -> int:
+        return self.sizes.max_model_len
+
+
+def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ProcessingInfo:
+    """Build the processing of a checkpoint.
+
+    Args:
+        tokenizer: for families that write text of their own around items; None: the checkpoint's, loaded when it is needed.
+
+    Raises:
+        ConfigError: the options, or the checkpoint's JSON, describe no processing.
+    """
+    get_tokenizer = cache(lambda: Tokenizer(files.path) if tokenizer is None else tokenizer)
+    processor_files = replace(
+        files.processors,
+        encode=lambda text: get_tokenizer().encode_ordinary(text),
+        decode=lambda ids: get_tokenizer().decode(ids),
+        token_to_id=lambda text: get_tokenizer().token_to_id(text),
+    )
+    kind = resolve(resolve_architecture(files).processing)
+    return cast(ProcessingInfo, build_from_json("inputs", kind, processor_files, options))
+
+
+def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool) -> ResolvedEngine:
+    """Check the options and size the engine. Runs inside `use_backends(config.kernels)`.
+
+    Args:
+        on_device: build the model on its device, for weights to be loaded; else on the meta device.
+
+    Raises:
+        ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
+            sequence.
+    """
+    dtype = files.dtype(config.dtype)
+    check_options(resolve_architecture(files), config)
+    check_modalities(config, info)
+    check_kernels(config, dtype)
+    if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):
+        raise ConfigError(
+            "batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype",
+            param="batch_invariant",
+        )
+    source = ModelSource(config, files, info)
+    plan_model = cache(source.build_for_plan)
+    config = resolve_cache_memory(config, plan_model, info)
+    model = source.build_on_device() if on_device else plan_model()
+    max_model_len = resolve_max_model_len(config, model)
+    row_bytes = model.row_size * dtype.itemsize
+    encoder_bytes = encoder_cache_budget(config, info, row_bytes, max_model_len)
+    return ResolvedEngine(config, source, model, max_sizes(config, info, max_model_len), encoder_bytes)
+
+
+def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
+    """ConfigError for a limit on items that the model does not take."""
+    for modality in config.limit_mm_per_prompt:
+        if modality not in info.modalities:
+            known = ", ".join(info.modalities)
+            raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}", param="limit_mm_per_prompt")
+
+
+def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
+    """ConfigError for a requested backend that cannot run here, and for a broken file of launch configurations."""
+    media = config.torch_media_device
+    for op, name in parse_overrides(config.kernels).items():
+        device = media if op in MEDIA_OPS and config.media_device != "cpu" else config.torch_device
+        if not can_run(op, name, device, dtype):
+            can = [other for other in BACKENDS[op] if can_run(op, other, device, dtype)]
+            kind = str(dtype).removeprefix("torch.")
+            raise ConfigError(f"kernels: {op}={name} cannot run {kind} on {device} here; {', '.join(can)} can", param="kernels")
+    if "cuda" in (config.torch_device.type, media.type) and has_triton():
+        from ...kernels.gpu import launch_config
+
+        try:
+            launch_config.user_configs()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+def warn_slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
+    """Return a warning if the checkpoint's own dtype is slow on the device, else ""."""
+    if config.dtype != "auto" or dtype != torch.float16 or config.torch_device.type != "cpu":
+        return ""
+    return "the checkpoint is float16, several times slower on a CPU than others: pass dtype=float32 or dtype=bfloat16"
+
+
+def resolve_max_model_len(config: EngineConfig, model: Model) -> int:
+    """Return the option, or, without one, the model's positions as far as the KV cache has room for one such sequence."""
+    longest = check_max_model_len(config.max_model_len, model.max_positions)
+    if config.max_model_len is not None:
+        return longest
+    room = max_len_in_cache(config, model.cache_specs, config.torch_device)
+    if room < longest:
+        _log.warning("max_model_len is %d, what the key/value cache holds; the model has %d positions", room, longest)
+    return min(longest, room)

@@ -1,0 +1,28 @@
+"""Finds the items that make a batched call fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def isolate_failures(items: Sequence[Item], attempt: Callable[[Sequence[Item]], Sequence[Result]]) -> list[Result | Exception]:
+    """Return what `attempt` makes of each item, or the error it raises for that item alone, in order.
+
+    A failing call is halved until the failing items are alone: at most `1 + 2 k ceil(log2 n)` calls for k of n items.
+    """
+    if not items:
+        return []
+    try:
+        results = list(attempt(items))
+        if len(results) != len(items):
+            raise RuntimeError(f"{len(results)} results for {len(items)} items")
+        return list(results)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+    middle = len(items) // 2
+    return isolate_failures(items[:middle], attempt) + isolate_failures(items[middle:], attempt)

@@ -1,0 +1,223 @@
+"""LLaVA 1.5, LLaVA-NeXT (also Granite Vision) and LLaVA-OneVision: CLIP or SigLIP, a projector of two layers, any decoder.
+
+Sources: arXiv 2310.03744 (1.5), 2408.03326 (tiles in lines, pooled videos), 2502.09927 (several layers of the encoder).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, POOL_STRIDE, max_patches_per_row
+from ...mm.errors import ConfigError
+from ...mm.tiling import AnyResTiles
+from ..config import decoder_spec, get_text_config, require
+from ..decoder_model import TEXT_PREFIXES, DecoderModel
+from ..interface import StepLimits
+from ..layers.builder import StoredTensor
+from ..layers.connectors import Projector, ProjectorSpec
+from ..text.spec import DecoderSpec
+from ..text.stacks import stack_of
+from ..vision.encoders import encoder_spec, with_defaults
+from ..vision.positions import Grid
+from ..vision.vit import VisionTower, tower_bytes
+
+PREFIXES = (
+    ("model.vision_tower.vision_model.", "vision_tower."),
+    ("model.vision_tower.", "vision_tower."),
+    ("vision_tower.vision_model.", "vision_tower."),
+    ("model.multi_modal_projector.", "multi_modal_projector."),
+    ("model.image_newline", "image_newline"),
+    *TEXT_PREFIXES,
+)
+_CLIP: Mapping[str, Any] = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 336,
+}
+_SIGLIP: Mapping[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 384,
+}
+
+
+class LlavaBase(DecoderModel):
+    """Tower, projector and the lines of tiles. Class attributes are what config.json may leave out.
+
+    Attributes:
+        vision: vision config. text: model_type of the decoder.
+        layer: `vision_feature_layer`. strategy: "full" keeps the class token.
+        pinpoints: sizes (height, width) of tiled images; empty: images are not tiled.
+    """
+
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = PREFIXES
+    vision: ClassVar[Mapping[str, Any]] = _CLIP
+    text: ClassVar[str] = "llama"
+    layer: ClassVar[int] = -2
+    strategy: ClassVar[str] = "default"
+    pinpoints: ClassVar[Sequence[tuple[int, int]]] = ()
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(self.decoder(config), dtype, device)
+        vision, model_type = require(config, "vision_config"), self.vision["model_type"]
+        same = vision.get("model_type", model_type) == model_type
+        vision = with_defaults({**self.vision, **vision} if same else vision, model_type)
+        self.layers = _feature_layers(self.feature_layers(config), vision["num_hidden_layers"])
+        keep = config.get("vision_feature_select_strategy", self.strategy) == "full"
+        tower = encoder_spec(vision, model_type, features=tuple(sorted(set(self.layers))), keep_class=keep)
+        self.vision_tower = VisionTower(tower, dtype, device)
+        # the published model scales everything that goes into the decoder, encoder rows included
+        self.scale = get_text_config(config).get("embedding_multiplier", 1.0)
+        assert tower.table is not None
+        self.side = tower.table.side  # rows along a side of a tile
+        if self.pinpoints:
+            self.image_newline = StoredTensor((self.hidden_size,), dtype, device)
+            sizes = tuple((int(h), int(w)) for h, w in config.get("image_grid_pinpoints") or self.pinpoints)
+            tile = (vision["image_size"], vision["image_size"])
+            self.max_patches_per_row = max_patches_per_row(AnyResTiles(tile, tile, sizes), self.side, self.max_tiles(config))
+        self.build_projectors(config)
+        unused = (*tower.unbuilt, "head.", "embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
+        self.ignored = tuple(f"vision_tower.{name}" for name in unused)
+
+    def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
+        """The decoder; the published models do not apply the text config's factor of logits."""
+        return decoder_spec(config, stack_of(config, self.text), logit_scale=1.0)
+
+    def feature_layers(self, config: Mapping[str, Any]) -> int | Sequence[int]:
+        """The tower's states that are used, by number, from the end if negative."""
+        layers: int | Sequence[int] = config.get("vision_feature_layer", self.layer)
+        return layers
+
+    def max_tiles(self, config: Mapping[str, Any]) -> int | None:
+        """Number of tiles beyond which an image's rows are pooled; None: never."""
+        return None
+
+    def build_projectors(self, config: Mapping[str, Any]) -> None:
+        projector = ProjectorSpec(
+            width=self.vision_tower.spec.width * len(self.layers),
+            out=self.hidden_size,
+            layers=("linear_1", "linear_2"),
+            inner=self.hidden_size,
+            act=config.get("projector_hidden_act", "gelu"),
+            bias=config.get("multimodal_projector_bias", True),
+        )
+        self.multi_modal_projector = Projector(projector, self.dtype, self.vision_tower.device)
+
+    def encode(self, tensors: Mapping[str, Any]) -> list[Tensor]:
+        """Projected rows per item, `[tiles, rows of a tile, hidden]`."""
+        states, grids = self.tower_states(tensors)
+        used = [states[layer] for layer in self.layers]
+        rows = self.multi_modal_projector(used[0] if len(used) == 1 else torch.cat(used, 1))
+        if self.scale != 1.0:
+            rows *= self.scale
+        spec = self.vision_tower.spec
+        class_rows = int(spec.class_token and spec.keep_class)
+        items = rows.split([t * (h * w + class_rows) for t, h, w in grids])
+        return [item.view(t, -1, self.hidden_size) for item, (t, _, _) in zip(items, grids, strict=True)]
+
+    def tower_states(self, tensors: Mapping[str, Any]) -> tuple[dict[int, Tensor], list[Grid]]:
+        """The tower's states by number, `[rows, width]` of all items, and the items' grids."""
+        grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
+        states = self.vision_tower(tensors["pixel_values"], grids)
+        return dict(zip(self.vision_tower.spec.states, states, strict=True)), grids
+
+    def in_lines(self, tiles: Tensor, lines: Sequence[int]) -> Tensor:
+        """The whole image's rows, then those of its tiles line by line, each line followed by `image_newline`.
+
+        `tiles` `[tiles + 1, side^2, hidden]`, the first one is the whole image; `lines` as the family's processor creates them
+        -> `[rows, hidden]`.
+        """
+        newline = self.image_newline.weight * self.scale
+        rows, columns, *kept = lines  # tiles; height and width without padding, and after pooling
+        if not rows:
+            return torch.cat((tiles[0], newline[None]))
+        side = self.side
+        plane = tiles[1:].view(rows, columns, side, side, -1).transpose(1, 2).reshape(rows * side, columns * side, -1)
+        top, left = (rows * side - kept[0]) // 2, (columns * side - kept[1]) // 2
+        plane = plane[top : top + kept[0], left : left + kept[1]]
+        if kept[2:] != kept[:2]:
+            plane = _resized(plane[None], (kept[2], kept[3]))[0]
+        ended = torch.cat((plane, newline.expand(len(plane), 1, -1)), 1)
+        return torch.cat((tiles[0], ended.flatten(0, 1)))
+
+    def max_patches(self, modality: str, rows: int) -> int:
+        """Upper bound of the patches that are encoded for so many rows."""
+        return math.ceil(rows * self.max_patches_per_row) if self.pinpoints else rows
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return self.max_patches(modality, rows) * self.vision_tower.spec.patch_dim * self.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        patches, projector = self.max_patches(modality, rows), self.multi_modal_projector.spec
+        return tower_bytes(self.vision_tower.spec, patches, projector, self.dtype, limits)
+
+
+class Llava(LlavaBase):
+    """LLaVA 1.5: one row per patch of the image."""
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        return [tiles.flatten(0, 1) for tiles in self.encode(tensors)]
+
+
+class LlavaNext(LlavaBase):
+    """LLaVA-NeXT: the rows of the whole image, then those of its tiles in lines."""
+
+    pinpoints = PINPOINTS_336
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        items = zip(self.encode(tensors), tensors["lines"].tolist(), strict=True)
+        return [self.in_lines(tiles, lines) for tiles, lines in items]
+
+
+class LlavaOnevision(LlavaBase):
+    """LLaVA-OneVision: images of many tiles are pooled; each frame of a video is pooled, and one newline row ends the video."""
+
+    vision = _SIGLIP
+    text = "qwen2"
+    layer = -1
+    strategy = "full"
+    pinpoints = PINPOINTS_384
+
+    def max_tiles(self, config: Mapping[str, Any]) -> int | None:
+        return int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        if modality == "image":
+            items = zip(self.encode(tensors), tensors["lines"].tolist(), strict=True)
+            return [self.in_lines(tiles, lines) for tiles, lines in items]
+        side, newline = math.ceil(self.side / POOL_STRIDE), self.image_newline.weight[None] * self.scale
+        videos = (frames.unflatten(1, (self.side, self.side)) for frames in self.encode(tensors))
+        return [torch.cat((_resized(frames, (side, side)).flatten(0, 2), newline)) for frames in videos]
+
+    def max_patches(self, modality: str, rows: int) -> int:
+        if modality == "image":
+            return super().max_patches(modality, rows)
+        return rows * self.side**2 // math.ceil(self.side / POOL_STRIDE) ** 2
+
+
+def _feature_layers(layers: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    """States of the tower by number, 0 before its first layer; ConfigError for a layer that it does not have."""
+    several = [layers] if isinstance(layers, int) else list(layers)
+    found = tuple(depth + 1 + layer if layer < 0 else layer for layer in several)
+    if not found or any(not 0 <= layer <= depth for layer in found):
+        raise ConfigError(f"vision_feature_layer {layers} names no layer of a tower of {depth}")
+    return found
+
+
+def _resized(planes: Tensor, size: tuple[int, int]) -> Tensor:
+    """`[n, h, w, hidden]` resized bilinearly, without antialiasing."""
+    return F.interpolate(planes.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)

@@ -1,0 +1,51 @@
+"""Qwen3-Omni's thinker (arXiv 2509.17765): Qwen3-VL with experts, and the AuT encoder for sounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..audio.aut import AutEncoder, aut_spec
+from ..layers.connectors import ProjectorSpec
+from ..native_model import NativeModel
+from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix
+from .qwen3_vl import PREFIXES, STACK, qwen3_specs
+
+AUDIO = {  # defaults that the published config.json leaves out
+    "d_model": 1280,
+    "downsample_hidden_size": 480,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "encoder_layers": 32,
+    "n_window": 50,
+    "n_window_infer": 800,
+    "num_mel_bins": 128,
+    "output_dim": 3584,
+}
+TEXT = {"head_dim": None, "rope_theta": 1e6, "norm_topk_prob": True}
+_MERGER = ProjectorSpec(0, 0, ("mlp.0", "mlp.2"), norm="ln_q")  # names of its norm and layers
+
+
+class Qwen3Omni(NativeModel):
+    """Pictures, clips and sounds."""
+
+    prefixes = with_thinker_prefix(
+        (
+            ("model.audio_tower.", "audio_tower."),
+            ("model.visual.merger_list.", "deepstack_mergers."),
+            ("visual.merger_list.", "deepstack_mergers."),
+            *PREFIXES,
+            ("model.", "language_model."),
+        )
+    )
+    ignored = TALKER_PREFIXES
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        config = thinker_config(config, vision_config={}, text_config=TEXT, audio_config=AUDIO)
+        decoder, tower, mergers = qwen3_specs(config, replace(STACK, router={"normalise": True}), _MERGER)
+        audio = replace(aut_spec(config["audio_config"]), pad_short=False)
+        check_output_dim(audio.out, decoder.hidden_size)
+        super().__init__(decoder, tower, mergers, dtype, device, AutEncoder(audio, dtype, device))

@@ -1,0 +1,85 @@
+"""Qwen3-VL, dense and with experts: earlier states of the tower are added after the decoder's first layers (deepstack).
+
+Source: arXiv 2406.04334 (deepstack).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...mm.errors import ConfigError
+from ..config import Stack, decoder_spec, positive_int, require
+from ..decoder_model import TEXT_PREFIXES
+from ..layers.connectors import ProjectorSpec
+from ..native_model import NativeModel, axial_theta, patch_numbers
+from ..text.spec import DecoderSpec, interleaved_sections
+from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
+
+STACK = Stack(
+    {"head_dim": 128, "rope_theta": 5e5, "mrope_section": (24, 20, 20), "use_sliding_window": False},
+    qk_norm="head",
+    axes=interleaved_sections,
+    router={"normalise": True, "transposed": True},
+)
+NAMES = TowerNames(mlp=("mlp.linear_fc1", "mlp.linear_fc2"))
+PREFIXES = (
+    ("model.visual.merger.", "merger."),
+    ("visual.merger.", "merger."),
+    ("model.visual.deepstack_merger_list.", "deepstack_mergers."),
+    ("visual.deepstack_merger_list.", "deepstack_mergers."),
+    ("model.visual.", "visual."),
+    *TEXT_PREFIXES,
+)
+_MERGER = ProjectorSpec(0, 0, ("linear_fc1", "linear_fc2"), norm="norm")  # names of its norm and layers
+
+
+class Qwen3VL(NativeModel):
+    """The tower has LayerNorm, a learned position table and rotary positions; one merger per deepstack level."""
+
+    prefixes = PREFIXES
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(*qwen3_specs(config, STACK, _MERGER), dtype, device)
+
+
+def qwen3_specs(
+    config: Mapping[str, Any], stack: Stack, merger: ProjectorSpec
+) -> tuple[DecoderSpec, TowerSpec, tuple[ProjectorSpec, ...]]:
+    """Decoder, tower and mergers. `merger` gives the names of a merger's norm and layers."""
+    vision = require(config, "vision_config")
+    tower = _tower(vision)
+    first = replace(
+        merger,
+        width=tower.width,
+        out=positive_int(vision, "out_hidden_size"),
+        group=tower.merge**2,
+        eps=tower.eps,
+    )
+    levels = len(tower.features) - 1
+    decoder = decoder_spec(config, stack, deepstack=tuple(range(levels)))
+    return decoder, tower, (first, *[replace(first, joined_norm=True)] * levels)
+
+
+def _tower(vision: Mapping[str, Any]) -> TowerSpec:
+    act, side = vision.get("hidden_act", "gelu_pytorch_tanh"), math.isqrt(vision.get("num_position_embeddings", 2304))
+    depth, layers = positive_int(vision, "depth"), tuple(vision.get("deepstack_visual_indexes", (8, 16, 24)))
+    if list(layers) != sorted(set(layers)) or any(not 0 <= layer < depth - 1 for layer in layers):
+        raise ConfigError(f"deepstack_visual_indexes {list(layers)} must be ascending layers before the last of {depth}")
+    return TowerSpec(
+        depth=depth,
+        width=positive_int(vision, "hidden_size"),
+        heads=positive_int(vision, "num_heads"),
+        inner=positive_int(vision, "intermediate_size"),
+        patch_dim=patch_numbers(vision),
+        act=act,
+        merge=vision.get("spatial_merge_size", 2),
+        rotary=RotarySpec(axial_theta(vision)),
+        table=TableSpec(side, "bilinear", align_corners=True),
+        features=(*(layer + 1 for layer in layers), depth),
+        names=NAMES,
+    )

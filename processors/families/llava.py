@@ -1,0 +1,199 @@
+"""Input processing of LLaVA 1.5, LLaVA-NeXT (and with it Granite Vision) and LLaVA-OneVision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, POOL_STRIDE, UNTILED, AnyResLayout, anyres_layout
+from ...mm.errors import ConfigError
+from ...mm.fields import BatchedField, FieldElem
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, TilingPolicy
+from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail
+from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, apply_resample, read_pixel_spec
+
+DEFAULT_FRAMES = 32  # of a video, if the caller does not say
+PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
+CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
+
+
+@dataclass(frozen=True)
+class LlavaSpec(TileSpec):
+    """`max_tiles`: the rows of an image beyond those of this many tiles are pooled; None: never.
+
+    `downsample_rate`: rows per patches along each side of a tile. `class_row`: the class token of the tower is also a row.
+    """
+
+    max_tiles: int | None = None
+    downsample_rate: tuple[int, int] = (1, 1)
+    class_row: bool = False
+
+    @property
+    def side(self) -> int:
+        """Rows along a side of a tile."""
+        patches = self.tiling.plan(1, 1).views[0].tile_size[0] // self.patch
+        rows, per_patches = self.downsample_rate
+        return patches * rows // per_patches
+
+
+class LlavaProcessingInfo(TiledInfo):
+    """ProcessingInfo of LLaVA 1.5: the centre square of each image."""
+
+    modalities = ("image",)
+    placeholders = PLACEHOLDERS
+    valid_kwargs = {"image": TILE_KWARGS}
+
+    def resolve_spec(self, modality: str) -> LlavaSpec:
+        return resolve_llava_spec(self, modality, self._tiling, CLIP_TOWER, "default")
+
+    def _tiling(self, modality: str) -> CenterCrop | FixedSize:
+        json = modality_json(self, modality)
+        size = json.get("size", {"shortest_edge": 224})
+        crop = json.get("crop_size", 224) if json.get("do_center_crop", True) else None
+        if json.get("do_pad"):
+            raise ConfigError("do_pad in the preprocessor JSON is not supported: pictures are cropped, not padded, to a square")
+        if crop is None or (isinstance(size, Mapping) and "height" in size):
+            return FixedSize(height_width(size))
+        return CenterCrop(height_width(size)[0], height_width(crop))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        return replace(super().geometry(header), extra=int(self.specs["image"].class_row))
+
+
+class LlavaNextProcessingInfo(TiledInfo):
+    """ProcessingInfo of LLaVA-NeXT: the whole image, then its tiles without their padding and with a row after each line.
+
+    The tensor `lines` int64 `[6]` has pairs of height and width: tiles, patches of them that are kept, and the pooled size.
+    """
+
+    modalities: tuple[str, ...] = ("image",)
+    placeholders = PLACEHOLDERS
+    valid_kwargs = {"image": TILE_KWARGS}
+    vision_defaults: ClassVar[Mapping[str, Any]] = CLIP_TOWER
+    default_feature_strategy: ClassVar[str] = "default"
+    default_pinpoints: ClassVar[tuple[tuple[int, int], ...]] = PINPOINTS_336
+
+    def resolve_spec(self, modality: str) -> LlavaSpec:
+        spec = resolve_llava_spec(self, modality, self._tiling, self.vision_defaults, self.default_feature_strategy)
+        if spec.class_row:
+            raise ConfigError('vision_feature_select_strategy "full" keeps a class token, for which tiles have no place')
+        return spec
+
+    def _tiling(self, modality: str) -> FixedSize | AnyResTiles:
+        json = modality_json(self, modality)
+        base = height_width(json.get("size") or self.vision_defaults["image_size"])
+        crop = json.get("crop_size") if json.get("do_center_crop", True) else None
+        if height_width(crop or base) != base:
+            raise ConfigError(f"size {base} and crop_size {crop} in the preprocessor JSON differ; tiles have one size")
+        if modality == "video" or any(is_low_detail(kwargs) for kwargs in self.processor_kwargs[modality]):
+            return FixedSize(base)
+        sizes = json.get("image_grid_pinpoints") or self.files.config.get("image_grid_pinpoints") or self.default_pinpoints
+        return AnyResTiles(base, base, tuple(height_width(size, "image_grid_pinpoints") for size in sizes))
+
+    def lines(self, header: MediaHeader) -> AnyResLayout:
+        """The rows that are kept of an image's tiles."""
+        spec = self.specs["image"]
+        return (
+            anyres_layout(*header.size, spec.tiling, spec.side, spec.max_tiles)
+            if isinstance(spec.tiling, AnyResTiles)
+            else UNTILED
+        )
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        grid = super().geometry(header)
+        rows = self.specs["image"].side ** 2 + self.lines(header).rows
+        return replace(grid, extra=rows - grid.num_embeds)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        kwargs, grid = super().process(item, dtype)
+        if item.header.modality != "image":
+            return kwargs, grid
+        kept = self.lines(item.header)
+        numbers = torch.tensor((*kept.tiles, *kept.kept, *kept.size))
+        return {**kwargs, "lines": FieldElem(numbers, BatchedField(keep_on_cpu=True))}, grid
+
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        return {"detail": "low"}
+
+
+class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
+    """ProcessingInfo of LLaVA-OneVision: pools images of many tiles and each frame of a video, and ends a video with a row."""
+
+    modalities = ("image", "video")
+    placeholders = {
+        "image": ("image_token_id", "image_token_index", 151646),
+        "video": ("video_token_id", "video_token_index", 151647),
+    }
+    valid_kwargs = {"image": TILE_KWARGS, "video": ("fps", "max_duration", "num_frames", "resample")}
+    vision_defaults = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
+    default_feature_strategy = "full"
+    default_pinpoints = PINPOINTS_384
+
+    def resolve_spec(self, modality: str) -> LlavaSpec:
+        name = str(self.files.config.get("vision_aspect_ratio", "anyres_max_9"))
+        most = name.removeprefix("anyres_max_")
+        if not most.isdecimal():
+            raise ConfigError(f"vision_aspect_ratio is {name!r}; known is anyres_max_ with a number behind it")
+        return replace(super().resolve_spec(modality), max_tiles=int(most))
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        policy = self.sampling_policy("video", FrameSampling(spread="ends"))
+        is_set = policy.fps is not None or policy.num_frames is not None
+        return DecodeSpec(policy if is_set else replace(policy, max_frames=DEFAULT_FRAMES))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        if header.modality == "image":
+            return super().geometry(header)
+        grid = TiledInfo.geometry(self, header)
+        return replace(grid, extra=grid.t * self.rows_per_frame + 1 - grid.num_embeds)
+
+    @property
+    def rows_per_frame(self) -> int:
+        """Rows of a frame after pooling."""
+        rows: int = math.ceil(self.specs["video"].side / POOL_STRIDE) ** 2
+        return rows
+
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        if modality == "image":
+            return super().shrink_kwargs(modality, grid, rows)
+        frames = (rows - 1) // self.rows_per_frame
+        return {"num_frames": frames} if frames > 0 and grid[0] > 1 else None
+
+
+def modality_json(info: TiledInfo, modality: str) -> Mapping[str, Any]:
+    """The preprocessor's JSON of a modality; videos fall back to that of images."""
+    return info.files.image if modality == "image" else info.files.video or info.files.image
+
+
+def resolve_llava_spec(
+    info: TiledInfo, modality: str, tiling_of: Callable[[str], TilingPolicy], vision_defaults: Mapping[str, Any], strategy: str
+) -> LlavaSpec:
+    """The spec of a LLaVA family; ConfigError if tower and preprocessor contradict each other.
+
+    Args:
+        tiling_of: modality -> how images are cut.
+        vision_defaults: values of vision_config where config.json omits them.
+        strategy: default of `vision_feature_select_strategy`.
+    """
+    vision = {**vision_defaults, **(info.files.config.get("vision_config") or {})}
+    strategy = info.files.config.get("vision_feature_select_strategy", strategy)
+    is_clip = vision["model_type"] == CLIP_TOWER["model_type"]
+    if strategy == "default" and not is_clip:
+        raise ConfigError('vision_feature_select_strategy "default" drops a class token, which this tower has not; use "full"')
+    tiling = tiling_of(modality)
+    tile = tiling.plan(1, 1).views[0].tile_size
+    if tile != height_width(vision["image_size"]):
+        raise ConfigError(f"image_size in vision_config is {vision['image_size']}, but pictures are made {tile}")
+    patch = height_width(vision["patch_size"])[0]
+    default = LlavaSpec(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, tiling=tiling, patch=patch)
+    spec = read_pixel_spec(modality_json(info, modality), replace(default, class_row=is_clip and strategy == "full"))
+    for kwargs in info.processor_kwargs[modality]:
+        spec = apply_resample(spec, kwargs)
+    return spec

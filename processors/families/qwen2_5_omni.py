@@ -1,0 +1,47 @@
+"""Input processing of Qwen2.5-Omni's thinker: images and videos at native resolution, audio at 25 rows per second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...mm.types import ItemGeometry, MediaHeader
+from ..bases.audio import AudioInfo
+from ..bases.thinker import ThinkerInfo
+from ..mel import MelSpec
+from ..patches import PatchSpec
+from .qwen2_audio import conv_and_pool_rows
+
+
+class _AudioInfo(AudioInfo):
+    """Up to five minutes; the encoder works in windows of two seconds."""
+
+    placeholders = {"audio": ("audio_token_id", "audio_token_index", 151646)}
+    mel_defaults = MelSpec(num_mel_bins=128, max_samples=4_800_000)
+
+    def num_rows(self, frames: int) -> int:
+        return conv_and_pool_rows(frames)
+
+    def num_input_frames(self, frames: int) -> int:
+        """No silence."""
+        return frames
+
+
+class Qwen25OmniProcessingInfo(ThinkerInfo):
+    """ProcessingInfo of Qwen2.5-Omni."""
+
+    placeholders = {
+        "image": ("image_token_id", "image_token_index", 151655),
+        "video": ("video_token_id", "video_token_index", 151656),
+        **_AudioInfo.placeholders,
+    }
+    patch_specs = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28)}
+    audio_info = _AudioInfo
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """The marks around the audio of a video share the positions of the video's own marks."""
+        return replace(super().geometry(header), folded=header.modality == "video")
+
+    @property
+    def positions_per_chunk(self) -> int:
+        """Two seconds."""
+        return int(self.positions_per_second * self.files.config.get("seconds_per_chunk", 2))

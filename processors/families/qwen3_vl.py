@@ -1,0 +1,60 @@
+"""Input processing of Qwen3-VL: images and videos at native resolution; a timestamp before each temporal step of a video."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...mm.errors import InputError
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.types import ItemGeometry, MediaHeader
+from ..bases.native import NativeResolutionInfo
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
+from ..interface import Span
+from ..patches import PatchSpec
+from ..spans import Piece, build_span
+
+MAX_FRAMES = 2048  # of one video
+PATCHES = PatchSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patch=16)
+DEEPSTACK_LAYERS = (8, 16, 24)
+_PIXELS_PER_ROW = 32 * 32
+
+
+class Qwen3VLProcessingInfo(NativeResolutionInfo):
+    """ProcessingInfo of Qwen3-VL. Each temporal step of a video has its timestamp as text, then its rows between marks."""
+
+    placeholders = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
+    patch_specs = {
+        "image": replace(PATCHES, min_pixels=64 * _PIXELS_PER_ROW, max_pixels=16384 * _PIXELS_PER_ROW),
+        "video": replace(PATCHES, min_pixels=128 * _PIXELS_PER_ROW, max_pixels=768 * _PIXELS_PER_ROW, bounds_all_frames=True),
+    }
+    frame_sampling = FrameSampling(fps=2.0, min_frames=4, max_frames=768, spread="nearest")
+    timestamp_position = 0.5
+    deepstack_layers = DEEPSTACK_LAYERS
+
+    def resolve_token_ids(self) -> None:
+        self.start = self.config_token_id("vision_start_token_id", 151652)
+        self.end = self.config_token_id("vision_end_token_id", 151653)
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        """Frames are sampled one by one; the last frame is repeated to fill the last step."""
+        sampling = super().resolve_decode_spec().sampling
+        return DecodeSpec(replace(sampling, multiple=1, max_frames=min(sampling.max_frames, MAX_FRAMES)))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        grid = super().geometry(header)
+        if header.frames is None:
+            return grid
+        if len(header.frames.indices) > MAX_FRAMES:
+            used = len(header.frames.indices)
+            raise InputError(f"{used} of its frames are wanted, the model takes at most {MAX_FRAMES}; lower fps or num_frames")
+        return grid
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        if modality != "video":
+            return super().span(modality, geometry)
+        rows = geometry.num_embeds // geometry.t
+        pieces: list[Piece] = []
+        for time in geometry.times:
+            pieces += [(*self.encode(f"<{time:.1f} seconds>"), self.start), rows, (self.end,)]
+        return build_span(pieces, self.placeholder_ids["video"])

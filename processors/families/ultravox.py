@@ -1,0 +1,57 @@
+"""Input processing of Ultravox: audio in windows of 30 s as log-mel frames, one token per 160 ms.
+
+Source: the published processor. It pads the last of several windows with zeros, which our model does instead; a single window
+is as long as its audio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..bases.windows import WindowedAudioInfo
+from ..mel import MelSpec, log_mel
+
+PLACEHOLDER = "<|audio|>"
+_MIN_FRAMES = 2
+
+
+class UltravoxProcessingInfo(WindowedAudioInfo):
+    """ProcessingInfo of Ultravox. Its placeholder is plain text, not a token; the text on either side is tokenized alone."""
+
+    placeholders = {"audio": ("audio_token_index", 32000)}
+    text_config_defaults = {"hidden_size": 4096, "max_position_embeddings": 2048}
+    mel_defaults = MelSpec(num_mel_bins=80)
+
+    @property
+    def stack_factor(self) -> int:
+        return int(self.files.config.get("stack_factor", 8))
+
+    def num_rows(self, frames: int) -> int:
+        """In each window an incomplete stack is padded."""
+        window, stack = self.mel_spec.window_frames, 2 * self.stack_factor
+        windows, rest = divmod(frames, window)
+        return windows * -(-window // stack) + -(-rest // stack)
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Replace the placeholder's text with the placeholder token; text on both sides of a special token is not joined."""
+        encode, decode, placeholder = self.files.encode, self.files.decode, self.placeholder_ids["audio"]
+        if not items.get("audio") or encode is None or decode is None:
+            return ids
+        out: list[int] = []
+        for is_text, run in groupby(ids, lambda token: token != placeholder and decode([token]) != ""):
+            tokens = list(run)
+            first, *others = decode(tokens).split(PLACEHOLDER) if is_text else ("",)
+            out += encode(first) if others else tokens
+            for text in others:
+                out += [placeholder, *encode(text)]
+        return out
+
+    def window_features(self, samples: Tensor) -> list[Tensor]:
+        spec = self.mel_spec
+        frames = max(_MIN_FRAMES, spec.num_frames(len(samples)))
+        padded = F.pad(samples, (0, frames * spec.hop_length - len(samples)))
+        return list(log_mel(padded, spec).split(spec.window_frames))

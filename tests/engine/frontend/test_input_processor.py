@@ -1,0 +1,70 @@
+"""A prompt that cannot fit is refused from counts: no token, mask or pixel of its items is made first."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from PIL import Image
+from sensorium.engine.frontend.input_processor import InputProcessor
+from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.mm.errors import MediaError
+from sensorium.processors.families.ernie4_5_vl import Ernie45VLProcessingInfo
+from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.interface import ProcessingInfo, Span
+
+IMAGES = 40
+HUGE = 1 << 31  # pixels; about 2.7 million rows an image
+
+
+def inputs(info: ProcessingInfo) -> InputProcessor:
+    tokenizer: Any = None  # prompts are token ids
+    return InputProcessor(info, tokenizer, MultiModalSettings(limits={"image": IMAGES}), max_model_len=4096)
+
+
+def prompt(info: ProcessingInfo, **more: object) -> dict[str, object]:
+    tiny = [Image.new("RGB", (8, 8), (value, 0, 0)) for value in range(IMAGES)]
+    ids = [token for _ in range(IMAGES) for token in (info.placeholder_ids["image"], 5)]
+    return {"prompt_token_ids": ids, "multi_modal_data": {"image": tiny}, **more}
+
+
+@contextmanager
+def at_most(num_bytes: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < num_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the tokens or the mask of a span fails."""
+
+    def fail(span: Span) -> None:
+        raise AssertionError(f"a span of {span.num_tokens} tokens was written")
+
+    for name in ("token_ids", "is_embed"):
+        monkeypatch.setattr(Span, name, property(fail))
+
+
+@pytest.mark.parametrize("family", [Qwen2VLProcessingInfo, Ernie45VLProcessingInfo])
+def test_a_prompt_that_is_too_long_is_refused_from_counts(family: Any, no_tokens: None) -> None:
+    info = family(ProcessorFiles())
+    kwargs = {"min_pixels": HUGE, "max_pixels": HUGE}
+    with at_most(4 << 20), pytest.raises(MediaError, match=r"the prompt takes 1[0-9]{8} tokens, max_model_len is 4096"):
+        inputs(info).process(prompt(info, mm_processor_kwargs=kwargs))
+
+
+def test_images_that_are_shrunk_to_fit_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    info, written = Qwen2VLProcessingInfo(ProcessorFiles()), []
+    read = Span.token_ids.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Span, "token_ids", property(lambda span: written.append(span.num_tokens) or read(span)))
+    done = inputs(info).process(prompt(info, mm_processor_kwargs={"min_pixels": HUGE, "max_pixels": HUGE}, fit="context"))
+    assert len(written) == IMAGES
+    assert len(done.token_ids) == sum(written) + IMAGES < 4096

@@ -1,0 +1,244 @@
+"""InputQueue: the order of prompts, which of them may overtake others, and limits on what runs and is held at once."""
+
+import threading
+import time
+import traceback
+from concurrent.futures import Future
+from functools import partial
+
+import pytest
+import torch
+from sensorium.engine.frontend.input_processor import ParsedPrompt, ProcessedPrompt
+from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
+from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
+from waiting import wait_until
+
+
+def prepared(size):
+    kwargs = {"pixels": FieldElem(torch.zeros(size, dtype=torch.uint8), BatchedField())}
+    return ProcessedPrompt(
+        None, (1,), (MultiModalFeature("image", kwargs, PlaceholderRange(0, 1), ItemGeometry(1, 1, 1), "h"),)
+    )
+
+
+class Media(ParsedPrompt):
+    """Media of `size` bytes whose decoding takes until `gate` opens."""
+
+    def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires=""):
+        own = {"queue": queue, "size": size, "gate": gate, "downloads": fetches, "provided": provides, "required": requires}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    remote = property(lambda self: bool(self.downloads))
+    provided_uuids = property(lambda self: frozenset(self.provided))
+    required_uuids = property(lambda self: frozenset(self.required))
+
+    def fetch(self):
+        return self.downloads
+
+    def finish(self):
+        with self.queue.lock:
+            self.queue.now += 1
+            self.queue.most = max(self.queue.most, self.queue.now)
+        if self.gate is not None:
+            assert self.gate.wait(60)
+        with self.queue.lock:
+            self.queue.now -= 1
+        return prepared(self.size)
+
+
+class Queue:
+    """An input queue and its results, in order."""
+
+    def __init__(self, window=8, workers=2, capacity=100):
+        self.input_queue, self.out, self.results = InputQueue(window, workers, capacity), [], {}
+        self.lock, self.news, self.now, self.most = threading.Lock(), threading.Condition(), 0, 0
+
+    def entry(self, name, work=None, priority=0):
+        def done(result):
+            with self.news:
+                self.out.append(name)
+                self.results[name] = result
+                self.news.notify_all()
+
+        return QueueEntry(work or (lambda: ProcessedPrompt(name, (1,))), done, priority)
+
+    def add(self, *entries):
+        self.input_queue.add(entries)
+        return entries
+
+    def media(self, name, **draft):
+        return self.entry(name, lambda: Media(self, **draft))
+
+    def wait(self, *names):
+        with self.news:
+            assert self.news.wait_for(lambda: set(names) <= set(self.out), 60), (names, self.out)
+
+    def settle(self):
+        """Until nothing more is done by itself: all are read, and none is being decoded."""
+        input_queue = self.input_queue
+
+        def settled():
+            with input_queue._lock:
+                return not any(input_queue._count[stage] for stage in ("waiting", "parsing", "processing"))
+
+        wait_until(settled)
+
+
+@pytest.fixture
+def queue():
+    queue = Queue()
+    yield queue
+    queue.input_queue.close()
+
+
+def test_text_passes_slow_media(queue):
+    gate = threading.Event()
+    queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(4)), *(queue.entry(f"text{i}") for i in range(3)))
+    queue.wait("text0", "text1", "text2")
+    assert not any(name.startswith("clip") for name in queue.out)
+    gate.set()
+    queue.wait("clip0", "clip1", "clip2", "clip3")
+
+
+def test_downloads_keep_no_worker(queue):
+    slow = [Future() for _ in range(6)]
+    queue.add(*(queue.media(f"far{i}", fetches=(future,)) for i, future in enumerate(slow)), queue.media("near"))
+    queue.wait("near")
+    assert queue.out == ["near"]
+    for future in slow:
+        future.set_result(None)
+    queue.wait(*(f"far{i}" for i in range(6)))
+    assert queue.most <= 2, "they were decoded by the workers all the same"
+
+
+def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():
+    """It also waits for earlier prompts that are still parsed, but not for later ones or for other uuids."""
+    queue = Queue(window=20)
+    gate, read, far = threading.Event(), threading.Event(), Future()
+
+    def slowly():
+        assert read.wait(60)
+        return Media(queue, provides="b")
+
+    queue.add(
+        queue.media("a", gate=gate, provides="a"), queue.media("far", fetches=(far,), provides="c"), queue.entry("b", slowly)
+    )
+    queue.add(
+        *(queue.media(f"requires {name}", requires=name) for name in "aabcx"), queue.media("late", provides="x", requires="")
+    )
+    queue.wait("late")
+    assert queue.out == ["late"], "one that is read may give any name"
+    read.set()
+    queue.wait("b", "requires b", "requires x")
+    assert set(queue.out) == {"late", "b", "requires b", "requires x"}
+    far.set_exception(OSError("gone"))
+    queue.wait("far", "requires c")
+    assert "requires a" not in queue.out
+    gate.set()
+    queue.wait("requires a", "a")
+    assert queue.out.index("a") < queue.out.index("requires a")
+    queue.input_queue.close()
+
+
+def test_a_small_batch_does_not_wait_for_a_large_one():
+    queue = Queue(window=1)
+    big = queue.add(*(queue.entry(f"a{i}") for i in range(50)))
+    queue.wait("a0")
+    queue.add(queue.entry("b"))
+    queue.input_queue.drop(big[0])
+    queue.wait("a1")
+    queue.input_queue.drop(big[1])
+    queue.wait("b")
+    assert queue.out == ["a0", "a1", "b"]
+    queue.input_queue.close()
+
+
+def test_a_smaller_priority_goes_first():
+    queue = Queue(window=1)
+    (first,) = queue.add(queue.entry("first"))
+    queue.wait("first")
+    entries = queue.add(queue.entry("late", priority=2), queue.entry("soon", priority=-1), queue.entry("then", priority=1))
+    queue.input_queue.drop(first)
+    queue.wait("soon")
+    queue.input_queue.drop(entries[1])
+    queue.wait("then")
+    queue.input_queue.drop(entries[2])
+    queue.wait("late")
+    assert queue.out == ["first", "soon", "then", "late"]
+    queue.input_queue.close()
+
+
+def test_bytes_held_are_bounded_and_one_always_goes():
+    queue = Queue(window=20, capacity=100)
+    entries = {f"clip{i}": queue.media(f"clip{i}", size=60) for i in range(6)}
+    queue.add(*entries.values())
+    queue.add(queue.media("huge", size=1000))
+    queue.settle()
+    assert 1 <= len(queue.out) <= 2, "one per worker, before their size is known"
+    for name in queue.out[1:]:
+        queue.input_queue.drop(entries.pop(name))
+    while "huge" not in queue.out:
+        assert queue.input_queue._bytes == 60, "two do not fit"
+        (name,) = set(queue.out) & entries.keys()
+        seen = len(queue.out)
+        queue.input_queue.drop(entries.pop(name))
+        with queue.news:
+            assert queue.news.wait_for(lambda before=seen: len(queue.out) > before, 60)
+    assert queue.input_queue._bytes == 1000, "it was alone"
+    queue.input_queue.close()
+
+
+def test_what_is_dropped_is_never_heard_of(queue):
+    gate = threading.Event()
+    entries = queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(30)))
+    for entry in entries[:-1]:
+        queue.input_queue.drop(entry)
+    gate.set()
+    queue.wait("clip29")
+    time.sleep(0.05)
+    assert queue.out == ["clip29"]
+    queue.input_queue.drop(entries[-1])
+    assert queue.input_queue.num_waiting == 0
+    assert queue.input_queue._bytes == 0
+
+
+def test_errors_are_results(queue):
+    def broken():
+        raise ValueError("no such thing")
+
+    queue.add(queue.entry("bad", broken), queue.entry("good"))
+    queue.wait("bad", "good")
+    assert isinstance(queue.results["bad"], ValueError)
+    queue.input_queue.close()
+    queue.add(queue.entry("late"))
+    queue.wait("late")
+    assert isinstance(queue.results["late"], RuntimeError)
+
+
+def test_a_long_line_is_no_deep_stack():
+    """Also when each prompt is read before the feeder has looked away, and left the engine at once."""
+    queue, depths, here = Queue(), [], _depth()
+
+    def at_once(work):
+        future = Future()
+        future.set_result(work())
+        return future
+
+    def left(entry, result):
+        depths.append(_depth())
+        queue.input_queue.drop(entry)
+
+    entries = [queue.entry(str(i)) for i in range(4000)]
+    for entry in entries:
+        entry.done = partial(left, entry)
+    queue.input_queue._parsers.submit = at_once
+    queue.add(*entries)
+    assert len(depths) == 4000
+    assert max(depths) < here + 30
+    queue.input_queue.close()
+
+
+def _depth():
+    return sum(1 for _ in traceback.walk_stack(None))

@@ -1,0 +1,155 @@
+"""Work on outputs that the step loop does not wait for: stop strings, observers, slow grammars."""
+
+import threading
+import time
+
+import pytest
+from sensorium.engine.frontend import request_handle
+from sensorium.engine.frontend.output_processor import CompletionBuilder
+from sensorium.engine.sampling_params import SamplingParams
+from waiting import wait_until
+from world import World
+
+FREE = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
+
+
+@pytest.fixture
+def world(toy):
+    return World(toy)
+
+
+def stop_of(toy, prompt="hello"):
+    """The text of a free answer, and two letters of it."""
+    (full,) = World(toy).texts([prompt], SamplingParams(**FREE))[0]
+    return full, full[4:6]
+
+
+def test_detokenising_runs_in_no_thread_of_the_loop(world, toy, monkeypatch):
+    _, stop = stop_of(toy)
+    real, seen = CompletionBuilder.add, []
+
+    def add(self, output):
+        seen.append(threading.current_thread().name)
+        return real(self, output)
+
+    monkeypatch.setattr(CompletionBuilder, "add", add)
+    world.answers(["hello"], SamplingParams(**FREE, stop=stop))
+    world.answers(["hello"], SamplingParams(**FREE, logprobs=3))
+    assert seen
+    assert "sensorium-engine" not in seen
+
+
+def test_a_slow_stop_string_stops_nobody_else(world, toy, monkeypatch):
+    """The output thread hangs; a stream without stop strings goes on, and the answer is cut where it always is."""
+    _, stop = stop_of(toy)
+    expected = World(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
+    gate, real = threading.Event(), request_handle.RequestHandle.read
+
+    def read(self):
+        assert gate.wait(60)
+        real(self)
+
+    monkeypatch.setattr(request_handle.RequestHandle, "read", read)
+    ended = []
+    caller = threading.Thread(
+        target=lambda: ended.extend(world.engine_loop.serve(world.requests(["hello"], SamplingParams(**FREE, stop=stop))))
+    )
+    caller.start()
+    wait_until(lambda: world.engine_loop._owners)
+    other = dict(world.engine_loop.serve(world.requests(["other"], SamplingParams(**FREE))))
+    assert len(other[0].outputs[0].token_ids) == FREE["max_tokens"]
+    gate.set()
+    caller.join(60)
+    assert ended[0][1].outputs == expected
+    toy.assert_empty(world.core)
+
+
+def test_a_long_answer_leaves_no_long_inbox(toy):
+    world, longest = World(toy), 0
+    (handle,) = world.requests(["hello"], SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True))
+    step = world.core.step
+
+    def watched():
+        nonlocal longest
+        longest = max(longest, len(handle.inbox))
+        wait_until(lambda: not handle.unread)
+        return step()
+
+    world.core.step = watched
+    dict(world.engine_loop.serve([handle]))
+    assert 60 <= longest <= 66
+
+
+def test_observers_run_beside_the_loop_and_before_the_caller_hears(world):
+    seen = []
+    world.engine_loop.observers.append(lambda trace: (time.sleep(0.05), seen.append(threading.current_thread().name)))
+    world.answers(["hello", "you"])
+    assert seen == ["sensorium-output"] * 2
+
+
+def test_the_output_thread_ends_with_the_loop(world, toy):
+    _, stop = stop_of(toy)
+    world.answers(["hello"], SamplingParams(**FREE, stop=stop))
+    thread = world.engine_loop._output._thread
+    assert thread.is_alive()
+    world.engine_loop.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("late", [0, 1, 5])
+def test_a_session_holds_the_tokens_of_its_answer_and_no_others(toy, late):
+    """However many steps after the stop string the loop hears of it."""
+    full, stop = stop_of(toy)
+    core = toy.make_core()
+    request = toy.of("r", [ord(letter) - 27 for letter in "hello"], hold_open=True, params=SamplingParams(**FREE))
+    core.add(request)
+    tokens = list(request.prompt_token_ids)
+    cut = len(tokens) + full.index(stop) + len(stop)
+    while len(tokens) < cut + late:
+        tokens += [token for output in core.step().outputs for token in output.token_ids]
+    core.pause("r")
+    core.truncate("r", cut)
+    core.append("r", [50, 51])
+    answer = toy.tokens_of(toy.drain(core)["r"])
+    fresh = toy.make_core()
+    fresh.add(toy.of("r", [*tokens[:cut], 50, 51], params=SamplingParams(**FREE)))
+    assert answer == toy.tokens_of(toy.drain(fresh)["r"])
+
+
+class SlowFactory:
+    """Compiles when the gate opens; the grammar of "bad" fails."""
+
+    def __init__(self):
+        from concurrent.futures import Future
+
+        self.future = Future()
+
+    def begin(self, wanted):
+        return self.future
+
+
+def test_a_request_waits_for_its_grammar_outside_the_scheduler(toy):
+    from sensorium.engine.sampling_params import StructuredOutputsParams
+    from sensorium.mm.errors import InputError
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]), **FREE)
+    core = toy.make_core()
+    core.runner.grammars = factory = SlowFactory()
+    core.add(toy.of("slow", [5, 6], params=params))
+    core.add(toy.of("gone", [5, 6], params=params))
+    with pytest.raises(InputError, match="already being served"):
+        core.add(toy.of("slow", [5], params=params))
+    core.add(toy.of("quick", [5, 6, 7]))
+    outputs = [output for _ in range(6) for output in core.step().outputs]
+    assert {output.request_id for output in outputs} == {"quick"}
+    assert outputs[-1].finish_reason == "length"
+    done = core.step()
+    assert done.idle
+    assert done.stats.waiting == 2
+    core.abort("gone")
+    factory.future.set_exception(InputError("structured_outputs.choice cannot be used"))
+    (failed,) = core.step().outputs
+    assert (failed.request_id, failed.finish_reason) == ("slow", "error")
+    assert "cannot be used" in failed.error.message
+    assert core.step().stats.waiting == 0
+    toy.assert_empty(core)

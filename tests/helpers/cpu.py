@@ -1,0 +1,33 @@
+"""Conditions on the CPU that runs the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from sensorium.kernels import native
+from sensorium.kernels.int8 import supported
+
+needs_int8 = pytest.mark.skipif(
+    not supported(torch.device("cpu")), reason="products of 8-bit integers need a CPU with avx512_vnni"
+)
+"""Mark tests that multiply in int8: quantization="int8", also with batch_invariant or recorded steps."""
+
+
+@contextmanager
+def running_with(instructions: str) -> Iterator[None]:
+    """Run the C++ kernels as on a CPU with this instruction set of `native.LEVELS`. Skips the test if the CPU lacks it."""
+    found = native.library()
+    if found is None:
+        pytest.skip("the C++ kernels are not built")
+    setting = native.level(found)
+    before, wanted = setting.value, native.LEVELS.index(instructions)
+    if wanted > before:
+        pytest.skip(f"the C++ kernels have no {instructions} here")
+    setting.value = wanted
+    try:
+        yield
+    finally:
+        setting.value = before
