@@ -145,7 +145,9 @@ def machine() -> str:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?"
     )
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-    return f"{cpu}, 2 threads, Python {platform.python_version()}, {packages}, {time.strftime('%Y-%m-%d')}"
+    from sensorium.kernels.native import instructions
+
+    return f"{cpu} ({instructions()}), 2 threads, Python {platform.python_version()}, {packages}, {time.strftime('%Y-%m-%d')}"
 
 
 def put(section: str, text: str) -> None:
