@@ -45,14 +45,22 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[E
             the grid.
     """
     if isinstance(value, Mapping) and spec.name in value:
-        return _from_mapping(modality, value, spec)
-    if modality == "audio" or not _looks_like_rows(value):
+        known = [name for name in (spec.name, spec.grid) if name is not None]
+        if set(value) != set(known):
+            raise MediaError(modality, 0, f"rows come with exactly {' and '.join(known)}, not {', '.join(map(str, value))}")
+        rows = value[spec.name]
+        if not isinstance(rows, Tensor | np.ndarray | list | tuple):
+            raise MediaError(modality, 0, f"{spec.name} is a tensor, not {typed(rows)}")
+        if spec.grid is not None:
+            return _with_grids(modality, rows, value[spec.grid], spec)
+        value = rows
+    elif modality == "audio" or not _looks_like_rows(value):
         return None
-    if spec.grid is not None:
+    elif spec.grid is not None:
         form = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
         raise MediaError(modality, 0, f"rows of this model need their grids: {form} (pixels are uint8)")
-    rows = _split(modality, value, spec)
-    return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(rows)]
+    several = _split(modality, value, spec)
+    return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
 
 
 def check_rows(modality: str, index: int, rows: object, width: int) -> Tensor:
@@ -99,19 +107,13 @@ def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object
     return [value] if value.ndim == 2 else list(value)
 
 
-def _from_mapping(modality: str, value: Mapping[object, object], spec: EmbeddingSpec) -> list[EmbeddingItem]:
-    known = [name for name in (spec.name, spec.grid) if name is not None]
-    if set(value) != set(known):
-        raise MediaError(modality, 0, f"rows come with exactly {' and '.join(known)}, not {', '.join(map(str, value))}")
-    rows = value[spec.name]
-    if not isinstance(rows, Tensor | np.ndarray | list | tuple):
-        raise MediaError(modality, 0, f"{spec.name} is a tensor, not {typed(rows)}")
-    if spec.grid is None:
-        several = _split(modality, rows, spec)
-        return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
-    grids = _grids(modality, value[spec.grid], spec)
+def _with_grids(
+    modality: str, rows: Tensor | np.ndarray | Sequence[object], grid: object, spec: EmbeddingSpec
+) -> list[EmbeddingItem]:
+    """Return the items of rows whose grids are given, after checking that their numbers agree."""
+    grids = _grids(modality, grid, spec)
     counts = [t // spec.merge_t * h * w // spec.merge**2 for t, h, w in grids]
-    flat = rows if isinstance(rows, list | tuple) else _flat(modality, rows, counts, spec)
+    flat = _flat(modality, rows, counts, spec) if isinstance(rows, Tensor | np.ndarray) else rows
     if len(flat) != len(grids):
         raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} names {len(grids)}")
     items = [check_rows(modality, i, one, spec.width) for i, one in enumerate(flat)]

@@ -92,7 +92,7 @@ class InputError(SensoriumError):
 
 
 class MediaError(InputError):
-    """A picture, clip or sound cannot be decoded or processed, or is over a limit.
+    """An image, video or audio cannot be decoded or processed, or is over a limit.
 
     Args:
         modality, index, code, param: as in `ErrorInfo`.
@@ -116,7 +116,7 @@ class EngineDeadError(SensoriumError):
 
 
 def media_error(error: InputError, modality: str, index: int) -> MediaError:
-    """Return the error of an item as a MediaError that names the item."""
+    """Return an error about an item as a MediaError that names the item."""
     code = "invalid_media" if error.info.code == "invalid_input" else error.info.code
     reason = error.reason if isinstance(error, MediaError) else str(error)
     return MediaError(modality, index, reason, code=code, param=error.info.param)

@@ -1,19 +1,17 @@
-"""Fields: how a named tensor of an item is split from a batch and merged into one (as in vLLM's MultiModalFieldElem)."""
+"""Fields: how the named tensors of items are merged into a batch (as in vLLM's MultiModalFieldElem)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .buffers import BUFFERS
-from .errors import InputError, typed
+from .errors import InputError
 
 Value = Tensor | int | float | str
-Sizes = int | Tensor | Sequence[int] | Sequence[slice]
 
 
 @dataclass(frozen=True)
@@ -49,51 +47,6 @@ class FieldElem:
     field: Field
 
 
-def split(data: Value | Sequence[Value], field: Field, sizes: Sizes) -> list[FieldElem]:
-    """Split a merged value into items, as views.
-
-    For a flat field, `sizes` are the lengths of the items along its `dim`, or their slices; they must cover the data without
-    gaps. For other fields it is the number of items.
-
-    Raises:
-        InputError: sizes have two axes, or sizes or slices do not add up to the data.
-    """
-    if isinstance(field, FlatField):
-        if isinstance(sizes, int) or not isinstance(data, Tensor):
-            raise InputError("a flat field is split as a tensor, by the size of each item")
-        dim = _axis(data, field.dim)
-        return [FieldElem(one, field) for one in _cut(data, _lengths(sizes, data.shape[dim]), dim)]
-    if not isinstance(sizes, int):
-        raise InputError(f"{typed(field)} is split by the number of items, only a flat field by sizes")
-    if isinstance(field, SharedField):
-        return [FieldElem(data, field)] * sizes  # type: ignore[arg-type]
-    values: Sequence[Any] = data if isinstance(data, list | tuple) else []
-    if isinstance(data, Tensor) and data.ndim:
-        values = data.unbind(0)
-    if len(values) != sizes:
-        raise InputError(f"a batch of {len(values)} cannot be split into {sizes} items")
-    return [FieldElem(value, field) for value in values]
-
-
-def split_batch(batch: Mapping[str, object], layout: Mapping[str, tuple[Field, Sizes]]) -> list[dict[str, FieldElem]]:
-    """Split the batch that `merge` made. `layout` has the field and the sizes (as for `split`) of each tensor name.
-
-    Padding is cut off by the true shapes in `"<name>.sizes"`.
-
-    Raises:
-        InputError: as `split`, or tensors hold different numbers of items.
-    """
-    columns = {name: split(batch[name], field, sizes) for name, (field, sizes) in layout.items()}  # type: ignore[arg-type]
-    counts = {name: len(column) for name, column in columns.items()}
-    if len(set(counts.values())) > 1:
-        raise InputError(f"tensors of one modality hold different numbers of items: {counts}")
-    for name in columns:
-        shapes = batch.get(f"{name}.sizes")
-        if isinstance(shapes, Tensor):
-            columns[name] = [_trimmed(elem, shape) for elem, shape in zip(columns[name], shapes.tolist(), strict=True)]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
 def merge_elems(elems: Sequence[FieldElem]) -> object:
     """Merge elements into one tensor, list or object. A single flat element is returned as it is; no elements give `[]`.
 
@@ -107,13 +60,8 @@ def merge_elems(elems: Sequence[FieldElem]) -> object:
     field, values = elems[0].field, [elem.data for elem in elems]
     if isinstance(field, FlatField):
         return _merge_flat(values, field.dim)
-    return merge_shared(values) if isinstance(field, SharedField) else _merge_batched(values)
-
-
-def merge_shared(values: Sequence[Value]) -> Value:
-    """Return the value that all items share; InputError if there is none or they differ."""
-    if not values:
-        raise InputError("a shared field needs at least one item to merge")
+    if isinstance(field, BatchedField):
+        return _merge_batched(values)
     if not all(values_equal(values[0], value) for value in values[1:]):
         raise InputError("items with different values of a shared field cannot merge")
     return values[0]
@@ -135,11 +83,12 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
         raise InputError("items with different tensor names cannot merge")
     merged: dict[str, object] = {}
     for name in items[0]:
-        elems = [item[name] for item in items]
-        value, target = merge_elems(elems), None if elems[0].field.keep_on_cpu else device
+        elems, field = [item[name] for item in items], items[0][name].field
+        value, target = merge_elems(elems), None if field.keep_on_cpu else device
         merged[name] = [_placed(v, target) for v in value] if isinstance(value, list) else _placed(value, target)
-        if _is_ragged(elems):
-            merged[f"{name}.sizes"] = torch.tensor([list(e.data.shape) for e in elems if isinstance(e.data, Tensor)])
+        tensors = [elem.data for elem in elems if isinstance(elem.data, Tensor)]
+        if isinstance(field, FlatField) and _is_ragged(tensors, field.dim):
+            merged[f"{name}.sizes"] = torch.tensor([list(t.shape) for t in tensors])
     return merged
 
 
@@ -151,7 +100,9 @@ def group_mergeable(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[st
     groups: list[list[int]] = []
     for index, item in enumerate(items):
         for known in groups:
-            if (kinds is None or kinds[index] == kinds[known[0]]) and _compatible(item, items[known[0]]):
+            first = items[known[0]]
+            of_one_kind = kinds is None or kinds[index] == kinds[known[0]]
+            if of_one_kind and item.keys() == first.keys() and all(_mergeable(item[name], first[name]) for name in item):
                 known.append(index)
                 break
         else:
@@ -166,55 +117,15 @@ def values_equal(left: Value, right: Value) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
-def _compatible(left: Mapping[str, FieldElem], right: Mapping[str, FieldElem]) -> bool:
-    return left.keys() == right.keys() and all(_mergeable(left[name], right[name]) for name in left)
-
-
 def _mergeable(left: FieldElem, right: FieldElem) -> bool:
     if left.field != right.field:
         return False
     if isinstance(left.field, SharedField):
         return values_equal(left.data, right.data)
-    return _kind(left.data, left.field) == _kind(right.data, right.field)
-
-
-def _kind(value: Value, field: Field) -> tuple[object, ...]:
-    """Return what has to be equal for values to be in one tensor."""
-    if not isinstance(value, Tensor):
-        return ()
-    return (value.dtype, value.ndim) if isinstance(field, FlatField) else (value.dtype,)
-
-
-def _axis(data: Tensor, dim: int) -> int:
-    if not -data.ndim <= dim < data.ndim:
-        raise InputError(f"a flat field on axis {dim} needs more axes than the {data.ndim} of its tensor")
-    return dim % data.ndim
-
-
-def _lengths(sizes: Tensor | Sequence[int] | Sequence[slice], length: int) -> list[int]:
-    if isinstance(sizes, Tensor):
-        if sizes.ndim != 1:
-            raise InputError(f"the sizes of a flat field have one axis, not {sizes.ndim}")
-        sizes = sizes.tolist()
-    counts, position = [], 0
-    for size in sizes:
-        start, stop, step = size.indices(length) if isinstance(size, slice) else (position, position + size, 1)
-        if not (start == position <= stop and step == 1) or stop != int(stop):
-            raise InputError(f"the items of a flat field lie end to end; {size} does not continue at {position}")
-        counts.append(int(stop - start))
-        position = stop
-    if position != length:
-        raise InputError(f"the sizes of a flat field add up to {position}, its data has {length}")
-    return counts
-
-
-def _cut(data: Tensor, counts: list[int], dim: int) -> Sequence[Tensor]:
-    return torch.split(data, counts, dim) if counts else ()
-
-
-def _trimmed(elem: FieldElem, shape: Sequence[int]) -> FieldElem:
-    assert isinstance(elem.data, Tensor)
-    return FieldElem(elem.data[tuple(slice(0, size) for size in shape)], elem.field)
+    if not (isinstance(left.data, Tensor) and isinstance(right.data, Tensor)):
+        return not (isinstance(left.data, Tensor) or isinstance(right.data, Tensor))
+    same_rank = left.data.ndim == right.data.ndim or isinstance(left.field, BatchedField)
+    return left.data.dtype == right.data.dtype and same_rank
 
 
 def _merge_batched(values: Sequence[Value]) -> object:
@@ -229,14 +140,15 @@ def _merge_flat(values: Sequence[Value], dim: int) -> Tensor:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if len(tensors) < len(values) or len({(t.dtype, t.ndim) for t in tensors}) > 1:
         raise InputError("flat elements merge as tensors of one dtype and number of axes only")
-    dim = _axis(tensors[0], dim)
+    axes = tensors[0].ndim
+    if not -axes <= dim < axes:
+        raise InputError(f"a flat field on axis {dim} needs more axes than the {axes} of its tensor")
     if len(tensors) == 1:
         return tensors[0]
     shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
-    if all(t.shape[axis] == shape[axis] for t in tensors for axis in range(len(shape)) if axis != dim):
-        shape[dim] = sum(t.shape[dim] for t in tensors)
-        return torch.cat(tensors, dim, out=BUFFERS.take(shape, tensors[0].dtype) if tensors[0].is_cpu else None)
     shape[dim] = sum(t.shape[dim] for t in tensors)
+    if not _is_ragged(tensors, dim):
+        return torch.cat(tensors, dim, out=BUFFERS.take(shape, tensors[0].dtype) if tensors[0].is_cpu else None)
     out = tensors[0].new_zeros(shape)
     start = 0
     for t in tensors:
@@ -247,13 +159,9 @@ def _merge_flat(values: Sequence[Value], dim: int) -> Tensor:
     return out
 
 
-def _is_ragged(elems: Sequence[FieldElem]) -> bool:
-    field = elems[0].field
-    if not isinstance(field, FlatField):
-        return False
-    shapes = [list(e.data.shape) for e in elems if isinstance(e.data, Tensor)]
-    others = [[size for axis, size in enumerate(shape) if axis != field.dim % len(shape)] for shape in shapes]
-    return any(other != others[0] for other in others)
+def _is_ragged(tensors: Sequence[Tensor], dim: int) -> bool:
+    """Return whether tensors differ in size along any axis but `dim`."""
+    return len({tuple(size for axis, size in enumerate(t.shape) if axis != dim % t.ndim) for t in tensors}) > 1
 
 
 def _placed(value: object, device: torch.device | str | None) -> object:

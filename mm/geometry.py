@@ -74,7 +74,7 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
         InputError: the image is empty, or its sides differ by more than `max_ratio`.
     """
     if min(height, width) < 1:
-        raise InputError(f"a picture of {width}x{height} has no pixels")
+        raise InputError(f"an image of {width}x{height} has no pixels")
     factor, least, most = policy.factor, policy.min_pixels, policy.max_pixels
     if policy.frames > 1 and min(height, width) < factor:
         scale = max(factor / height, factor / width)
@@ -131,7 +131,7 @@ def sample_indices(
     wanted = _wanted(frames, seconds, policy)
     if wanted > frames:
         part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
-        raise InputError(f"{wanted} frames are wanted but the clip {part}; lower num_frames or fps")
+        raise InputError(f"{wanted} frames are requested but the video {part}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         return _on_screen(times[:frames], seconds, wanted, policy)
     if policy.spread == "after":
@@ -156,7 +156,7 @@ def usable_span(
         InputError: the video is empty, or `max_duration` is not positive or the video's rate is unknown.
     """
     if total < 1:
-        raise InputError("the clip has no frames")
+        raise InputError("the video has no frames")
     varies = times is not None and _varies(times, source_fps)
     seconds = _seconds(total, source_fps, times if varies else None)
     limit = policy.max_duration
@@ -165,7 +165,7 @@ def usable_span(
     if not limit > 0:
         raise InputError(f"max_duration is {limit}; give a positive number of seconds")
     if seconds is None:
-        raise InputError("max_duration is wanted but the clip's own rate is unknown; give metadata with fps")
+        raise InputError("max_duration is set but the video's own frame rate is unknown; give metadata with fps")
     if limit >= seconds:
         return total, seconds
     frames = bisect_left(times, limit) if times else max(1, math.ceil(limit / seconds * total - 1e-9))
@@ -229,7 +229,7 @@ def _wanted(total: int, seconds: float | None, policy: FrameSampling) -> int:
     if not policy.fps > 0:
         raise InputError(f"fps is {policy.fps}; give a positive number")
     if seconds is None:
-        raise InputError("fps is wanted but the clip's own rate is unknown; give num_frames, or metadata with fps")
+        raise InputError("fps is set but the video's own frame rate is unknown; give num_frames, or metadata with fps")
     most = min(policy.max_frames, total) // multiple * multiple
     count = min(max(seconds * policy.fps, policy.min_frames), most)
     return _at_least(round(count / multiple) if policy.nearest else math.floor(count / multiple), multiple, total)
@@ -259,7 +259,7 @@ def fit_patches(height: int, width: int, budget: PatchBudget) -> tuple[int, int]
         InputError: the image is empty.
     """
     if min(height, width) < 1:
-        raise InputError(f"a picture of {width}x{height} has no pixels")
+        raise InputError(f"an image of {width}x{height} has no pixels")
     patch, most = budget.patch, budget.max_side * budget.patch
     count = max(1, height // patch) * max(1, width // patch)
     scale = min(1.0, math.sqrt(budget.max_patches / count), most / height, most / width)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,24 +70,19 @@ class MultiModalDataParser:
         """
         uuids = uuids or {}
         for name in (*data, *uuids):
-            self._check_modality(name)
+            if name not in self.modalities:
+                known = ", ".join(self.modalities) or "text only"
+                raise InputError(f"unknown modality {name!r}; this model takes {known}", param="multi_modal_data")
         sources = {}
         for name in dict.fromkeys((*data, *uuids)):
             given = _named(name, self._listed(name, data.get(name)), uuids.get(name))
             sources[name] = [self._source(name, index, media) for index, media in enumerate(given)]
-            _check_limit(name, sources[name], self._limit(name, limits or {}))
+            limit = min(several[name] for several in (limits or {}, self.limits, {name: math.inf}) if name in several)
+            count = sum(not isinstance(source.data, EmbeddingItem) for source in sources[name])
+            if count > limit:
+                reason = f"At most {limit} {name}(s) may be provided in one prompt, not {count}"
+                raise InputError(reason, param="limit_mm_per_prompt")
         return sources
-
-    def _limit(self, modality: str, limits: Mapping[str, int]) -> int | None:
-        known = [several[modality] for several in (limits, self.limits) if modality in several]
-        return min(known) if known else None
-
-    def _check_modality(self, name: str) -> None:
-        if name not in self.modalities:
-            raise InputError(
-                f"unknown modality {name!r}; this model takes {', '.join(self.modalities) or 'text only'}",
-                param="multi_modal_data",
-            )
 
     def _listed(self, modality: str, value: object) -> list[Media]:
         """Return the items of one modality."""
@@ -141,14 +137,6 @@ def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:
     return [media if name is None else replace(media, uuid=name) for media, name in zip(given, names, strict=True)]
 
 
-def _check_limit(modality: str, sources: Collection[MediaSource], limit: int | None) -> None:
-    count = sum(not isinstance(source.data, EmbeddingItem) for source in sources)
-    if limit is not None and count > limit:
-        raise InputError(
-            f"At most {limit} {modality}(s) may be provided in one prompt, not {count}", param="limit_mm_per_prompt"
-        )
-
-
 def trusted_source(media: object) -> object:
     """Convert a str from the caller's own code or command line to a Path or URL. Other values are returned as they are.
 
@@ -184,7 +172,7 @@ def _with_metadata(value: Sequence[object]) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     frames, metadata = value
-    unknown = metadata is None and isinstance(frames, list | np.ndarray | Tensor)  # of a path, it is a second clip's place
+    unknown = metadata is None and isinstance(frames, list | np.ndarray | Tensor)  # beside a path, None is a second video
     return unknown or isinstance(metadata, Mapping) or hasattr(metadata, "fps")
 
 

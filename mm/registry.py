@@ -99,50 +99,50 @@ ARCHITECTURES: dict[str, Architecture] = {
 NOTES: dict[str, FamilyNote] = {
     "deepseek_ocr2": FamilyNote(
         "CLIP over SAM's rows (the first), or a decoder that reads them by learned queries; tiles by the best aspect ratio, "
-        "the whole on a square; the Hub's layout and the publisher's own"
+        "the whole image on a square; the Hub's layout and the publisher's own"
     ),
     "ernie4_5_vl": FamilyNote(
-        "pairs of frames joined, experts of their own for pictures and clips, times drawn onto frames", "sides up to 200:1"
+        "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames", "sides up to 200:1"
     ),
     "gemma3": FamilyNote(
-        "pictures see themselves whole, windows in most layers, norms around each part; crops of long pictures"
+        "bidirectional attention within an image, sliding windows in most layers, norms around each part; crops of long images"
     ),
     "glm4v": FamilyNote(
-        "times between frames as text, half of a head turned, norms around each part, or experts; "
+        "timestamps between frames as text, rotary positions on half of a head, norms around each part, or experts; "
         "the OCR model with its own tower"
     ),
-    "glmasr": FamilyNote("writes down speech; rotary positions in the tower, rows joined by four", "630 s a sound"),
-    "granite4_vision": FamilyNote("levels of a query transformer added behind several layers; grids of tiles"),
-    "granite_speech": FamilyNote("conformer, a query transformer over windows of rows; an adapter for prompts with sound"),
+    "glmasr": FamilyNote("transcribes speech; rotary positions in the tower, rows stacked by four", "630 s per audio"),
+    "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
+    "granite_speech": FamilyNote("conformer, a query transformer over windows of rows; an adapter for prompts with audio"),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
     "internvl": FamilyNote(
         "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's own",
-        "12 tiles a picture unless asked otherwise; no clips in the publisher's layout",
+        "12 tiles per image by default; no videos in the publisher's layout",
     ),
     "kimi_k25": FamilyNote(
-        "pictures and timed pieces of videos in one stream, frames of a piece averaged, latent attention, grouped experts",
-        "4 frames a piece",
+        "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts",
+        "4 frames per chunk",
     ),
-    "lighton_ocr": FamilyNote("pages at their own size, of which whole squares of patches make rows; no breaks in the span"),
+    "lighton_ocr": FamilyNote("pages at native resolution; only full merged patches make rows; no breaks in the span"),
     "llava": FamilyNote(
-        "chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled clips; several layers joined"
+        "chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled videos; several layers concatenated"
     ),
-    "paddleocr_vl": FamilyNote("pages at their own size; text config nested or at the top level", "sides up to 200:1"),
-    "paligemma": FamilyNote("pictures before the prompt, without slots; the prompt sees itself whole"),
+    "paddleocr_vl": FamilyNote("pages at native resolution; text config nested or at the top level", "sides up to 200:1"),
+    "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "pixtral": FamilyNote("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
     "qwen2_5_omni": FamilyNote(
-        "pictures, clips and sounds together; times as positions; reads, does not speak", "5 minutes a sound"
+        "images, videos and audio together; timestamps as positions; text output only", "5 minutes per audio"
     ),
-    "qwen2_audio": FamilyNote("Whisper's tower, rows averaged in pairs", "30 s a sound"),
+    "qwen2_audio": FamilyNote("Whisper's tower, rows averaged in pairs", "30 s per audio"),
     "qwen2_vl": FamilyNote("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
-    "qwen3_asr": FamilyNote("writes down speech; linear M-RoPE"),
+    "qwen3_asr": FamilyNote("transcribes speech; linear M-RoPE"),
     "qwen3_omni": FamilyNote(
-        "pictures, clips and sounds together; levels added behind the first layers, experts; reads, does not speak",
-        "40 minutes a sound",
+        "images, videos and audio together; DeepStack, experts; text output only",
+        "40 minutes per audio",
     ),
     "qwen3_vl": FamilyNote(
-        "levels added behind the first layers, interleaved M-RoPE, times as text, experts; `embed` and `score`",
-        "2048 frames a clip; sides up to 200:1",
+        "DeepStack, interleaved M-RoPE, timestamps as text, experts; `embed` and `score`",
+        "2048 frames per video; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
@@ -151,8 +151,8 @@ NOTES: dict[str, FamilyNote] = {
         "the Hub's layout and the publisher's own"
     ),
     "whisper": FamilyNote(
-        "encoder and decoder: cross-attention, language and task tokens, rules about times",
-        "30 s a sound",
+        "encoder-decoder: cross-attention, language and task tokens, timestamp rules",
+        "30 s per audio",
         "tiny.en's real weights on real speech",
     ),
 }
@@ -162,7 +162,7 @@ NOTES: dict[str, FamilyNote] = {
 CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
     "params.json": CheckpointLayout(
         "models.consolidated:hub_config",
-        {"pictures": "PixtralConsolidated", "merged pictures": "Mistral3Consolidated", "sounds": "VoxtralConsolidated"},
+        {"images": "PixtralConsolidated", "merged images": "Mistral3Consolidated", "audio": "VoxtralConsolidated"},
     )
 }
 """Files that replace config.json in a publisher's own layout."""

@@ -175,7 +175,7 @@ class PaddedSquareTiles:
         scale = self.square / max(height, width)
         tall, wide = round(height * scale), round(width * scale)
         if min(tall, wide) < 1:
-            raise InputError(f"a picture of {width}x{height} is no pixel wide at {self.square} pixels; cut it")
+            raise InputError(f"an image of {width}x{height} is less than a pixel wide at {self.square} pixels; cut it")
         window = CropPad(-((self.square - tall) // 2), -((self.square - wide) // 2), self.square, self.square, self.fill)
         whole = TiledView((Resize(tall, wide), window))
         if self.tiles is None or max(height, width) <= self.tiles.tile[0]:
@@ -198,10 +198,10 @@ class AnyResTiles:
 
     def __post_init__(self) -> None:
         if not self.sizes:
-            raise ConfigError("the list of sizes that pictures are fitted to is empty")
+            raise ConfigError("the list of image sizes (image_grid_pinpoints) is empty")
         for size in self.sizes:
             if min(size) < 1 or size[0] % self.tile[0] or size[1] % self.tile[1]:
-                raise ConfigError(f"pictures are fitted to {size}, which is not a whole number of tiles of {self.tile}")
+                raise ConfigError(f"the image size {size} is not a whole number of tiles of {self.tile}")
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
@@ -343,4 +343,4 @@ def _up(side: int, multiple: int) -> int:
 
 def _check(height: int, width: int) -> None:
     if min(height, width) < 1:
-        raise InputError(f"a picture of {width}x{height} has no pixels")
+        raise InputError(f"an image of {width}x{height} has no pixels")

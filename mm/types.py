@@ -186,10 +186,6 @@ class ItemGeometry:
         return self.t // self.merge_t, self.h // self.merge, self.w // self.merge
 
     @property
-    def num_patches(self) -> int:
-        return self.t * self.h * self.w
-
-    @property
     def num_embeds(self) -> int:
         """Number of rows that the encoder returns for this item."""
         return prod(self.merged) + self.extra

@@ -85,7 +85,7 @@ _AUDIO_PREFIX = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The kind of a params.json ("pictures", "merged pictures" with a patch merger, "sounds"), and the Hub's config.json.
+    """The kind of a params.json ("images", "merged images" with a patch merger, "audio"), and the Hub's config.json.
 
     Raises:
         ConfigError: an unsupported feature or a missing key, by name, or a text-only model.
@@ -98,8 +98,8 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if vision:
         return _with_pictures(vision, common)
     if audio:
-        return "sounds", common | _audio_sections(audio)
-    raise ConfigError(f"{FILE} has no vision_encoder and no sounds (multimodal); text-only models are not served")
+        return "audio", common | _audio_sections(audio)
+    raise ConfigError(f"{FILE} has no vision_encoder and no audio encoder (multimodal); text-only models are not served")
 
 
 def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -115,7 +115,7 @@ def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tupl
         | {name: vision[name] for name in shapes if name in vision}
         | {"image_size": vision.get("max_image_size", vision.get("image_size", 1024))},
     }
-    return "merged pictures" if vision.get("mm_projector_id") == "patch_merge" else "pictures", config
+    return "merged images" if vision.get("mm_projector_id") == "patch_merge" else "images", config
 
 
 def _audio_sections(params: Mapping[str, Any]) -> dict[str, Any]:

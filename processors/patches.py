@@ -24,8 +24,8 @@ _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 class PatchSpec(PixelSpec):
     """How one modality is cut into patches. Sides and areas are in pixels; a patch covers `temporal` frames.
 
-    `max_clip_pixels`: if set, a bound on the pixels of all frames of a video, per temporal patch. `bounds_all_frames`: the
-    area bounds apply to all frames of an item together (an image counts as one temporal patch), and `max_clip_pixels` to
+    `max_video_pixels`: if set, a bound on the pixels of all frames of a video, per temporal patch. `bounds_all_frames`: the
+    area bounds apply to all frames of an item together (an image counts as one temporal patch), and `max_video_pixels` to
     one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
     """
 
@@ -34,7 +34,7 @@ class PatchSpec(PixelSpec):
     temporal: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
-    max_clip_pixels: int | None = None
+    max_video_pixels: int | None = None
     bounds_all_frames: bool = False
     upscale_short_sides: bool = False
 
@@ -43,12 +43,12 @@ class PatchSpec(PixelSpec):
         most = self.max_pixels
         if self.bounds_all_frames:
             frames = max(frames, self.temporal)
-            if self.max_clip_pixels is not None:
-                most = max(min(self.max_clip_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
+            if self.max_video_pixels is not None:
+                most = max(min(self.max_video_pixels, most // frames), int(self.min_pixels * 1.05)) * frames
             counted = round(frames / self.temporal) * self.temporal
             return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
-        if self.max_clip_pixels is not None:
-            most = max(min(most, self.max_clip_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
+        if self.max_video_pixels is not None:
+            most = max(min(most, self.max_video_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
         return ResizePolicy(self.patch * self.merge, self.min_pixels, most, enlarge=self.upscale_short_sides)
 
 
@@ -74,8 +74,8 @@ def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
         return spec
     factor = (spec.patch * spec.merge) ** 2
     if spec.bounds_all_frames:
-        return replace(spec, max_clip_pixels=json.get("max_video_tokens", 768) * factor)
-    return replace(spec, max_clip_pixels=int(json.get("max_video_tokens", 128_000) * factor * 0.9))
+        return replace(spec, max_video_pixels=json.get("max_video_tokens", 768) * factor)
+    return replace(spec, max_video_pixels=int(json.get("max_video_tokens", 128_000) * factor * 0.9))
 
 
 def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:

@@ -22,6 +22,7 @@ from ...mm.fields import FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.hashing import digest
 from ...mm.media import gate
+from ...mm.media.isolate import keep_workers
 from ...mm.media.policy import MediaPolicy
 from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader
@@ -74,7 +75,7 @@ class MultiModalProcessor:
         self._cache: ByteCache[ProcessedItem] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
         self._names = UuidTable()
         self._fetchers = ThreadPoolExecutor(16, "sensorium-fetch")
-        self._release = gate.keep_workers(settings.policy, self)
+        self._release = keep_workers(settings.policy, self)
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
 
     def close(self) -> None:

@@ -42,8 +42,8 @@ def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
     Raises:
         InputError: as `decode_audio`, as far as headers tell.
     """
-    sound = _open(value, rate, policy)
-    return MediaHeader("audio", samples=_count(sound.frames, sound.rate, rate), exact=sound.exact)
+    audio = _open(value, rate, policy)
+    return MediaHeader("audio", samples=_count(audio.frames, audio.rate, rate), exact=audio.exact)
 
 
 def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int | None = None) -> Tensor:
@@ -130,19 +130,19 @@ def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
         if not data:
             raise InputError("it is empty")
         header = read_header(data)
-        sound = _AudioSource(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
+        audio = _AudioSource(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
     else:
         given, own = _pair(value)
         samples = _channels_first(_array(given))
-        sound = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
-    if not _RATES[0] <= sound.rate <= _RATES[1]:
-        raise InputError(f"its sample rate is {sound.rate:g}; a positive number of hertz, 1 to 10,000,000, is needed")
-    if not sound.frames:
+        audio = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
+    if not _RATES[0] <= audio.rate <= _RATES[1]:
+        raise InputError(f"its sample rate is {audio.rate:g}; a positive number of hertz, 1 to 10,000,000, is needed")
+    if not audio.frames:
         raise InputError("it holds no samples")
-    seconds, most = sound.frames / sound.rate, policy.max_audio_seconds
+    seconds, most = audio.frames / audio.rate, policy.max_audio_seconds
     if seconds > most:
         raise InputError(f"it lasts {seconds:.1f} s, the limit max_audio_seconds is {most:g} s; cut it or raise the limit")
-    return sound
+    return audio
 
 
 def _pair(value: object) -> tuple[object, float | None]:
@@ -165,7 +165,7 @@ def _array(samples: object) -> Array:
     if alone or not isinstance(samples, np.ndarray | list | tuple):
         form = "give bytes, samples, or (samples, rate)"
         what = "single number" if alone else f"value of type {type(samples).__name__}"
-        raise InputError(f"a {what} is not a known form of sound; {form}")
+        raise InputError(f"a {what} is not a known form of audio; {form}")
     try:
         array = np.asarray(samples)
     except (ValueError, TypeError, RuntimeError):
@@ -189,19 +189,19 @@ def _pieces(samples: Array) -> Iterator[Array]:
         yield samples[:, start : start + size]
 
 
-def _resampled(sound: _AudioSource, rate: float) -> Iterator[Array]:
+def _resampled(audio: _AudioSource, rate: float) -> Iterator[Array]:
     """Yield mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
-    stream, taken, made = _resampler(sound.rate, rate), 0, 0
-    for block in sound.blocks():
+    stream, taken, made = _resampler(audio.rate, rate), 0, 0
+    for block in audio.blocks():
         piece = to_mono(block)
         taken += len(piece)
-        if taken > sound.frames:
-            raise InputError(f"it holds more samples than the {sound.frames} that its header or index tells; store it anew")
+        if taken > audio.frames:
+            raise InputError(f"it holds more samples than the {audio.frames} that its header or index tells; store it anew")
         piece = piece if stream is None else stream.resample_chunk(np.ascontiguousarray(piece))
         made += len(piece)
         yield piece
     if stream is not None:
-        rest, due = stream.resample_chunk(np.zeros(0, np.float32), last=True), _count(taken, sound.rate, rate) - made
+        rest, due = stream.resample_chunk(np.zeros(0, np.float32), last=True), _count(taken, audio.rate, rate) - made
         yield np.pad(rest[:due], (0, max(0, due - len(rest))))
 
 

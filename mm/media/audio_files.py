@@ -51,10 +51,10 @@ def read_header(data: bytes) -> AudioHeader:
     Raises:
         InputError: the format cannot be read, or the file has no audio.
     """
-    sound = _soundfile(data)
-    if sound is not None:
-        with sound:
-            return AudioHeader(sound.samplerate, sound.frames, True)
+    file = _soundfile(data)
+    if file is not None:
+        with file:
+            return AudioHeader(file.samplerate, file.frames, True)
     with _container(data) as (container, stream):
         rate, skipped, total, exact = stream.codec_context.sample_rate, 0, 0, True
         for packet in _packets(container, stream):
@@ -78,17 +78,17 @@ def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
     Raises:
         InputError: the file is broken, or its rate changes from `rate`.
     """
-    sound = _soundfile(data)
-    if sound is None:
+    file = _soundfile(data)
+    if file is None:
         yield from _container_blocks(data, rate)
         return
     import soundfile
 
-    with sound:
-        size = max(1, _BLOCK // sound.channels)
+    with file:
+        size = max(1, _BLOCK // file.channels)
         while True:
             try:
-                block = sound.read(size, dtype="float32", always_2d=True)
+                block = file.read(size, dtype="float32", always_2d=True)
             except (soundfile.LibsndfileError, RuntimeError) as error:
                 reason = getattr(error, "error_string", None) or "it is cut off or damaged"
                 raise InputError(f"it cannot be decoded ({reason})") from None
@@ -109,24 +109,24 @@ def _soundfile(data: bytes) -> Any:
     import soundfile
 
     try:
-        sound = soundfile.SoundFile(_Bytes(data))
+        file = soundfile.SoundFile(_Bytes(data))
     except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: headerless data
         return None
     head = data[:_TAG_WITHIN]
-    told = sound.format != "MP3" or b"Xing" in head or b"Info" in head
-    if told and 0 <= sound.frames < _UNKNOWN and sound.samplerate > 0:
-        return sound
-    sound.close()
+    told = file.format != "MP3" or b"Xing" in head or b"Info" in head
+    if told and 0 <= file.frames < _UNKNOWN and file.samplerate > 0:
+        return file
+    file.close()
     return None
 
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    unknown = "it cannot be decoded: it is not in a sound format that can be read, or is broken"
+    unknown = "it cannot be decoded: it is not in an audio format that can be read, or is broken"
     with open_container(data, _FORMATS, unknown) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
-            raise InputError("it holds no sound")
+            raise InputError("it holds no audio")
         if stream.codec_context is None or not stream.codec_context.sample_rate:
             raise InputError("its codec is not one that can be read")
         yield container, stream

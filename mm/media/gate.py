@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ..errors import InputError, MediaError, media_error
 from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
-from . import audio, chunks, image, isolate, video
+from . import audio, chunks, image, video
 from .audio_files import has_audio
 from .isolate import codec_runner
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
@@ -22,11 +22,6 @@ def is_remote(source: MediaSource) -> bool:
     """Return whether the bytes come over the network."""
     data = source.data.url if isinstance(source.data, MediaUrl) else source.data
     return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
-
-
-def keep_workers(policy: MediaPolicy, owner: object) -> Callable[[], object]:
-    """Keep codec workers for `owner` until the returned function is called or the owner is gone."""
-    return isolate.keep_workers(policy, owner)
 
 
 def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:
@@ -51,8 +46,8 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         elif source.kind == "audio":
             content = audio.hash_audio(source.data)
         else:
-            content, sound = video.hash_video(source.data, policy), attached_audio(source.data)
-            content = content if sound is None else digest(content, audio.hash_audio(sound))
+            content, track = video.hash_video(source.data, policy), attached_audio(source.data)
+            content = content if track is None else digest(content, audio.hash_audio(track))
         return digest("media", source.modality, source.kind, content)
 
 
@@ -72,8 +67,8 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[Me
             header = run(video.probe_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
-        sound = _sound(source, spec, policy)
-        return [header] if sound is None else [header, run(audio.probe_audio, sound, spec.rate, policy)]
+        track = _audio_of(source, spec, policy)
+        return [header] if track is None else [header, run(audio.probe_audio, track, spec.rate, policy)]
 
 
 def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaItem]:
@@ -88,20 +83,20 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
         if source.kind == "image":
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
-            item = _heard(source.data, spec, policy)
+            item = _decode_audio(source.data, spec, policy)
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
-        sound = _sound(source, spec, policy)
-        return [item] if sound is None else [item, _heard(sound, spec, policy)]
+        track = _audio_of(source, spec, policy)
+        return [item] if track is None else [item, _decode_audio(track, spec, policy)]
 
 
-def _heard(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioItem:
+def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioItem:
     return AudioItem(codec_runner(policy, data)(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
 
 
-def _sound(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
+def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
     """Return what holds the audio of a video; None if there is none or it is not used."""
     if not spec.use_audio_in_video or source.kind != "video":
         return None

@@ -36,7 +36,7 @@ _PNG_START = 8
 _MOST_CHUNKS = 1 << 18  # of a PNG that are looked at: two gigabytes in the usual pieces
 _MOST_READS = 1 << 16  # of a header: Pillow reads the usual ones in a few dozen, and endless ones for minutes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
-_LOADING = threading.Lock()  # a caller's picture may be lazy and in several prompts; Pillow loads it without a lock
+_LOADING = threading.Lock()  # a caller's lazy image may be in several prompts; Pillow loads it without a lock
 # Exceptions of Pillow's readers on broken files, besides UnidentifiedImageError (an OSError).
 _BROKEN = (
     OSError,
@@ -138,7 +138,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
     except InputError:
         raise
     except UnidentifiedImageError:
-        raise InputError("it is not in a picture format that can be read") from None
+        raise InputError("it is not in an image format that can be read") from None
     except _BROKEN as error:
         raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 
@@ -169,7 +169,7 @@ class _Counted(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= 1
         if self.left < 0:
-            raise InputError("it is in more small pieces than pictures are; the file is broken or hostile")
+            raise InputError("it is in more small pieces than images are; the file is broken or hostile")
         return super().read(size)
 
 
@@ -204,7 +204,7 @@ def _orientation(exif: Callable[[], Image.Exif]) -> int:
     return value if isinstance(value, int) and value in _TURNS else 1
 
 
-def to_hwc(array: np.ndarray[Any, Any] | Tensor, modality: str) -> Tensor:
+def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
     """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
     if isinstance(array, np.ndarray):
         if array.dtype != np.uint8:
@@ -229,8 +229,8 @@ def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) ->
     if value.ndim == 2:
         value = value[..., None]
     if value.ndim != 3:
-        raise InputError(f"a picture has 2 or 3 axes, not {value.ndim}; give several pictures as a list")
-    pixels = to_hwc(value, "image")
+        raise InputError(f"an image has 2 or 3 axes, not {value.ndim}; give several images as a list")
+    pixels = to_hwc(value)
     _check_budget(pixels.shape[1], pixels.shape[0], policy)
     return pixels
 

@@ -85,12 +85,11 @@ class MediaPolicy:
     def __post_init__(self) -> None:
         _one_of("video_backend", self.video_backend, VIDEO_BACKENDS)
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
-        for name in ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds"):
+        limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
+        for name in (*limits, "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")
-        for name in ("worker_memory_bytes", "worker_seconds"):
-            _positive(name, getattr(self, name))
         if len(self.background) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in self.background):
             raise ConfigError(f"background is {self.background}; give three whole numbers from 0 to 255", param="background")
         if self.allowed_local_media_path == "":  # would mean the current folder of the process

@@ -18,10 +18,10 @@ from ..types import FramePlan, MediaHeader, VideoItem
 from . import video_opencv, video_pyav
 from .policy import MediaPolicy
 from .video_frames import read_decoded_frames
-from .video_pyav import ClipIndex, check_size, index_clip
+from .video_pyav import VideoIndex, check_size, index_video
 
 _log = logging.getLogger("sensorium")
-_Reader = Callable[[bytes, ClipIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
+_Reader = Callable[[bytes, VideoIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
 
 READERS: dict[str, _Reader] = {"pyav": video_pyav.read_frames, "opencv": video_opencv.read_frames}
 """`policy.video_backend` -> decoder of the requested frames. The index of a video always comes from PyAV's packets."""
@@ -45,10 +45,10 @@ def probe_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> 
         InputError: another form, no frames, more frames requested than there are, or a limit is exceeded.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        index = index_clip(bytes(value), policy.max_pixels)
+        index = index_video(bytes(value), policy.max_pixels)
         return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
-    clip = read_decoded_frames(value, policy)
-    return _checked(clip.height, clip.width, clip.plan(sampling)[1], True, policy)
+    video = read_decoded_frames(value, policy)
+    return _checked(video.height, video.width, video.plan(sampling)[1], True, policy)
 
 
 def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
@@ -61,12 +61,21 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
     Raises:
         InputError: as `probe_video`, or no requested frame can be read.
     """
-    if isinstance(value, bytes | bytearray | memoryview):
-        return _decode_file(bytes(value), sampling, policy)
-    clip = read_decoded_frames(value, policy)
-    used, plan = clip.plan(sampling)
-    _checked(clip.height, clip.width, plan, True, policy)
-    return VideoItem(clip.pixels(used, policy), plan)
+    if not isinstance(value, bytes | bytearray | memoryview):
+        video = read_decoded_frames(value, policy)
+        used, plan = video.plan(sampling)
+        _checked(video.height, video.width, plan, True, policy)
+        return VideoItem(video.pixels(used, policy), plan)
+    data = bytes(value)
+    index = index_video(data, policy.max_pixels)
+    plan = _plan(index, sampling)
+    _checked(index.height, index.width, plan, index.exact, policy)
+    rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]
+    rows.fill(reader(data, index, rows))
+    if policy.frame_recovery and None in rows.used:
+        rows.stand_ins = True
+        rows.fill(reader(data, index, rows))
+    return rows.item(plan)
 
 
 def hash_video(value: object, policy: MediaPolicy) -> str:
@@ -79,11 +88,13 @@ def hash_video(value: object, policy: MediaPolicy) -> str:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return digest("video", bytes(value))
-    clip = read_decoded_frames(value, policy)
-    return digest("frames", clip.pixels(range(len(clip.numbers)), policy), clip.fps, clip.total, clip.numbers, clip.sampled)
+    video = read_decoded_frames(value, policy)
+    return digest(
+        "frames", video.pixels(range(len(video.numbers)), policy), video.fps, video.total, video.numbers, video.sampled
+    )
 
 
-def _plan(index: ClipIndex, sampling: FrameSampling) -> FramePlan:
+def _plan(index: VideoIndex, sampling: FrameSampling) -> FramePlan:
     if not index.total:
         raise InputError("it holds no frames; the file is broken or cut off")
     times = None if index.numbers is None else index.times
@@ -104,22 +115,10 @@ def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: Medi
     return MediaHeader("video", height, width, plan, exact=exact)
 
 
-def _decode_file(data: bytes, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
-    index = index_clip(data, policy.max_pixels)
-    plan = _plan(index, sampling)
-    _checked(index.height, index.width, plan, index.exact, policy)
-    rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]
-    rows.fill(reader(data, index, rows))
-    if policy.frame_recovery and None in rows.used:
-        rows.stand_ins = True
-        rows.fill(reader(data, index, rows))
-    return rows.item(plan)
-
-
 class _Rows:
     """The frames of a plan as they are found. `number in rows` tells whether that frame is still needed."""
 
-    def __init__(self, index: ClipIndex, wanted: Sequence[int]) -> None:
+    def __init__(self, index: VideoIndex, wanted: Sequence[int]) -> None:
         self.index, self.wanted = index, wanted
         self.used: list[int | None] = [None] * len(wanted)
         self.pixels = torch.empty((len(wanted), index.height, index.width, 3), dtype=torch.uint8)

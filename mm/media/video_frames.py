@@ -21,7 +21,7 @@ from .policy import MediaPolicy
 from .video_pyav import DEFAULT_FPS
 
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
-_SOUND = "audio"
+_AUDIO = "audio"
 _MOST = 1e9
 
 
@@ -86,13 +86,13 @@ def attached_audio(value: object) -> object | None:
     """Return the `audio` of the metadata of frames: samples or `(samples, their rate)`; None if there is none."""
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)):
         return None
-    return value[1].get(_SOUND)
+    return value[1].get(_AUDIO)
 
 
 def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
     if value.ndim != 4:
         raise InputError(f"frames have 4 axes [n, h, w, 3], not {value.ndim}")
-    frames = to_hwc(value, "video")
+    frames = to_hwc(value)
     if frames.shape[-1] == 4:
         raise InputError("frames are RGB, not of 4 channels")
     return frames.expand(-1, -1, -1, 3)
@@ -100,10 +100,10 @@ def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
 
 def _common_size(frames: Sequence[object], policy: MediaPolicy) -> tuple[int, int]:
     if not all(isinstance(frame, np.ndarray | Tensor | Image.Image) for frame in frames):
-        raise InputError("a list of frames holds pictures (PIL or arrays) only")
+        raise InputError("a list of frames holds images (PIL or arrays) only")
     sizes = {probe_image(frame, policy).size for frame in frames}
     if len(sizes) > 1:
-        raise InputError("the frames of one clip have one size")
+        raise InputError("the frames of one video have one size")
     return sizes.pop()
 
 
@@ -116,8 +116,8 @@ def _fields(metadata: object) -> Mapping[str, object]:
             raise InputError(f"metadata of frames is a mapping or an object with fps, not {typed(metadata)}")
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
-        if name not in (*_FIELDS, _SOUND):
-            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, (*_FIELDS, _SOUND))}")
+        if name not in (*_FIELDS, _AUDIO):
+            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, (*_FIELDS, _AUDIO))}")
     return {name: metadata[name] for name in metadata}
 
 

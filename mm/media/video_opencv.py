@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from .video_pyav import ClipIndex
+from .video_pyav import VideoIndex
 
 
-def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
 
     Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames.
@@ -53,7 +53,7 @@ class _Stream(io.BytesIO):
             return super().seek(0, 2)
 
 
-def _nearest(index: ClipIndex, seconds: float) -> int:
+def _nearest(index: VideoIndex, seconds: float) -> int:
     """Return the frame at a time of OpenCV's clock, which starts with the stream."""
     seconds -= index.late
     after = min(bisect_left(index.times, seconds), index.total - 1)

@@ -31,12 +31,12 @@ _FORMATS = (
 
 _MOST_PACKETS = 1 << 20  # nearly ten hours at 30 per second
 
-# Decoders of formats whose pictures say for certain that no other refers to them: unwanted ones are not decoded.
+# Decoders of formats whose frames say for certain that no other refers to them: unwanted ones are not decoded.
 _MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 
 
 @dataclass(frozen=True)
-class ClipIndex:
+class VideoIndex:
     """What the packets of a video tell without decoding.
 
     A frame's number counts decodable frames in presentation order. Packets before the first keyframe, and those that an edit
@@ -76,7 +76,7 @@ class _Packet(NamedTuple):
     dropped: bool
 
 
-def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
+def index_video(data: bytes, max_pixels: int) -> VideoIndex:
     """Index an encoded video. The sample aspect ratio is ignored.
 
     Raises:
@@ -103,7 +103,7 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
     if not stamps or unit <= 0:
         times = tuple(i / fps for i in range(len(packets)))
         plain = tuple((i, packet.key) for i, packet in enumerate(packets))
-        return ClipIndex(height, width, turns, times, fps, plain, None, 0.0, False)
+        return VideoIndex(height, width, turns, times, fps, plain, None, 0.0, False)
     order = sorted(set(stamps.values()))
     numbers: dict[int | None, int] = {pts: number for number, pts in enumerate(order)}
     times = tuple((pts - order[0]) * unit for pts in order)
@@ -112,7 +112,7 @@ def index_clip(data: bytes, max_pixels: int) -> ClipIndex:
     marked = tuple((numbers[stamps[i]] if i in stamps else -1, packet.key) for i, packet in enumerate(packets))
     late = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
-    return ClipIndex(height, width, turns, times, fps, marked, numbers, late, exact)
+    return VideoIndex(height, width, turns, times, fps, marked, numbers, late, exact)
 
 
 def _is_hidden(packet: Packet[VideoStream]) -> bool:
@@ -123,12 +123,12 @@ def _is_hidden(packet: Packet[VideoStream]) -> bool:
 def check_size(height: int, width: int, max_pixels: int) -> None:
     """Raise InputError for frames without pixels or with more than `max_pixels`."""
     if height < 1 or width < 1:
-        raise InputError("its header gives the pictures no size")
+        raise InputError("its header gives its frames no size")
     if height * width > max_pixels:
         raise InputError(f"frames of {width}x{height} are over the limit of {max_pixels:,} pixels; scale them down")
 
 
-def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
 
     Only packets that these frames need are decoded; other packets are skipped up to a keyframe. If that does not give all
@@ -143,7 +143,7 @@ def read_frames(data: bytes, index: ClipIndex, wanted: Container[int]) -> Iterat
 
 
 def _read(
-    data: bytes, index: ClipIndex, wanted: Container[int], parts: Sequence[range]
+    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range]
 ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     from av.video.reformatter import VideoReformatter
 
@@ -176,7 +176,9 @@ def decode_ranges(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -
     return result
 
 
-def _decoded(data: bytes, index: ClipIndex, wanted: Container[int], parts: Sequence[range]) -> Iterator[tuple[int, VideoFrame]]:
+def _decoded(
+    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range]
+) -> Iterator[tuple[int, VideoFrame]]:
     todo = list(parts)
     with _opened(data) as (container, stream):
         decoder = stream.codec_context
@@ -230,8 +232,8 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
         if i >= first and not packet.dropped and packet.pts is not None and (start is None or packet.pts >= start)
     }
     # two fields of a frame may be two packets, one without a timestamp; more packets without one mean a broken container
-    sound = 2 * len(stamps) >= sum(not packet.dropped for packet in packets[first:])
-    return stamps if sound and 10 * len(set(stamps.values())) >= 9 * len(stamps) else {}
+    usable = 2 * len(stamps) >= sum(not packet.dropped for packet in packets[first:])
+    return stamps if usable and 10 * len(set(stamps.values())) >= 9 * len(stamps) else {}
 
 
 @contextmanager
@@ -241,7 +243,7 @@ def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
     with open_container(data, _FORMATS, "it is not in a video format that can be read") as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
-            raise InputError("it holds no moving pictures")
+            raise InputError("it holds no video")
         if streams[0].codec_context is None:
             raise InputError("its codec is not one that can be read")
         yield container, streams[0]
@@ -254,7 +256,7 @@ def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[
     try:
         for count, packet in enumerate(container.demux(stream)):
             if count > _MOST_PACKETS:
-                raise InputError(f"it has more than {_MOST_PACKETS:,} packets of pictures; cut it into shorter clips")
+                raise InputError(f"it has more than {_MOST_PACKETS:,} video packets; cut it into shorter videos")
             if packet.size:
                 yield packet
     except FFmpegError:

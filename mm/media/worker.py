@@ -56,7 +56,9 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor
         return {"at": len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (_lower(address_space() + request.memory, hard), hard))
+    allowed = address_space() + request.memory
+    lower = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
     signal.setitimer(signal.ITIMER_REAL, request.seconds + GRACE)
     try:
         result = msgspec.to_builtins(_run(request, data), enc_hook=set_aside)
@@ -82,10 +84,6 @@ def _run(request: WorkerRequest, data: bytes) -> object:
     function = getattr(import_module(request.module), request.name)
     hints = [p.annotation for p in inspect.signature(function, eval_str=True).parameters.values()]
     return function(data, *map(msgspec.convert, request.args, hints[1:]))
-
-
-def _lower(wanted: int, hard: int) -> int:
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def _out_of_memory(error: BaseException | None) -> bool:

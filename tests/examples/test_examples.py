@@ -40,7 +40,7 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("several_images", ["text.png"], "image 0: it is not in a picture format"),
+        ("several_images", ["text.png"], "image 0: it is not in an image format"),
         ("several_images", ["nothing.png"], "'nothing.png' cannot be read"),
         ("one_image", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("streaming", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
@@ -51,7 +51,7 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
         ("transcribe", ["--model", "empty"], "name audio files"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
-        ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a picture format"),
+        ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in an image format"),
     ],
 )
 def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_path: Path) -> None:

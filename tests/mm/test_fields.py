@@ -1,4 +1,4 @@
-"""Splitting and merging by field."""
+"""Merging the tensors of items by their fields."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from sensorium.mm.fields import (
     group_mergeable,
     merge,
     merge_elems,
-    merge_shared,
-    split,
-    split_batch,
     values_equal,
 )
 
@@ -26,10 +23,25 @@ def flat(*tensors: torch.Tensor, dim: int = 0) -> list[FieldElem]:
     return [FieldElem(t, FlatField(dim)) for t in tensors]
 
 
+def cut_back(batch: dict[str, object], items: list[dict[str, FieldElem]]) -> list[dict[str, FieldElem]]:
+    """Return the items again, cut out of their merged batch."""
+    again: list[dict[str, FieldElem]] = [{} for _ in items]
+    for name, elem in items[0].items():
+        values, field = batch[name], elem.field
+        if isinstance(field, SharedField):
+            values = [values] * len(items)
+        elif isinstance(field, FlatField):
+            values = values.split([item[name].data.shape[field.dim] for item in items], field.dim)
+            shapes = batch.get(f"{name}.sizes", torch.tensor([value.shape for value in values])).tolist()
+            values = [value[tuple(map(slice, shape))] for value, shape in zip(values, shapes, strict=True)]
+        for item, value in zip(again, values, strict=True):
+            item[name] = FieldElem(value, field)
+    return again
+
+
 def test_flat_slices_merge_to_the_original():
     whole = torch.arange(18).view(6, 3)
-    parts = split(whole, FlatField(), [2, 4])
-    assert [tuple(p.data.shape) for p in parts] == [(2, 3), (4, 3)]
+    parts = flat(whole[:2], whole[2:])
     assert torch.equal(merge_elems(parts), whole)
     assert merge_elems(parts[:1]) is parts[0].data
     assert merge_elems([]) == []
@@ -47,50 +59,6 @@ def test_flat_with_unequal_other_axes_is_zero_filled_and_says_so():
     assert "x.sizes" not in merge([{"x": e} for e in flat(ones, torch.ones(1, 3))])
 
 
-def test_split_sizes_and_slices():
-    data = torch.arange(18).view(9, 2)
-    assert [len(e.data) for e in split(data, FlatField(), [3, 4, 2])] == [3, 4, 2]
-    assert [len(e.data) for e in split(data[:5], FlatField(), torch.tensor([3, 0, 2]))] == [3, 0, 2]
-    assert [e.data.shape[1] for e in split(data, FlatField(-1), [1, 1])] == [1, 1]
-    assert [e.data.tolist() for e in split(data[:6], FlatField(), [slice(0, 2), slice(2, None)])] == [
-        data[:2].tolist(),
-        data[2:6].tolist(),
-    ]
-    assert split(data, FlatField(), [2, 7])[1].data.data_ptr() == data[2:].data_ptr()  # views
-    assert split(data[:0], FlatField(), []) == split(data[:0], FlatField(), torch.tensor([])) == []
-
-
-@pytest.mark.parametrize(
-    ("field", "sizes", "text"),
-    [
-        (FlatField(), [3, 3, 2], "add up to 8, its data has 9"),
-        (FlatField(), [3, 7], "add up to 10, its data has 9"),
-        (FlatField(), [], "add up to 0, its data has 9"),
-        (FlatField(), [10, -1], "-1 does not continue at 10"),
-        (FlatField(), [4.5, 4.5], "4.5 does not continue at 0"),
-        (FlatField(), torch.ones(3, 3), "one axis, not 2"),
-        (FlatField(), [slice(0, 4), slice(3, 9)], "does not continue at 4"),
-        (FlatField(), [slice(0, 9, 2)], "does not continue at 0"),
-        (FlatField(), [slice(0, 4)], "add up to 4, its data has 9"),
-        (FlatField(2), [9], "axis 2 needs more axes than the 2"),
-        (FlatField(-3), [9], "axis -3 needs more axes"),
-        (FlatField(), 9, "by the size of each item"),
-        (BatchedField(), 3, "a batch of 9 cannot be split into 3"),
-        (BatchedField(), [4, 5], "a BatchedField is split by the number of items"),
-        (SharedField(), [4, 5], "a SharedField is split by the number of items"),
-    ],
-)
-def test_what_cannot_be_split(field, sizes, text):
-    with pytest.raises(InputError, match=text):
-        split(torch.zeros(9, 2), field, sizes)
-
-
-@pytest.mark.parametrize("data", ["abc", 3, torch.tensor(3)])
-def test_only_tensors_and_lists_hold_items(data):
-    with pytest.raises(InputError, match="a batch of 0 cannot be split into 3"):
-        split(data, BatchedField(), 3)
-
-
 def test_batched():
     one = torch.arange(6).view(2, 3)
     alone = merge_elems([FieldElem(one, BatchedField())])
@@ -100,16 +68,11 @@ def test_batched():
     ragged = merge_elems([FieldElem(one, BatchedField()), FieldElem(one[:1], BatchedField())])
     assert [t.shape[0] for t in ragged] == [2, 1]
     assert merge_elems([FieldElem(1, BatchedField()), FieldElem(2, BatchedField())]) == [1, 2]
-    assert [e.data.tolist() for e in split(one, BatchedField(), 2)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_shared():
     value = torch.ones(3)
-    elems = split(value, SharedField(), 3)
-    assert all(e.data is value for e in elems)
-    assert merge_elems(elems) is value
-    with pytest.raises(InputError, match="at least one item"):
-        merge_shared([])
+    assert merge_elems([FieldElem(value, SharedField())] * 3) is value
     with pytest.raises(InputError, match="different values"):
         merge_elems([FieldElem(1, SharedField()), FieldElem(2, SharedField())])
 
@@ -122,21 +85,12 @@ def test_what_cannot_merge():
     for odd in (torch.ones(2, 2), torch.ones(2, dtype=torch.float64), 3):
         with pytest.raises(InputError, match="one dtype and number of axes"):
             merge_elems([FieldElem(torch.ones(2), FlatField()), FieldElem(odd, FlatField())])
-    with pytest.raises(InputError, match="axis 1 needs more axes"):
-        merge_elems(flat(torch.ones(2), torch.ones(2), dim=1))
+    for dim in (1, -2):
+        with pytest.raises(InputError, match=f"axis {dim} needs more axes than the 1"):
+            merge_elems(flat(torch.ones(2), torch.ones(2), dim=dim))
     assert merge([]) == {}
     mixed = merge_elems([FieldElem(torch.ones(2), BatchedField()), FieldElem(torch.ones(2, dtype=torch.int8), BatchedField())])
     assert [t.dtype for t in mixed] == [torch.float32, torch.int8]  # nothing changes its type
-
-
-def test_a_batch_splits_into_items():
-    batch = {"a": torch.arange(4), "b": 7}
-    items = split_batch(batch, {"a": (FlatField(), [1, 3]), "b": (SharedField(), 2)})
-    assert [list(item) for item in items] == [["a", "b"], ["a", "b"]]
-    assert merge(items)["a"].tolist() == [0, 1, 2, 3]
-    assert split_batch({}, {}) == []
-    with pytest.raises(InputError, match=r"different numbers of items: \{'a': 2, 'b': 3\}"):
-        split_batch(batch, {"a": (FlatField(), [1, 3]), "b": (SharedField(), 3)})
 
 
 def test_groups_and_their_order():
@@ -161,7 +115,7 @@ def test_keep_on_cpu_and_devices():
     assert not merge(items)["x"].is_pinned()
 
 
-def test_same_minds_type_and_dtype():
+def test_equality_includes_type_and_dtype():
     assert values_equal(1, 1)
     assert not values_equal(1, 1.0)
     assert not values_equal(torch.ones(2), torch.ones(2, dtype=torch.int64))
@@ -171,7 +125,7 @@ def test_same_minds_type_and_dtype():
 
 @st.composite
 def batches(draw):
-    """Items of one, two or many requests, with every kind of field: name -> elements, and the layout to split them by."""
+    """Items of one, two or many requests, with every kind of field."""
     count = draw(st.integers(1, 5))
     rank = draw(st.integers(1, 3))
     dim = draw(st.integers(-rank, rank - 1))
@@ -191,17 +145,13 @@ def batches(draw):
         "number": [FieldElem(index, BatchedField(keep_on_cpu=True)) for index in range(count)],
         "shared": [FieldElem(shared, SharedField())] * count,
     }
-    layout = {name: (column[0].field, count) for name, column in columns.items()}
-    layout["flat"] = (FlatField(dim), [s[dim] for s in shapes])
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], layout
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @given(batches())
-def test_split_after_merge_is_the_identity(batch):
-    items, layout = batch
+def test_a_batch_holds_its_items(items):
     merged = merge(items)
-    again = split_batch(merged, layout)
-    assert len(again) == len(items)
+    again = cut_back(merged, items)
     for item, other in zip(items, again, strict=True):
         assert item.keys() == other.keys()
         assert all(item[name].field == other[name].field and values_equal(item[name].data, other[name].data) for name in item)
@@ -224,7 +174,7 @@ def _unlike(shapes, items):
 
 @given(batches(), batches(), st.permutations(range(10)))
 def test_items_of_many_requests_are_grouped_and_put_back(left, right, order):
-    items = [*left[0], *right[0]]
+    items = [*left, *right]
     items = [items[i] for i in order if i < len(items)]
     groups = group_mergeable(items)
     assert sorted(index for ids in groups for index in ids) == list(range(len(items)))
@@ -238,11 +188,8 @@ def test_items_of_many_requests_are_grouped_and_put_back(left, right, order):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 2), st.booleans())
-def test_split_then_merge_is_the_identity(sizes, dim, negative):
+def test_the_parts_of_a_tensor_merge_to_it(sizes, dim, negative):
     shape = [2, 3, 4]
     shape[dim] = sum(sizes)
     data = torch.arange(torch.tensor(shape).prod().item()).view(shape)
-    field = FlatField(dim - 3 if negative else dim)
-    elems = split(data, field, sizes)
-    assert [e.data.shape[dim] for e in elems] == sizes
-    assert torch.equal(merge_elems(elems), data)
+    assert torch.equal(merge_elems(flat(*data.split(sizes, dim), dim=dim - 3 if negative else dim)), data)

@@ -51,7 +51,7 @@ def test_an_empty_mask_uses_no_rows():
 
 def test_grids():
     grid = ItemGeometry(3, 4, 6, 2)
-    assert (grid.merged, grid.num_patches, grid.num_embeds) == ((3, 2, 3), 72, 18)
+    assert (grid.merged, grid.num_embeds) == ((3, 2, 3), 18)
 
 
 def test_rows_beside_the_grid_count():

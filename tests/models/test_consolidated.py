@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"multimodal": "x"}, "multimodal in params.json is a str"),
         ({"multimodal": [1]}, "multimodal in params.json is a list"),
         ({"multimodal": {"whisper_model_args": 1}}, "whisper_model_args in params.json is an int"),
-        ({"multimodal": {"whisper_model_args": {}}}, "no sounds"),
+        ({"multimodal": {"whisper_model_args": {}}}, "no audio encoder"),
         ({"vision_encoder": [1]}, "vision_encoder in params.json is a list"),
         ({"encoder_args": [1]}, "encoder_args in params.json is a list"),
         ({"downsample_args": "x"}, "downsample_args in params.json is a str"),
@@ -275,17 +275,17 @@ def test_sounds_need_not_say_how_they_are_encoded():
     encoder = {"dim": 8, "hidden_dim": 32, "n_layers": 1, "n_heads": 2, "audio_encoding_args": None}
     params = {"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16, "vision_encoder": None}
     kind, config = hub_config(params | {"multimodal": {"whisper_model_args": {"encoder_args": encoder}}})
-    assert (kind, config["feature_extractor"]["sampling_rate"]) == ("sounds", 16_000)
+    assert (kind, config["feature_extractor"]["sampling_rate"]) == ("audio", 16_000)
 
 
 def test_kinds_are_told_apart():
     params = {"dim": 8, "hidden_dim": 9, "n_layers": 1, "n_heads": 2, "vocab_size": 99, "vision_encoder": {"hidden_size": 8}}
     kind, config = hub_config(params)
-    assert (kind, config["spatial_merge_size"]) == ("pictures", 1)
+    assert (kind, config["spatial_merge_size"]) == ("images", 1)
     encoder = {"dim": 8, "n_layers": 1, "hidden_dim": 32, "n_heads": 2}
     heard = {"vision_encoder": None, "multimodal": {"whisper_model_args": {"encoder_args": encoder}}}
     kind, config = hub_config(params | heard)
-    assert (kind, config["feature_extractor"]["chunk_length"]) == ("sounds", 30)
+    assert (kind, config["feature_extractor"]["chunk_length"]) == ("audio", 30)
     for change, said in (
         ({"causal": True}, "causal"),
         ({"hidden_dim": 31}, "downsample_factor 4"),
@@ -295,4 +295,4 @@ def test_kinds_are_told_apart():
         with pytest.raises(ConfigError, match=said):
             hub_config(params | made)
     kind, config = hub_config(params | {"vision_encoder": {"mm_projector_id": "patch_merge", "spatial_merge_size": 2}})
-    assert (kind, config["spatial_merge_size"]) == ("merged pictures", 2)
+    assert (kind, config["spatial_merge_size"]) == ("merged images", 2)

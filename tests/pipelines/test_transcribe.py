@@ -179,7 +179,7 @@ def test_arguments_of_another_type_or_name_are_typed_errors(llm: LLM, options: d
 def test_a_text_that_is_cut_off_says_so(llm: LLM) -> None:
     cut, broken, number = heard(llm, [(sound(), 16_000), b"broken", [5]], language="en")
     assert (cut.finish_reason, broken.finish_reason) == ("length", "error")
-    assert number.error.message.startswith("audio 0: a single number is not a known form of sound")
+    assert number.error.message.startswith("audio 0: a single number is not a known form of audio")
     params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm._engine_loop._eos, 100.0))
     assert llm.transcribe((sound(), 16_000), "en", sampling_params=params, use_tqdm=False)[0].finish_reason == "stop"
 

@@ -203,7 +203,7 @@ def test_pictures_in_endless_pieces_are_refused():
         gif[:place] + b"\x21\xfe\0" * 100_000 + gif[place:],
         b"P6\n" + b"#\n" * 100_000 + b"8 8\n255\n" + b"a" * 192,
     ):
-        with pytest.raises(InputError, match="more small pieces than pictures are"):
+        with pytest.raises(InputError, match="more small pieces than images are"):
             probe_image(data, POLICY)
     grey = b"P5\n1100 1000\n100\n" + b"\x32" * 1_100_000  # Pillow reads it a sample at a time
     assert decode_image(grey, POLICY).unique().tolist() == [128]
@@ -240,11 +240,11 @@ def test_budget_is_checked_on_the_header():
     ("value", "text"),
     [
         (b"", "it is empty"),
-        (b"GIF89a nonsense", "not in a picture format|broken"),
+        (b"GIF89a nonsense", "not in an image format|broken"),
         (encoded(Image.fromarray(PIXELS))[:-60], "broken or cut off"),
         (Image.new("RGB", (0, 5)), "has no pixels"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8).to_sparse(), "dense"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not in a picture format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not in an image format"),
         (None, "a value of type NoneType is not a known form"),
         (3.5, "a value of type float is not a known form"),
         (np.zeros((4, 4, 3)), "uint8.*not float64"),

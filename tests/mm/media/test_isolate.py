@@ -360,9 +360,9 @@ def test_a_worker_at_work_while_all_are_stopped_ends_with_its_item(codecs: Modul
 def test_nothing_is_left_of_a_process_that_ends(codecs: ModuleType, end: str) -> None:
     script = f"""
         import codecs_of_the_test as codecs
-        from sensorium.mm.media.isolate import isolated
+        from sensorium.mm.media.isolate import run_isolated
         from sensorium.mm.media.policy import MediaPolicy
-        print(isolated(codecs.pid, b"", MediaPolicy()), flush=True)
+        print(run_isolated(codecs.pid, b"", MediaPolicy()), flush=True)
         {end}
     """
     env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
@@ -376,9 +376,9 @@ def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_pat
     told = tmp_path / "told"
     script = f"""
         import codecs_of_the_test as codecs
-        from sensorium.mm.media.isolate import isolated
+        from sensorium.mm.media.isolate import run_isolated
         from sensorium.mm.media.policy import MediaPolicy
-        isolated(codecs.sleeps_till_its_alarm, {str(told).encode()!r}, MediaPolicy(worker_seconds=30))
+        run_isolated(codecs.sleeps_till_its_alarm, {str(told).encode()!r}, MediaPolicy(worker_seconds=30))
     """
     env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=env, stderr=subprocess.DEVNULL) as parent:

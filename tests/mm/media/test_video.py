@@ -39,9 +39,9 @@ def test_sampling_is_obeyed():
     assert half.indices == (0, 5, 10, 15)
     assert half.total == 40
     assert half.fps == pytest.approx(2.0)
-    with pytest.raises(InputError, match="50 frames are wanted but the clip has 40; lower"):
+    with pytest.raises(InputError, match="50 frames are requested but the video has 40; lower"):
         probe_video(data, FrameSampling(num_frames=50), POLICY)
-    with pytest.raises(InputError, match=r"25 frames are wanted but the clip has 20 in its first 2 s; lower"):
+    with pytest.raises(InputError, match=r"25 frames are requested but the video has 20 in its first 2 s; lower"):
         probe_video(data, FrameSampling(num_frames=25, max_duration=2.0), POLICY)
 
 
@@ -160,7 +160,7 @@ def test_sound_and_pictures_are_no_clips():
         frame.rate = 16000
         output.mux(stream.encode(frame))
         output.mux(stream.encode())
-    with pytest.raises(InputError, match="no moving pictures"):
+    with pytest.raises(InputError, match="it holds no video"):
         probe_video(buffer.getvalue(), ALL, POLICY)
     picture = io.BytesIO()
     Image.fromarray(FRAMES[0]).save(picture, "PNG")

@@ -102,7 +102,7 @@ def test_metadata_that_is_refused(metadata, text):
         (np.zeros((2, 8, 8, 3)), "uint8"),
         (np.zeros((2, 8, 8, 4), np.uint8), "RGB, not of 4 channels"),
         ([], "a value of type list is not a known form"),
-        ([FRAMES[0], "x"], "pictures"),
+        ([FRAMES[0], "x"], "images"),
         ([FRAMES[0], FRAMES[1][:4]], "one size"),
         (7, "a value of type int is not a known form"),
     ],

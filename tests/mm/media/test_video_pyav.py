@@ -174,7 +174,7 @@ def test_frames_that_an_edit_list_cuts_are_not_counted():
 
 def test_too_long_a_clip_is_refused(monkeypatch):
     monkeypatch.setattr(video_pyav, "_MOST_PACKETS", 39)
-    with pytest.raises(InputError, match="more than 39 packets of pictures; cut it"):
+    with pytest.raises(InputError, match="more than 39 video packets; cut it"):
         probe_video(clip("h264-mp4"), ALL, POLICY)
 
 

@@ -82,7 +82,7 @@ def test_a_font_that_is_missing_is_named(tmp_path):
     with pytest.raises(ConfigError, match="not a readable font"):
         made(tmp_path).process(item, torch.float32)
     plain, grid = made(tmp_path, draw_on_frames=False).process(item, torch.float32)
-    assert plain["pixel_values_videos"].data.shape == (grid.num_patches, 588)
+    assert plain["pixel_values_videos"].data.shape == (grid.t * grid.h * grid.w, 588)
 
 
 def test_other_numbers_of_joined_frames_are_refused():

@@ -199,13 +199,13 @@ def test_a_header_tells_the_grid_of_every_size():
             item = ImageItem(torch.zeros(height, width, 3, dtype=torch.uint8))
             kwargs, grid = info.process(item, torch.float32)
             assert grid == info.geometry(MediaHeader("image", height, width))
-            assert data(kwargs["pixel_values"]).shape[0] == grid.num_patches
+            assert data(kwargs["pixel_values"]).shape[0] == grid.t * grid.h * grid.w
     for count in (1, 2, 3, 7):
         plan = FramePlan(tuple(range(count)), tuple(float(i) for i in range(count)), count, 1.0)
         clip = VideoItem(torch.zeros(count, 50, 90, 3, dtype=torch.uint8), plan)
         kwargs, grid = info.process(clip, torch.float32)
         assert grid == info.geometry(MediaHeader("video", 50, 90, plan))
-        assert data(kwargs["pixel_values_videos"]).shape[0] == grid.num_patches
+        assert data(kwargs["pixel_values_videos"]).shape[0] == grid.t * grid.h * grid.w
 
 
 def test_an_item_can_shrink_to_a_number_of_rows():

@@ -84,7 +84,7 @@ def test_one_frame_is_a_clip():
     header = clip(1, size=(64, 64))
     made_of, grid = made().process(VideoItem(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), header.frames), torch.float32)
     assert (grid.t, len(grid.times)) == (1, 1)
-    assert len(made_of["pixel_values_videos"].data) == grid.num_patches
+    assert len(made_of["pixel_values_videos"].data) == grid.t * grid.h * grid.w
 
 
 def test_too_many_frames_are_refused():
