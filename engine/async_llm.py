@@ -104,9 +104,9 @@ class AsyncLLM:
         """As `LLM.sleep`."""
         await asyncio.wrap_future(self._engine_loop.sleep())
 
-    async def wake(self) -> None:
-        """As `LLM.wake`; other coroutines run meanwhile."""
-        await asyncio.wrap_future(self._engine_loop.wake())
+    async def wake_up(self) -> None:
+        """As `LLM.wake_up`; other coroutines run meanwhile."""
+        await asyncio.wrap_future(self._engine_loop.wake_up())
 
     def close(self) -> None:
         """End every request with an error, and the engine's threads. Waits for the step that is being computed."""

@@ -1,6 +1,6 @@
 """The engine's core: it queues sequences, computes them step by step and says what each step added.
 
-Callers use its verbs only (add, append, truncate, pause, abort, step, sleep, wake), see `core_client.CoreClient`.
+Callers use its verbs only (add, append, truncate, pause, abort, step, sleep, wake_up), see `core_client.CoreClient`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING = SchedulerOutput(step=0, scheduled=())
 
 
 class ModelReloader(Protocol):
-    """Builds the runner's model again, for `sleep` and `wake`."""
+    """Builds the runner's model again, for `sleep` and `wake_up`."""
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class EngineCore:
         """Nothing to do: memory goes with the object."""
 
     def sleep(self) -> None:
-        """Free all memory that `wake` can allocate again, caches included. Does nothing if the engine sleeps already.
+        """Free all memory that `wake_up` can allocate again, caches included. Does nothing if the engine sleeps already.
 
         Raises:
             InputError: there are sequences, or no checkpoint to wake up from.
@@ -199,7 +199,7 @@ class EngineCore:
             self._flight, self.asleep = None, True
             self.runner.sleep(self._source.build_on_meta())
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """Allocate memory and read the weights again. Does nothing if the engine is awake; if it fails, the engine sleeps on.
 
         Raises:
@@ -210,13 +210,13 @@ class EngineCore:
             return
         assert self._source is not None
         try:
-            self.runner.wake(self._source.reload)
+            self.runner.wake_up(self._source.reload)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold tensors of the failed attempt
             self.runner.sleep(self.runner.model)
             if not is_out_of_memory(error):
                 raise
-            reason = "there is too little memory to wake up; make room on the device, then wake() again"
+            reason = "there is too little memory to wake up; make room on the device, then call wake_up() again"
             raise InputError(reason, code="out_of_memory") from None
         self.asleep = False
 

@@ -9,7 +9,7 @@ from ..mm.types import MultiModalFeature
 from .sampling_params import StructuredOutputsParams
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
-ASLEEP = "the engine is asleep; wake() it first"
+ASLEEP = "the engine is asleep; call wake_up() first"
 
 
 class CoreClient(Protocol):
@@ -51,7 +51,7 @@ class CoreClient(Protocol):
 
     def sleep(self) -> None: ...
 
-    def wake(self) -> None: ...
+    def wake_up(self) -> None: ...
 
     def close(self) -> None:
         """Free what the client holds outside this process; the verbs raise an error afterwards."""

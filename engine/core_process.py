@@ -108,8 +108,8 @@ class ProcessCore:
     def sleep(self) -> None:
         self._ask("sleep")
 
-    def wake(self) -> None:
-        self._ask("wake")
+    def wake_up(self) -> None:
+        self._ask("wake_up")
 
     def close(self) -> None:
         """Let the child finish what it writes and end; it is killed if that takes longer than 10 s."""

@@ -228,7 +228,7 @@ class LLM:
         return self._handle(prompt, params, None, priority, request_id)
 
     def sleep(self) -> None:
-        """Give back the memory of weights, caches and buffers, until `wake`; twice is harmless.
+        """Give back the memory of weights, caches and buffers, until `wake_up`; twice is harmless.
 
         What is kept: tokenizer, processed items (in `mm_processor_cache_bytes`), and encoder rows in `encoder_cache_dir`.
 
@@ -237,18 +237,18 @@ class LLM:
         """
         self._engine_loop.sleep().result()
 
-    def wake(self) -> None:
+    def wake_up(self) -> None:
         """Read the weights again and go on with empty caches; where it is awake already, nothing happens.
 
         Raises:
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
             InputError: there is too little memory; the engine was closed.
         """
-        self._engine_loop.wake().result()
+        self._engine_loop.wake_up().result()
 
     @property
     def asleep(self) -> bool:
-        """Whether requests are refused until `wake`."""
+        """Whether requests are refused until `wake_up`."""
         return self._engine_loop.asleep
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ ErrorCode = Literal[
     "out_of_memory",  # on the device or the host
     "overloaded",  # more requests than the engine takes
     "interrupted",  # the step was interrupted, as by Ctrl-C
-    "engine_asleep",  # `wake` it first
+    "engine_asleep",  # call `wake_up` first
     "engine_closed",  # or made in another process
     "engine_dead",  # the engine cannot go on
     "internal",  # a bug of sensorium

@@ -52,7 +52,7 @@ class EngineLoop:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES)
         self.observers: list[Observer] = []
-        self.stats, self.asleep = core.stats, False  # the last snapshot; whether requests are refused until `wake`
+        self.stats, self.asleep = core.stats, False  # the last snapshot; whether requests are refused until `wake_up`
         self._owners: dict[str, RequestHandle] = {}  # by name of each sequence that computes
         self._names: dict[str, RequestHandle] = {}  # requests that are not finished
         self._numbers = count()
@@ -163,10 +163,10 @@ class EngineLoop:
         self._check_open()
         return self.call(lambda engine_loop: engine_loop._sleep())
 
-    def wake(self) -> Future[None]:
+    def wake_up(self) -> Future[None]:
         """See EngineCore."""
         self._check_open()
-        return self.call(lambda engine_loop: engine_loop._wake())
+        return self.call(lambda engine_loop: engine_loop._wake_up())
 
     def close(self) -> None:
         """End every request with an error, then the threads and the core."""
@@ -235,8 +235,8 @@ class EngineLoop:
             self.core.sleep()
             self.asleep = True
 
-    def _wake(self) -> None:
-        self.core.wake()
+    def _wake_up(self) -> None:
+        self.core.wake_up()
         self.asleep = False
 
     @property

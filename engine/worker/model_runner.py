@@ -101,7 +101,7 @@ class ModelRunner:
         gc.collect()
         _release_free_memory(self.device)
 
-    def wake(self, make: Callable[[], Model]) -> None:
+    def wake_up(self, make: Callable[[], Model]) -> None:
         """Allocate the caches and make the model again. If `make` raises, the runner stays asleep."""
         tensors = self._allocate(self.caches.block_size)
         self.model = make()

@@ -106,7 +106,7 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
         assert output.finished
         assert output.error.code == "engine_dead"
         assert "SIGKILL" in output.error.message
-    for call in (lambda: llm.generate("a"), lambda: llm.live("a"), llm.sleep, llm.wake, lambda: next(llm.stream("a"))):
+    for call in (lambda: llm.generate("a"), lambda: llm.live("a"), llm.sleep, llm.wake_up, lambda: next(llm.stream("a"))):
         with pytest.raises(EngineDeadError, match="make a new engine"):
             call()
     assert not is_alive(core.pid)

@@ -80,7 +80,7 @@ def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
     with LLM(checkpoint, max_model_len=256, kv_cache_dtype="int8", device="cpu") as llm:
         (before,) = llm.generate(prompt, GREEDY, use_tqdm=False)
         llm.sleep()
-        llm.wake()
+        llm.wake_up()
         (after,) = llm.generate(prompt, GREEDY, use_tqdm=False)
         assert llm._engine_loop.core.runner.caches.tensors[0].dtype == torch.int8
     assert after.outputs[0].token_ids == before.outputs[0].token_ids

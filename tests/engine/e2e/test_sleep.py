@@ -66,8 +66,8 @@ def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
     assert (llm.stats.blocks_cached, llm.stats.blocks_used, llm.stats.encoder_bytes) == (0, 0, 0)
     llm.sleep()
     counted = llm.stats
-    llm.wake()
-    llm.wake()
+    llm.wake_up()
+    llm.wake_up()
     assert not llm.asleep
     assert llm.stats == counted
     assert answers(llm) == before
@@ -80,7 +80,7 @@ def test_nothing_is_found_of_what_was_cached(llm: LLM) -> None:
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
     llm.sleep()
-    llm.wake()
+    llm.wake_up()
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
 
@@ -93,12 +93,12 @@ def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
         lambda: llm.live("a", GREEDY),
         lambda: llm.embed(["a"], use_tqdm=False),
     ):
-        with pytest.raises(InputError, match=r"asleep; wake\(\) it"):
+        with pytest.raises(InputError, match=r"asleep; call wake_up\(\)"):
             call()
     assert llm.plan(PROMPTS[0])
     assert llm.explain().rows()
     assert llm.hidden_size > 0
-    llm.wake()
+    llm.wake_up()
     assert answers(llm)
 
 
@@ -117,7 +117,7 @@ def test_it_does_not_sleep_while_somebody_is_served(llm: LLM, monkeypatch: pytes
     assert session.answer().error is None
     session.close()
     llm.sleep()
-    llm.wake()
+    llm.wake_up()
     assert answers(llm, "The sky")[0] == first.outputs[0].token_ids
 
 
@@ -125,7 +125,7 @@ def test_it_can_be_closed_asleep() -> None:
     llm = LLM(MODEL, **OPTIONS)
     llm.sleep()
     llm.close()
-    for call in (llm.wake, llm.sleep, lambda: llm.generate("a", GREEDY, use_tqdm=False)):
+    for call in (llm.wake_up, llm.sleep, lambda: llm.generate("a", GREEDY, use_tqdm=False)):
         with pytest.raises(InputError, match="was closed"):
             call()
 
@@ -135,7 +135,7 @@ def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
         before = answers(llm)
         llm.sleep()
         assert not llm._engine_loop.core.runner.store.rows
-        llm.wake()
+        llm.wake_up()
         calls = llm.stats.encoder_calls
         assert answers(llm) == before
         assert (llm.stats.encoder_calls, llm.stats.encoder_disk_hits) == (calls, 2)
@@ -149,10 +149,10 @@ def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path) -> None:
         llm.sleep()
         os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns + 10**9))
         with pytest.raises(CheckpointError, match="was changed since it was loaded"):
-            llm.wake()
+            llm.wake_up()
         assert llm.asleep
         os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns))
-        llm.wake()
+        llm.wake_up()
         assert answers(llm) == before
 
 
@@ -168,16 +168,16 @@ def test_waking_that_fails_takes_nothing(llm: LLM, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(weights, "named_layers", read)
         with pytest.raises(InputError, match="too little memory") as caught:
-            llm.wake()
+            llm.wake_up()
     assert caught.value is not None  # while somebody still looks at it
     assert llm.asleep
     assert models[0]() is None
     assert live_bytes() <= asleep + 4096
-    llm.wake()
+    llm.wake_up()
     assert answers(llm) == before
 
 
-def test_coroutines_sleep_and_wake(llm: LLM) -> None:
+def test_coroutines_sleep_and_wake_up(llm: LLM) -> None:
     async def ask(engine: AsyncLLM) -> list[tuple[int, ...]]:
         return [output.outputs[0].token_ids async for output in engine.generate("The sky is", GREEDY, output_kind="final")]
 
@@ -185,9 +185,9 @@ def test_coroutines_sleep_and_wake(llm: LLM) -> None:
         engine = AsyncLLM(llm)
         before = await ask(engine)
         await engine.sleep()
-        with pytest.raises(InputError, match=r"wake\(\)"):
+        with pytest.raises(InputError, match=r"wake_up\(\)"):
             await ask(engine)
-        await asyncio.gather(engine.wake(), engine.wake())
+        await asyncio.gather(engine.wake_up(), engine.wake_up())
         assert await ask(engine) == before
 
     asyncio.run(run())
@@ -200,7 +200,7 @@ def test_adapters_encoder_sides_and_windows_come_back(name: str, tmp_path: Path)
     with make_llm(row, save(row, tmp_path)) as llm:
         before = answers(llm, question)
         llm.sleep()
-        llm.wake()
+        llm.wake_up()
         assert answers(llm, question) == before
 
 
@@ -209,7 +209,7 @@ def test_it_sleeps_with_other_options(options: dict[str, object]) -> None:
     with LLM(MODEL, **OPTIONS, **options) as llm:
         before = answers(llm)
         llm.sleep()
-        llm.wake()
+        llm.wake_up()
         assert answers(llm) == before
 
 

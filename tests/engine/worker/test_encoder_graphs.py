@@ -298,7 +298,7 @@ def test_an_engine_gives_the_same_answers_and_drops_graphs_when_asleep(replays: 
         runner = llm._engine_loop.core.runner
         expected = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in pictures]
         llm.sleep()
-        llm.wake()
+        llm.wake_up()
         assert not replays or len(set(replays)) < 4, "of decode steps"
         replays.clear()
         runner.encoder_runner.graphs = EncoderGraphs(CPU, on_cpu)

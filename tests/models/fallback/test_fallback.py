@@ -213,7 +213,7 @@ def test_asleep_nothing_is_left_of_the_class(built):
         llm.sleep()
         assert model() is None
         assert all(part.is_meta for part in llm._engine_loop.core.runner.model.outer.parameters())
-        llm.wake()
+        llm.wake_up()
         assert [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)] == wanted
 
 
