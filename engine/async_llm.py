@@ -91,14 +91,14 @@ class AsyncLLM:
                         finished = output.finished
                         yield output
             finally:
-                if not handle.finished:
+                if not handle.builder.finished:
                     self._engine_loop.drop(handle)
         finally:
             self._places.give()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ones are ignored."""
-        await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.end(request_id)))
+        await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))
 
     async def sleep(self) -> None:
         """As `LLM.sleep`."""

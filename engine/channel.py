@@ -1,10 +1,11 @@
-"""Messages between two processes: bytes over a socket, large tensors through shared memory without a name."""
+"""Messages between two processes: bytes over a pipe, large tensors through shared memory without a name."""
 
 from __future__ import annotations
 
 import os
-import socket
 import struct
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import torch
@@ -12,72 +13,55 @@ from torch import Tensor
 
 from .codec import SharedTensors, decode, encode
 
-_HEAD = struct.Struct("<QQ")  # bytes of the message, bytes of shared memory (0: no descriptor comes along)
+_HEAD = struct.Struct("<Q")  # bytes of shared memory; 0: no descriptor follows
 
 
 class Channel:
-    """One end of a socket pair. Each message is a header, the bytes of `codec.encode`, and at most one memfd.
+    """One end of a duplex pipe. Each message is a header, the bytes of `codec.encode`, and at most one memfd.
 
-    The receiver maps the memfd and the tensors of the message are views of the mapping, which lives as long as they do. The
-    memory has no name, so nothing stays behind when either process is killed. One thread at a time.
+    The receiver maps the memfd. The tensors of the message are views of the mapping, which lives as long as they do. The
+    memory has no name, so nothing stays behind when either process is killed. Use by one thread at a time.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection = connection
 
     def send(self, data: bytes, shared: SharedTensors) -> None:
-        """`data` and `shared` are from `pack`. OSError if the other side is gone."""
-        head = _HEAD.pack(len(data), shared.num_bytes)
+        """Send what `pack` returned. Raise OSError if the other side is gone."""
         if not shared.num_bytes:
-            self._socket.sendall(head + data)
+            self._connection.send_bytes(_HEAD.pack(0) + data)
             return
         descriptor = _share(shared)
         try:
-            socket.send_fds(self._socket, [head], [descriptor])
+            self._connection.send_bytes(_HEAD.pack(shared.num_bytes) + data)
+            send_handle(self._connection, descriptor, None)
         finally:
             os.close(descriptor)
-        self._socket.sendall(data)
 
     def receive(self) -> Any:
-        """Wait for the next message. EOFError or OSError if the other side is gone."""
-        head, descriptors = b"", []
-        while len(head) < _HEAD.size:
-            flags = socket.MSG_CMSG_CLOEXEC
-            part, found, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), 1, flags)
-            if not part:
-                raise EOFError
-            head += part
-            descriptors += found
-        length, num_bytes = _HEAD.unpack(head)
-        try:
-            memory = _map(descriptors[0], num_bytes) if num_bytes else None
-        finally:
-            for descriptor in descriptors:
+        """Wait for the next message and return it. Raise EOFError or OSError if the other side is gone."""
+        data, memory = self._connection.recv_bytes(), None
+        (num_bytes,) = _HEAD.unpack_from(data)
+        if num_bytes:
+            descriptor = recv_handle(self._connection)
+            try:
+                memory = _map(descriptor, num_bytes)
+            finally:
                 os.close(descriptor)
-        return decode(self._read(length), memory)
+        return decode(memoryview(data)[_HEAD.size :], memory)
 
     def close(self) -> None:
-        self._socket.close()
-
-    def _read(self, length: int) -> bytearray:
-        data = bytearray(length)
-        view, done = memoryview(data), 0
-        while done < length:
-            got = self._socket.recv_into(view[done:])
-            if not got:
-                raise EOFError
-            done += got
-        return data
+        self._connection.close()
 
 
 def pack(message: object) -> tuple[bytes, SharedTensors]:
-    """What `Channel.send` takes. TypeError for a value that no message may hold."""
+    """Return the arguments of `Channel.send`. Raise TypeError for a value that no message may hold."""
     shared = SharedTensors()
     return encode(message, shared), shared
 
 
 def _share(shared: SharedTensors) -> int:
-    """A descriptor of memory that holds the tensors."""
+    """Return a descriptor of memory that holds the tensors."""
     descriptor = os.memfd_create("sensorium", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, shared.num_bytes)
@@ -92,5 +76,5 @@ def _share(shared: SharedTensors) -> int:
 
 
 def _map(descriptor: int, num_bytes: int) -> Tensor:
-    """uint8 `[num_bytes]` over the memory; keeps no descriptor open."""
+    """Return the memory as uint8 `[num_bytes]`; this keeps no descriptor open."""
     return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=num_bytes, dtype=torch.uint8)

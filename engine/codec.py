@@ -3,65 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ..mm import errors as mm_errors
 from ..mm import fields as mm_fields
 from ..mm import types as mm_types
-from ..mm.media.policy import MediaPolicy
+from . import config as engine_config
+from . import sampling_params
 from . import types as engine_types
-from .config import EngineConfig
-from .pooling_params import PoolingParams
-from .sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
-_MESSAGES: tuple[type, ...] = (
-    EngineConfig,
-    MediaPolicy,
-    SamplingParams,
-    StructuredOutputsParams,
-    RepetitionDetectionParams,
-    PoolingParams,
-    engine_types.EngineRequest,
-    engine_types.RequestUpdate,
-    engine_types.ScheduledRequest,
-    engine_types.EncodeTask,
-    engine_types.SchedulerOutput,
-    engine_types.Logprob,
-    engine_types.SequenceStats,
-    engine_types.TokenOutput,
-    engine_types.EncodeResult,
-    engine_types.StepOutput,
-    engine_types.EngineStats,
-    engine_types.CoreInfo,
-    engine_types.CoreOutputs,
-    engine_types.ItemTrace,
-    engine_types.CompletionOutput,
-    engine_types.RequestOutput,
-    mm_errors.ErrorInfo,
-    mm_types.FramePlan,
-    mm_types.ItemGeometry,
-    mm_types.ItemPlan,
-    mm_types.PlaceholderRange,
-    mm_types.MultiModalFeature,
-    mm_fields.BatchedField,
-    mm_fields.FlatField,
-    mm_fields.SharedField,
-    mm_fields.FieldElem,
-)
-_BY_NAME = {kind.__name__: kind for kind in _MESSAGES}
-_FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in _MESSAGES}
+_MODULES = (engine_types, engine_config, sampling_params, mm_types, mm_fields)  # messages consist of their dataclasses
+_KINDS = [kind for module in _MODULES for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
+_BY_NAME = {kind.__name__: kind for kind in _KINDS}
+_FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in _KINDS}
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _TENSOR, _MESSAGE, _SHARED = 1, 2, 3  # msgpack extension codes
 _ALIGN = 64  # bytes
 
 
 class SharedTensors:
-    """Tensors that are left out of a message's bytes, and where they lie in memory that both sides share.
+    """Large tensors of a message, which are left out of its bytes, with their offsets in memory that both sides share.
 
     Args:
         threshold: tensors of fewer bytes stay in the message.
@@ -72,7 +37,7 @@ class SharedTensors:
         self.tensors: list[tuple[int, Tensor]] = []
 
     def place(self, tensor: Tensor) -> int:
-        """The offset of one more tensor."""
+        """Return the offset of one more tensor."""
         offset = self.num_bytes
         self.tensors.append((offset, tensor))
         self.num_bytes += -(-tensor.numel() * tensor.itemsize // _ALIGN) * _ALIGN
@@ -80,19 +45,19 @@ class SharedTensors:
 
 
 def encode(message: object, shared: SharedTensors | None = None) -> bytes:
-    """Encode a registered dataclass, or tuples, dicts, tensors and plain values of them.
+    """Encode a dataclass of `_MODULES`, or tuples, lists, dicts, tensors and plain values of them.
 
     Args:
-        shared: takes the large tensors; None keeps all in the bytes.
+        shared: takes the large tensors; None keeps all tensors in the bytes.
 
     Raises:
-        TypeError: a value of another type, such as a callable, a lock or a media object.
+        TypeError: a value of another type, such as a callable, a lock or an image object.
     """
     return msgspec.msgpack.encode(_plain(message, shared))
 
 
-def decode(data: bytes | bytearray, memory: Tensor | None = None) -> Any:
-    """The value that `encode` got; lists come back as tuples. `memory`: uint8 `[bytes]`, where shared tensors lie."""
+def decode(data: bytes | memoryview, memory: Tensor | None = None) -> Any:
+    """Return the value that was encoded; lists become tuples. `memory`: uint8 `[bytes]` that holds the shared tensors."""
 
     def extension(code: int, part: memoryview) -> object:
         if code == _MESSAGE:
@@ -138,7 +103,7 @@ def _plain_tensor(value: Tensor, shared: SharedTensors | None) -> msgspec.msgpac
 
 
 def _is_default(value: object, field: Field[Any]) -> bool:
-    """Trailing fields that hold their default are not written."""
+    """Return True if a field holds its default. Trailing fields that do are not written."""
     if field.default is not MISSING:
         return value is field.default
     return field.default_factory is dict and value == {}

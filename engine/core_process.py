@@ -6,11 +6,12 @@ import builtins
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class ProcessCore:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        connection, theirs = socket.socketpair()
+        connection, theirs = Pipe()
         with theirs:
             self._process = _start(theirs)
         self._channel, self._closed, self._dead = Channel(connection), False, ""
@@ -151,7 +152,7 @@ class ProcessCore:
         self._dead = f"the engine's process ended ({how}) and all requests in it are lost; make a new engine"
 
 
-def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
+def _start(connection: Connection[Any, Any]) -> subprocess.Popen[bytes]:
     """The child, in a session of its own: Ctrl-C in a terminal reaches this process only."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # it finds modules where this process does
     options = [part for option in sys.warnoptions for part in ("-W", option)]
@@ -182,7 +183,6 @@ def _exception(name: str, arguments: Sequence[Any], state: dict[str, Any]) -> Ba
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return RuntimeError(f"{name}: {' '.join(map(str, arguments))}")
     error = kind.__new__(kind, *arguments)
-    error.args = tuple(arguments)
     error.__dict__.update(state)
     return error
 

@@ -6,11 +6,11 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import import_module
+from multiprocessing.connection import Connection
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -39,26 +39,21 @@ class _Records(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.waiting.append((record.name, record.levelno, self.format(record)))
 
-    def take(self) -> tuple[tuple[str, int, str], ...]:
-        if not self.waiting:
-            return ()
+    def take(self) -> list[tuple[str, int, str]]:
         taken, self.waiting = self.waiting, []
-        return tuple(taken)
+        return taken
 
 
 def _register(name: str, path: str) -> None:
     """A logits processor, by "module:name"."""
-    module, _, names = path.partition(":")
     try:
-        found: Any = import_module(module)
-        for part in names.split("."):
-            found = getattr(found, part)
+        factory = resolve_name(path)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(
             f"logits processor {name!r} cannot be imported from {path} by the engine's process: {reason}"
         ) from None
-    register_logits_processor(name, found)
+    register_logits_processor(name, factory)
 
 
 def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
@@ -124,7 +119,7 @@ class _Server:
 def main() -> None:
     """The child's program; its argument is the number of a socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     records, logger = _Records(), logging.getLogger(PACKAGE)
     logger.addHandler(records)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -118,9 +118,7 @@ def _read_publisher_layout(path: Path) -> dict[str, Any]:
 
 def resolve(name: str) -> Any:
     """Import `"module:attribute"` of this package."""
-    module, _, attribute = name.partition(":")
-    package = __name__.rsplit(".", 2)[0]
-    return getattr(import_module(f".{module}", package), attribute)
+    return resolve_name(f"{__name__.rsplit('.', 2)[0]}.{name}")
 
 
 def _has_own_model(config: Mapping[str, Any]) -> bool:

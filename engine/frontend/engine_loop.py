@@ -1,4 +1,4 @@
-"""The step loop, in a thread of its own: takes requests from any thread and hands outputs back."""
+"""The step loop in its own thread. It takes requests from any thread and hands their outputs back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .input_processor import ProcessedPrompt
 from .input_queue import InputQueue, QueueEntry
 from .loop_thread import start_loop
 from .output_thread import OutputThread
-from .request_handle import Closing, RequestHandle, dropping, notify
+from .request_handle import Closing, RequestHandle, drop_command, notify
 from .trace import Observer
 
-_IDLE_STEP = 0.005  # seconds until the next try after a step that had nothing to compute
-_PATIENCE = 10.0  # seconds that a caller who leaves waits for its memory to be free
-_MAX_UNREAD = 64  # outputs in an inbox until the output thread reads them
+_IDLE_STEP = 0.005  # seconds to sleep after a step that had nothing to compute
+_FREE_SECONDS = 10.0  # how long `serve` waits for the memory of aborted requests
+_MAX_UNREAD = 64  # outputs in an inbox before the output thread reads them
 _log = logging.getLogger(__name__)
 
 
@@ -52,12 +52,13 @@ class EngineLoop:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES)
         self.observers: list[Observer] = []
-        self.stats, self.asleep = core.stats, False  # the last snapshot; whether requests are refused until `wake_up`
-        self._owners: dict[str, RequestHandle] = {}  # by name of each sequence that computes
-        self._names: dict[str, RequestHandle] = {}  # requests that are not finished
+        self.stats = core.stats  # the last snapshot
+        self.asleep = False  # requests are refused until `wake_up`
+        self._owners: dict[str, RequestHandle] = {}  # requests by id of each sequence that is computed
+        self._names: dict[str, RequestHandle] = {}  # unfinished requests by id
         self._numbers = count()
         self._commands: SimpleQueue[Callable[[EngineLoop], None] | None] = SimpleQueue()
-        self._lock = threading.RLock()  # of names, numbers and the thread
+        self._lock = threading.RLock()  # guards names, numbers and the thread
         self._thread: threading.Thread | None = None
         self._output = OutputThread(self.observers, self._commands)
         self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
@@ -67,13 +68,13 @@ class EngineLoop:
         weakref.finalize(self, self._commands.put, None).atexit = False
         weakref.finalize(self, self._output.stop).atexit = False
 
-    # what callers do, in their threads
+    # called from any thread
 
     def serve(self, handles: Sequence[RequestHandle], stream: bool = False) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield (index, output) of each request as it finishes, with `stream` also whenever something was added to it.
+        """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
 
         A request that fails yields an output with `error`; the others go on. Closing the generator, or an exception in it,
-        aborts the rest and frees its memory.
+        aborts the unfinished requests and frees their memory.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
         left = {handle: index for index, handle in enumerate(handles)}
@@ -87,14 +88,14 @@ class EngineLoop:
         finally:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:
-                freed = self.call(lambda engine_loop: engine_loop._drop(left))
-                if threading.current_thread() is not self._thread:  # the garbage collector may close us anywhere
-                    wait([freed], _PATIENCE)
+                freed = self.call(lambda engine_loop: engine_loop.drop_now(*left))
+                if threading.current_thread() is not self._thread:  # the garbage collector may close it in any thread
+                    wait([freed], _FREE_SECONDS)
 
     def submit(
         self, handles: Sequence[RequestHandle], post: Callable[[list[RequestHandle]], None], stream: bool = False
     ) -> None:
-        """Queue requests, in this order. `post` is called in some thread with those that have news for `take`.
+        """Queue requests in this order. `post` is called, in any thread, with requests that have new output for `take`.
 
         Raises:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
@@ -107,9 +108,7 @@ class EngineLoop:
             self._start()
             for handle in handles:
                 if handle.request_id in self._names:
-                    reason = (
-                        f"request_id {handle.request_id[:80]!r} is in use; give another, or wait until that one is finished"
-                    )
+                    reason = f"request_id {handle.request_id[:80]!r} is in use; give another one, or wait until it is finished"
                     raise InputError(reason, param="request_id")
             for handle in handles:
                 number = next(self._numbers)
@@ -123,12 +122,12 @@ class EngineLoop:
             self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])
 
     def drop(self, handle: RequestHandle) -> None:
-        """Abort a request; its caller hears nothing more."""
-        self.send(dropping(handle))
+        """Abort a request without further output."""
+        self.send(drop_command(handle))
 
     def drop_with(self, holder: object, handle: RequestHandle) -> None:
-        """Drop the request once `holder` is collected, in whichever thread; so nothing is locked for it."""
-        weakref.finalize(holder, self._commands.put, dropping(handle)).atexit = False
+        """Drop the request when `holder` is collected. That may happen in any thread, so no lock is taken."""
+        weakref.finalize(holder, self._commands.put, drop_command(handle)).atexit = False
 
     def send(self, command: Callable[[EngineLoop], None]) -> None:
         """Run a command in the loop's thread, between steps; after `close`, in this thread."""
@@ -141,7 +140,7 @@ class EngineLoop:
         command(self)
 
     def call(self, command: Callable[[EngineLoop], Any]) -> Future[Any]:
-        """`send`, with the result; `stats` are up to date then."""
+        """Run a command in the loop's thread and return its result as a future. Updates `stats`."""
         future: Future[Any] = Future()
 
         def run(engine_loop: EngineLoop) -> None:
@@ -159,14 +158,14 @@ class EngineLoop:
         return future
 
     def sleep(self) -> Future[None]:
-        """See EngineCore; InputError also while there are requests or live sessions."""
+        """Call `EngineCore.sleep`. The future raises InputError while there are requests or live sessions."""
         self._check_open()
-        return self.call(lambda engine_loop: engine_loop._sleep())
+        return self.call(EngineLoop._sleep)
 
     def wake_up(self) -> Future[None]:
-        """See EngineCore."""
+        """Call `EngineCore.wake_up`."""
         self._check_open()
-        return self.call(lambda engine_loop: engine_loop._wake_up())
+        return self.call(EngineLoop._wake_up)
 
     def close(self) -> None:
         """End every request with an error, then the threads and the core."""
@@ -188,22 +187,22 @@ class EngineLoop:
             raise EngineDeadError(str(self._dead))
 
     def _start(self) -> None:
-        """Start the thread; called with the lock held."""
+        """Start the thread if it does not run. The caller holds the lock."""
         if self.closed:
             raise InputError("the engine was closed; make a new one", code="engine_closed")
         if self._thread is None:
             self._thread = start_loop(self, self._commands, self._num_threads)
 
-    # what the loop's thread does
+    # called in the loop's thread
 
-    def end(self, request_id: str) -> None:
-        """End a request with the finish reason "abort"; unknown and finished ids are ignored."""
+    def abort(self, request_id: str) -> None:
+        """End a request with the finish reason "abort". Unknown and finished ids are ignored."""
         handle = self._names.get(request_id)
         if handle is not None:
-            self._end(handle, "abort")
+            self.end(handle, "abort")
 
     def stop(self, handle: RequestHandle, name: str, num_tokens: int) -> None:
-        """A stop string ended the answer after `num_tokens` tokens of the sequence; the core may have computed more.
+        """End a sequence at a stop string, after `num_tokens` of its tokens. The core may have computed more.
 
         A sequence that is kept is cut there, so that it holds the answer's tokens and no others.
         """
@@ -217,10 +216,6 @@ class EngineLoop:
             if not handle.open:
                 self._close(handle, "stop")
             self._sweep()
-
-    def fail(self, handle: RequestHandle, error: ErrorInfo) -> None:
-        """The outputs of a request cannot be read: end what is left of it."""
-        self._end(handle, "error", error)
 
     def follow(self, name: str, handle: RequestHandle) -> None:
         """Deliver outputs of this sequence to the request."""
@@ -241,11 +236,11 @@ class EngineLoop:
 
     @property
     def busy(self) -> bool:
-        """There is something to compute, or the loop is to end."""
+        """True if there is something to compute or the loop is closed."""
         return bool(self._owners) or self.closed
 
     def turn(self, command: Callable[[EngineLoop], None] | None) -> None:
-        """Run the commands there are, compute one step, tell callers who have news. No exception ends the loop."""
+        """Run waiting commands, compute one step, and notify callers. No exception ends the loop."""
         try:
             self._run_commands(command)
             if self._owners:
@@ -254,7 +249,8 @@ class EngineLoop:
             self._die(error)
         except BaseException as error:  # the step is half done: no sequence in it can go on
             _log.exception("the engine's loop was interrupted")
-            self._interrupt(error)
+            reason = f"the engine's step was interrupted ({type(error).__name__}); ask again"
+            self._end_all(set(self._owners.values()), ErrorInfo("interrupted", reason))
         self._notify()
 
     def _run_commands(self, command: Callable[[EngineLoop], None] | None) -> None:
@@ -265,22 +261,14 @@ class EngineLoop:
                 return
             command = self._commands.get()
 
-    def _interrupt(self, error: BaseException) -> None:
-        """End all that computes."""
-        reason = ErrorInfo("interrupted", f"the engine's step was interrupted ({type(error).__name__}); ask again")
-        for handle in set(self._owners.values()):
-            self._end(handle, "error", reason)
-
     def _die(self, error: EngineDeadError) -> None:
-        """The core is gone: end every request, those that are still prepared included, and refuse further ones."""
+        """End every request after the core's process has ended, and refuse new ones."""
         self._dead = error
-        for handle in tuple(self._names.values()):
-            self._end(handle, "error", error.info)
+        self._end_all(tuple(self._names.values()), error.info)
 
     def shut(self) -> None:
-        """End every request; the loop ends after this."""
-        for handle in tuple(self._names.values()):
-            self._end(handle, "error", ErrorInfo("engine_closed", "the engine was closed; make a new one"))
+        """End every request before the loop ends."""
+        self._end_all(tuple(self._names.values()), ErrorInfo("engine_closed", "the engine was closed; make a new one"))
         try:
             self._run_commands(None)
         except EngineDeadError as error:
@@ -288,11 +276,11 @@ class EngineLoop:
         self._notify()
 
     def _admit(self, handle: RequestHandle, result: ProcessedPrompt | Exception) -> None:
-        """Hand a prepared prompt to the core; an error ends the request."""
+        """Hand a processed prompt to the core. An error ends the request."""
         if handle.closed:
             return
         if isinstance(result, Exception):  # not raised again: its traceback would refer to this frame, and the frame to it
-            self._end(handle, "error", error_info(result, "reading a prompt"))
+            self.end(handle, "error", error_info(result, "reading a prompt"))
             return
         try:
             handle.inbox.append(result)
@@ -303,7 +291,7 @@ class EngineLoop:
         except EngineDeadError:
             raise
         except Exception as error:
-            self._end(handle, "error", error_info(error, "beginning an answer"))
+            self.end(handle, "error", error_info(error, "beginning an answer"))
 
     def _step(self) -> None:
         done = self.core.step()
@@ -320,7 +308,7 @@ class EngineLoop:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Let the worker free memory when nothing is left to compute."""
+        """Step once more when nothing is left to compute, so that the worker frees memory."""
         if self._owners or self._dead is not None:
             return
         try:
@@ -342,7 +330,7 @@ class EngineLoop:
                 handle.keep = False  # the core has dropped the sequence
             if not handle.open:
                 self._close(handle, output.finish_reason)
-        elif handle.keep and handle.stops_and_repairs:  # what a repair removes could not be restored later
+        elif handle.keep and handle.stops_and_repairs:  # tokens that a repair removes could not be restored later
             handle.read()
         elif not handle.unread and (handle.params.stop or len(handle.inbox) >= _MAX_UNREAD):
             handle.unread = True
@@ -350,8 +338,12 @@ class EngineLoop:
         if handle.stream and not handle.posted:
             self._news.add(handle)
 
-    def _end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
-        """Stop a request wherever it is."""
+    def _end_all(self, handles: Iterable[RequestHandle], error: ErrorInfo) -> None:
+        for handle in handles:
+            self.end(handle, "error", error)
+
+    def end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
+        """End a request in any state."""
         if handle.number < 0:  # it was never submitted
             return
         for name in handle.builder.answers:
@@ -365,7 +357,7 @@ class EngineLoop:
         self._sweep()
 
     def _close(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
-        """The answer is finished: free the prompt's place in the queue, and the request's name unless its sequence is kept."""
+        """Finish the answer: free the prompt's place in the queue, and the request's name unless its sequence is kept."""
         handle.times.ended = time.perf_counter()
         handle.inbox.append(Closing(reason, error))
         handle.closed = True
@@ -381,17 +373,18 @@ class EngineLoop:
         else:
             self._news.add(handle)
 
-    def _drop(self, handles: Iterable[RequestHandle]) -> None:
+    def drop_now(self, *handles: RequestHandle) -> None:
+        """Abort requests without further output."""
         for handle in handles:
-            self._end(handle, "abort")
+            self.end(handle, "abort")
             self._news.discard(handle)
 
     def _notify(self) -> None:
         if self._news:
             news, self._news = self._news, set()
-            self._drop(notify(news))
+            self.drop_now(*notify(news))
 
 
 def _admission(commands: SimpleQueue[Any], handle: RequestHandle) -> Callable[[ProcessedPrompt | Exception], None]:
-    """What the input queue calls with the prepared prompt; it refers to the handle only, not to the loop."""
+    """Return what the input queue calls with the processed prompt. It does not keep the loop alive."""
     return lambda result: commands.put(lambda engine_loop: engine_loop._admit(handle, result))

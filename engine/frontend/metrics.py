@@ -1,4 +1,4 @@
-"""The engine's numbers for Prometheus: what `RequestTrace` and the engine's own counts say. Needs prometheus_client."""
+"""Prometheus metrics of requests and of the engine. They need the package prometheus_client."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from ...mm.cache import CacheStats
 from ...mm.errors import ConfigError
-from ..types import EngineStats
+from ..types import EngineStats, RequestOutput
 from .engine_loop import EngineLoop
 from .media import MultiModalProcessor
-from .trace import Observer, RequestTrace
+from .trace import Observer, RequestTimes
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _HISTOGRAMS = {
-    "request_seconds": "from asking to the last token",
-    "time_to_first_token_seconds": "from asking to the first token",
+    "request_seconds": "from the call to the last token",
+    "time_to_first_token_seconds": "from the call to the first token",
     "inter_token_seconds": "between two tokens of an answer",
-    "queue_seconds": "in line, before and in the engine",
+    "queue_seconds": "in queues before and in the engine",
     "fetch_seconds": "reading and downloading media",
     "decode_seconds": "decoding media",
     "process_seconds": "preprocessing media",
@@ -26,33 +26,33 @@ _HISTOGRAMS = {
     "prefill_seconds": "computing the prompt",
 }
 _STATES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "requests_running": ("sequences that compute", lambda stats: stats.running),
-    "requests_waiting": ("sequences that wait for room in the engine", lambda stats: stats.waiting),
-    "kv_usage_ratio": ("share of key/value blocks in use", lambda stats: stats.blocks_used / max(1, stats.blocks)),
-    "encoder_cache_bytes": ("encoder rows that are held", lambda stats: stats.encoder_bytes),
+    "requests_running": ("sequences that are computed", lambda stats: stats.running),
+    "requests_waiting": ("sequences that wait in the scheduler", lambda stats: stats.waiting),
+    "kv_usage_ratio": ("fraction of KV-cache blocks in use", lambda stats: stats.blocks_used / max(1, stats.blocks)),
+    "encoder_cache_bytes": ("bytes of encoder rows in the cache", lambda stats: stats.encoder_bytes),
     "prefix_cache_blocks": ("KV-cache blocks in the prefix cache that no sequence uses", lambda stats: stats.blocks_cached),
 }
 _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
-    "steps": ("batches computed", lambda stats: stats.steps),
-    "preemptions": ("sequences that lost their blocks to another", lambda stats: stats.preemptions),
-    "prefix_cache_queries": ("tokens of admitted prompts", lambda stats: stats.prefix_queries),
-    "prefix_cache_hits": ("tokens of prompts found in the prefix cache", lambda stats: stats.prefix_hits),
-    "prefix_cache_evictions": ("cached blocks evicted for others", lambda stats: stats.prefix_evictions),
-    "encoder_cache_hits": ("items whose rows were held", lambda stats: stats.encoder_hits),
+    "steps": ("steps computed", lambda stats: stats.steps),
+    "preemptions": ("preempted sequences", lambda stats: stats.preemptions),
+    "prefix_cache_queries": ("prompt tokens of scheduled sequences", lambda stats: stats.prefix_queries),
+    "prefix_cache_hits": ("prompt tokens found in the prefix cache", lambda stats: stats.prefix_hits),
+    "prefix_cache_evictions": ("evicted KV-cache blocks", lambda stats: stats.prefix_evictions),
+    "encoder_cache_hits": ("items whose encoder rows were in the cache", lambda stats: stats.encoder_hits),
     "encoder_cache_misses": ("items that were encoded", lambda stats: stats.encoder_calls),
-    "encoder_cache_disk_hits": ("items whose rows were read from disk", lambda stats: stats.encoder_disk_hits),
-    "encoder_cache_evictions": ("rows dropped for others", lambda stats: stats.encoder_evictions),
+    "encoder_cache_disk_hits": ("items whose encoder rows were read from disk", lambda stats: stats.encoder_disk_hits),
+    "encoder_cache_evictions": ("items evicted from the encoder cache", lambda stats: stats.encoder_evictions),
 }
 
 
 def register(registry: Any, engine_loop: EngineLoop, media: MultiModalProcessor) -> Observer:
-    """Metrics named "sensorium_..." in a registry; an observer that keeps those of requests.
+    """Register metrics named "sensorium_..." and return the observer that updates those of requests.
 
     Args:
-        registry: a CollectorRegistry, or True for the process's own. It outlives the engine, which it does not hold.
+        registry: a CollectorRegistry, or True for the process's own. It does not keep the engine alive.
 
     Raises:
-        ConfigError: prometheus_client is not installed, no registry, or one that has another engine's metrics.
+        ConfigError: prometheus_client is not installed, `registry` is something else, or it has another engine's metrics.
     """
     try:
         import prometheus_client as prometheus
@@ -69,12 +69,12 @@ def register(registry: Any, engine_loop: EngineLoop, media: MultiModalProcessor)
 
 def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer:
     registry.register(collector)
-    requests = prometheus.Counter("sensorium_requests", "answers, by how they ended", ["finish_reason"], registry=registry)
-    prompt = prometheus.Counter("sensorium_prompt_tokens", "tokens of prompts", registry=registry)
-    made = prometheus.Counter("sensorium_generated_tokens", "tokens of answers", registry=registry)
+    requests = prometheus.Counter("sensorium_requests", "answers, by finish reason", ["finish_reason"], registry=registry)
+    prompt_tokens = prometheus.Counter("sensorium_prompt_tokens", "tokens of prompts", registry=registry)
+    generated_tokens = prometheus.Counter("sensorium_generated_tokens", "tokens of answers", registry=registry)
     items = prometheus.Counter(
         "sensorium_items",
-        "pictures, clips and sounds, by how their rows came to be",
+        "items, by how their encoder rows were obtained",
         ["modality", "encoder"],
         registry=registry,
     )
@@ -83,19 +83,19 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
         for name, text in _HISTOGRAMS.items()
     }
 
-    def observe(trace: RequestTrace) -> None:
-        for reason in trace.finish_reasons:
-            requests.labels(reason).inc()
-        prompt.inc(trace.prompt_tokens)
-        made.inc(trace.output_tokens)
-        for item in trace.items:
+    def observe(output: RequestOutput, times: RequestTimes) -> None:
+        prompt_tokens.inc(len(output.prompt_token_ids))
+        for answer in output.outputs:
+            requests.labels(answer.finish_reason or "").inc()
+            generated_tokens.inc(len(answer.token_ids))
+        for item in output.trace:
             items.labels(item.modality, item.encoder or "none").inc()
-        seconds["request_seconds"].observe(trace.seconds)
-        if trace.time_to_first_token is not None:
-            seconds["time_to_first_token_seconds"].observe(trace.time_to_first_token)
-        for latency in trace.inter_token_latencies:
+        seconds["request_seconds"].observe(times.seconds)
+        if times.time_to_first_token is not None:
+            seconds["time_to_first_token_seconds"].observe(times.time_to_first_token)
+        for latency in times.inter_token_latencies:
             seconds["inter_token_seconds"].observe(latency)
-        for stage, spent in trace.timings.items():
+        for stage, spent in output.timings.items():
             if f"{stage}_seconds" in seconds:
                 seconds[f"{stage}_seconds"].observe(spent)
 
@@ -103,13 +103,13 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
 
 
 class _Collector:
-    """What the engine counts itself, read when somebody asks."""
+    """Reads the engine's statistics when the registry collects metrics."""
 
     def __init__(self, engine_loop: weakref.ref[EngineLoop], media: weakref.ref[MultiModalProcessor]) -> None:
         self._engine_loop, self._media = engine_loop, media
 
     def describe(self) -> list[Any]:
-        """Names, for the registry's check."""
+        """Return all metrics without values, for the registry's check of names."""
         return list(self._families(EngineStats(), CacheStats(), 0))
 
     def collect(self) -> Iterator[Any]:
@@ -121,12 +121,12 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         states = {name: (text, read(stats)) for name, (text, read) in _STATES.items()}
-        states["requests_preparing"] = ("prompts that are not in the engine yet", preparing)
-        states["processor_cache_bytes"] = ("processed items that are held", processed.bytes)
+        states["requests_preparing"] = ("prompts in the input queue", preparing)
+        states["processor_cache_bytes"] = ("bytes of processed items in the cache", processed.bytes)
         counts = {name: (text, read(stats)) for name, (text, read) in _COUNTS.items()}
-        counts["processor_cache_hits"] = ("items found processed", processed.hits)
-        counts["processor_cache_misses"] = ("items not found processed", processed.misses)
-        counts["processor_cache_evictions"] = ("processed items dropped for others", processed.evictions)
+        counts["processor_cache_hits"] = ("processed items found in the cache", processed.hits)
+        counts["processor_cache_misses"] = ("processed items not found in the cache", processed.misses)
+        counts["processor_cache_evictions"] = ("processed items evicted from the cache", processed.evictions)
         for name, (text, value) in states.items():
             yield GaugeMetricFamily(f"sensorium_{name}", text, value=value)
         for name, (text, value) in counts.items():

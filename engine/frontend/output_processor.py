@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from ..errors import error_text
 from ..sampling_params import SamplingParams
 from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
 from .input_processor import ProcessedPrompt
-from .trace import RequestTimes, RequestTrace
 
 Logprobs = dict[int, Logprob]
 
@@ -183,16 +181,24 @@ class OutputBuilder:
 
     def output(self, delta: bool = False) -> RequestOutput:
         """Return the output; with `delta`, the answers hold only what is new since the last output."""
-        return replace(self.summary(), outputs=tuple(answer.output(delta) for answer in self.answers.values()))
+        return self._output(tuple(answer.output(delta) for answer in self.answers.values()))
 
     def summary(self) -> RequestOutput:
-        """Return the output without its answers."""
+        """Return the output with tokens and finish reasons of its answers. No text is decoded."""
+        return self._output(
+            tuple(
+                CompletionOutput(answer.index, "", tuple(answer.token_ids), finish_reason=answer.finish_reason)
+                for answer in self.answers.values()
+            )
+        )
+
+    def _output(self, answers: tuple[CompletionOutput, ...]) -> RequestOutput:
         first = self.stats.get(next(iter(self.answers)), SequenceStats())
         return RequestOutput(
             self.request_id,
             self.prepared.prompt,
             self.prepared.token_ids,
-            (),
+            answers,
             self.prompt_logprobs,
             self.finished,
             self.error,
@@ -202,25 +208,6 @@ class OutputBuilder:
             first.cached_tokens,
             sum(stats.preemptions for stats in self.stats.values()),
             self.pooled,
-        )
-
-    def trace(self, times: RequestTimes) -> RequestTrace:
-        """Return timings and counts of the request. No text is decoded."""
-        output = self.summary()
-        return RequestTrace(
-            output.request_id,
-            times.started,
-            (times.ended or time.perf_counter()) - times.arrival,
-            None if times.first_token is None else times.first_token - times.arrival,
-            tuple(times.inter_token_latencies),
-            tuple(answer.finish_reason or "" for answer in self.answers.values()),
-            len(output.prompt_token_ids),
-            sum(len(answer.token_ids) for answer in self.answers.values()),
-            output.num_cached_tokens,
-            output.num_preemptions,
-            output.timings,
-            output.trace,
-            output.error,
         )
 
     def freeze(self) -> None:

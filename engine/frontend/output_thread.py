@@ -1,4 +1,4 @@
-"""A thread for the work on outputs that the step loop must not wait for."""
+"""A thread for work on outputs that the step loop must not wait for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from .request_handle import RequestHandle, dropping, notify
+from .request_handle import RequestHandle, drop_command, notify
 from .trace import Observer
 
 _log = logging.getLogger(__name__)
@@ -16,13 +16,11 @@ _Work = tuple[Sequence[RequestHandle], Sequence[RequestHandle]]
 
 
 class OutputThread:
-    """Looks for stop strings, keeps inboxes short, and calls observers.
-
-    The thread starts with the first work and ends with `stop`.
+    """Finds stop strings, keeps inboxes short, and calls observers. The thread starts with the first `put`.
 
     Args:
-        observers: called with each finished request, before its caller is told.
-        commands: for the loop's thread, as in `RequestHandle.register`.
+        observers: called with each finished request, before its caller is notified.
+        commands: as in `RequestHandle.register`.
     """
 
     def __init__(self, observers: list[Observer], commands: SimpleQueue[Any]) -> None:
@@ -31,7 +29,7 @@ class OutputThread:
         self._thread: threading.Thread | None = None
 
     def put(self, unread: Sequence[RequestHandle], finished: Sequence[RequestHandle] = ()) -> None:
-        """Read these inboxes; observe the finished requests and tell their callers."""
+        """Read inboxes; call the observers of finished requests, and notify their callers."""
         if self._thread is None:
             arguments = (self._queue, self.observers, self._commands)
             self._thread = threading.Thread(target=_work, args=arguments, name="sensorium-output", daemon=True)
@@ -39,11 +37,11 @@ class OutputThread:
         self._queue.put((unread, finished))
 
     def stop(self) -> None:
-        """End the thread once it has done all that was put; does not wait."""
+        """End the thread after its remaining work, without waiting for it."""
         self._queue.put(None)
 
     def join(self) -> None:
-        """Wait for the end that `stop` asked for."""
+        """Wait for the thread to end."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -57,7 +55,7 @@ def _work(queue: SimpleQueue[_Work | None], observers: list[Observer], commands:
             _do(work, observers, commands)
         except Exception:
             _log.exception("work on outputs failed")
-        del work  # holds no request while it waits
+        del work  # keep no request alive while waiting
 
 
 def _do(work: _Work, observers: list[Observer], commands: SimpleQueue[Any]) -> None:
@@ -68,8 +66,8 @@ def _do(work: _Work, observers: list[Observer], commands: SimpleQueue[Any]) -> N
         handle.read()
         for observe in observers:
             try:
-                observe(handle.builder.trace(handle.times))
+                observe(handle.builder.summary(), handle.times)
             except Exception:
                 _log.exception("an observer of requests failed")
     for handle in notify(finished):
-        commands.put(dropping(handle))
+        commands.put(drop_command(handle))

@@ -1,4 +1,4 @@
-"""One request, from the call to its last output."""
+"""A request of a caller, from the call to its last output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .trace import RequestTimes
 
 @dataclass(frozen=True)
 class Closing:
-    """The last event of an answer. Completions without a finish reason get `reason`."""
+    """Last event of an answer. Completions without a finish reason get `reason`."""
 
     reason: str
     error: ErrorInfo | None
@@ -32,17 +32,18 @@ class Closing:
 
 @dataclass(eq=False)
 class RequestHandle:
-    """What a caller asks for, and what has come back so far.
+    """A request and its output so far.
 
-    The loop's thread only appends to `inbox`. Text, stop strings and log probabilities are made from it by `read` and `take`,
-    in the caller's thread or the output thread.
+    The loop's thread only appends to `inbox`. `read` and `take` turn it into text, stop strings and log probabilities, in the
+    caller's thread or the output thread.
 
     Args:
-        prepare: reads the prompt; called in a reading thread.
-        priority: smaller is served first.
+        prepare: parses the prompt; runs in a thread of the input queue.
+        priority: smaller values are served first.
         request_id: None lets the engine choose one.
-        keep: the sequence stays after an answer, see `EngineRequest.hold_open`; False once the sequence has ended.
+        keep: hold the sequence open after an answer, see `EngineRequest.hold_open`; False once the sequence has ended.
         pooling: what to return instead of an answer.
+        ring: called by a `post` that passes news on to coroutines.
     """
 
     prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
@@ -51,13 +52,13 @@ class RequestHandle:
     request_id: str | None = None
     keep: bool = False
     pooling: PoolingParams | None = None
-    ring: Callable[[], None] = field(default=lambda: None)  # for a `post` that passes news on
+    ring: Callable[[], None] = lambda: None
 
     # set by `register`
     number: int = field(default=-1, init=False)
     name: str = field(default="", init=False)
-    post: Callable[[list[RequestHandle]], None] = field(init=False)  # called with the requests that have news
-    stream: bool = field(default=False, init=False)  # news also before the answer is finished
+    post: Callable[[list[RequestHandle]], None] = field(init=False)  # called with the requests that have new output
+    stream: bool = field(default=False, init=False)  # post also before the answer is finished
     commands: SimpleQueue[Any] = field(init=False)
     builder: OutputBuilder = field(init=False)
     entry: QueueEntry | None = field(default=None, init=False)
@@ -67,10 +68,10 @@ class RequestHandle:
     # written by the loop's thread
     inbox: deque[ProcessedPrompt | TokenOutput | Closing] = field(default_factory=deque, init=False)
     open: set[str] = field(default_factory=set, init=False)  # sequences whose answer is not finished
-    closed: bool = field(default=False, init=False)  # the inbox got its Closing
-    posted: bool = field(default=False, init=False)  # the caller was told of news and has not looked yet
-    unread: bool = field(default=False, init=False)  # the output thread was told to read
-    lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # of the builder, never taken by the loop
+    closed: bool = field(default=False, init=False)  # the inbox has its Closing
+    posted: bool = field(default=False, init=False)  # the caller was notified and has not called `take` yet
+    unread: bool = field(default=False, init=False)  # waits for the output thread
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # guards the builder
 
     def register(
         self,
@@ -81,17 +82,17 @@ class RequestHandle:
         stream: bool,
         commands: SimpleQueue[Any],
     ) -> None:
-        """Get ready for outputs. `commands` are for the loop's thread: functions of the EngineLoop."""
+        """Prepare for output. `commands` is the loop's queue of functions of the EngineLoop."""
         self.number, self.name, self.post, self.stream, self.commands = number, name, post, stream, commands
         self.begin_turn(OutputBuilder(name, self.params, tokenizer))
 
     def begin_turn(self, builder: OutputBuilder) -> None:
-        """Before the first answer, and before each further answer of a sequence that was kept."""
+        """Begin an answer: the first one, or a further one of a sequence that was kept."""
         self.builder, self.times, self.closed = builder, RequestTimes(), False
         self.open = set(builder.answers)
 
     def read_prompt(self, tokenizer: Tokenizer, compile_grammar: Callable[[Any], None]) -> ProcessedPrompt | ParsedPrompt:
-        """In a reading thread: all that the loop would otherwise wait for."""
+        """Parse the prompt, and do everything else that the loop would have to wait for."""
         if self.params.structured_outputs is not None:
             compile_grammar(self.params.structured_outputs)
         words = (ids for word in self.params.bad_words or () for ids in bad_word_ids(word, tokenizer))
@@ -99,7 +100,7 @@ class RequestHandle:
         return self.prepare()
 
     def sequences(self, prepared: ProcessedPrompt, eos_token_ids: tuple[int, ...], seed: int) -> Iterator[EngineRequest]:
-        """One request to the core for each answer. `seed` is the engine's, for requests without a seed of their own."""
+        """Yield one EngineRequest per answer. `seed`: the engine's, used if the request has no seed."""
         params = self.params
         base = params.seed if params.seed is not None else splitmix64(splitmix64(seed) + self.number)
         for i, name in enumerate(self.builder.answers):
@@ -121,23 +122,18 @@ class RequestHandle:
             )
 
     @property
-    def finished(self) -> bool:
-        """The last output was made, in the eyes of the caller."""
-        return self.builder.finished
-
-    @property
     def stops_and_repairs(self) -> bool:
-        """A stop string may be found while the core takes tokens back."""
+        """True if the request has stop strings and the core may remove tokens from its answer."""
         detection = self.params.repetition_detection
         return bool(self.params.stop) and detection is not None and detection.repair
 
     def read(self) -> None:
-        """Put what came in so far into the builder."""
+        """Move the events of the inbox into the builder."""
         with self.lock:
             self._read()
 
     def take(self, delta: bool = False) -> RequestOutput | None:
-        """All output so far, with `delta` only what is new since the last call; None if there is no news."""
+        """Return all output so far, with `delta` only what is new since the last call; None if nothing is new."""
         with self.lock:
             self.posted = False
             self._read()
@@ -146,7 +142,7 @@ class RequestHandle:
             self.builder.changed = False
             try:
                 return self.builder.output(delta)
-            except Exception as error:  # text that cannot be decoded ends its own request
+            except Exception as error:  # text that cannot be decoded fails this request only
                 self._fail(error)
                 self.builder.changed = False
                 self.builder.freeze()
@@ -170,18 +166,18 @@ class RequestHandle:
                     self._fail(error)
 
     def _stop(self, name: str) -> None:
-        """A stop string ended an answer. The core may have gone on; what it computed since is dropped."""
+        """End a sequence whose answer has a stop string. Tokens that the core has computed since are dropped."""
         num_tokens = self.builder.num_tokens(name)
         self.commands.put(lambda engine_loop: engine_loop.stop(self, name, num_tokens))
 
     def _fail(self, error: Exception) -> None:
         info = error_info(error, "writing an answer")
         self.builder.close("error", info)
-        self.commands.put(lambda engine_loop: engine_loop.fail(self, info))
+        self.commands.put(lambda engine_loop: engine_loop.end(self, "error", info))
 
 
 def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
-    """Call each caller once, however many of its requests have news. Return the requests whose caller is gone."""
+    """Notify each caller once of all its requests that have news. Return the requests whose caller is gone."""
     mail: dict[Callable[[list[RequestHandle]], None], list[RequestHandle]] = {}
     for handle in handles:
         handle.posted = True
@@ -195,13 +191,13 @@ def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
     return gone
 
 
-def dropping(handle: RequestHandle) -> Callable[[Any], None]:
-    """A command for the loop that refers to the handle only, not to the loop."""
-    return lambda engine_loop: engine_loop._drop((handle,))
+def drop_command(handle: RequestHandle) -> Callable[[Any], None]:
+    """Return a command that drops the request. It does not keep the loop alive."""
+    return lambda engine_loop: engine_loop.drop_now(handle)
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """The token sequences of a word at the start of a text and after a space."""
+    """Yield the token sequences of a word at the start of a text and after a space."""
     for spelled in (word.lstrip(), " " + word.lstrip()):
         ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
         if ids:

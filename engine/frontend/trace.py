@@ -1,4 +1,4 @@
-"""Timings and counts of a finished request, for observers, and as OpenTelemetry spans."""
+"""Timestamps of a request, and finished requests as OpenTelemetry spans."""
 
 from __future__ import annotations
 
@@ -7,41 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...mm.errors import ConfigError, ErrorInfo, short_repr
-from ..types import ItemTrace
+from ...mm.errors import ConfigError, short_repr
+from ..types import RequestOutput
 
 STAGES = ("fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps")
-
-
-@dataclass(frozen=True)
-class RequestTrace:
-    """A finished request.
-
-    Args:
-        started: time of the call in nanoseconds since 1970.
-        seconds: time from the call to the end.
-        time_to_first_token: seconds from the call to the first token, or None if there is no token.
-        inter_token_latencies: seconds between successive tokens, of all answers.
-        finish_reasons: one per answer.
-        timings, items, cached_tokens, preemptions, error: see RequestOutput.
-    """
-
-    request_id: str
-    started: int
-    seconds: float
-    time_to_first_token: float | None
-    inter_token_latencies: tuple[float, ...]
-    finish_reasons: tuple[str, ...]
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
-    preemptions: int
-    timings: dict[str, float]
-    items: tuple[ItemTrace, ...]
-    error: ErrorInfo | None
-
-
-Observer = Callable[[RequestTrace], None]
 
 
 @dataclass(eq=False)
@@ -80,6 +49,20 @@ class RequestTimes:
         end = self.ended if self.admitted is None else self.admitted
         return max(0.0, (time.perf_counter() if end is None else end) - self.arrival - sum(stages.values()))
 
+    @property
+    def seconds(self) -> float:
+        """Time from the call to the end."""
+        return (self.ended or time.perf_counter()) - self.arrival
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from the call to the first token, or None if there is no token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+
+Observer = Callable[[RequestOutput, RequestTimes], None]
+"""Called with the summary of each finished request, see `OutputBuilder.summary`, and its times."""
+
 
 def span_observer(provider: Any) -> Observer:
     """Return an observer that exports each request as an OpenTelemetry span with one child span per stage.
@@ -102,36 +85,36 @@ def span_observer(provider: Any) -> Observer:
         raise ConfigError(reason, param="tracing")
     tracer = provider.get_tracer("sensorium")
 
-    def observe(trace: RequestTrace) -> None:
-        span = tracer.start_span("sensorium.request", start_time=trace.started, attributes=_attributes(trace))
-        if trace.error is not None:
-            span.set_status(api.StatusCode.ERROR, trace.error.message)
-        context, start = api.set_span_in_context(span), trace.started
+    def observe(output: RequestOutput, times: RequestTimes) -> None:
+        span = tracer.start_span("sensorium.request", start_time=times.started, attributes=_attributes(output, times))
+        if output.error is not None:
+            span.set_status(api.StatusCode.ERROR, output.error.message)
+        context, start = api.set_span_in_context(span), times.started
         for stage in STAGES:
-            if stage in trace.timings:
-                end = start + int(trace.timings[stage] * 1e9)
+            if stage in output.timings:
+                end = start + int(output.timings[stage] * 1e9)
                 tracer.start_span(f"sensorium.{stage}", context=context, start_time=start).end(end)
                 start = end
-        span.end(trace.started + int(trace.seconds * 1e9))
+        span.end(times.started + int(times.seconds * 1e9))
 
     return observe
 
 
-def _attributes(trace: RequestTrace) -> dict[str, Any]:
+def _attributes(output: RequestOutput, times: RequestTimes) -> dict[str, Any]:
     """Return a span's attributes, named as in OpenTelemetry's conventions for generative models if these have a name."""
     attributes: dict[str, Any] = {
-        "gen_ai.response.id": trace.request_id,
-        "gen_ai.response.finish_reasons": list(trace.finish_reasons),
-        "gen_ai.usage.input_tokens": trace.prompt_tokens,
-        "gen_ai.usage.output_tokens": trace.output_tokens,
-        "sensorium.cached_tokens": trace.cached_tokens,
-        "sensorium.preemptions": trace.preemptions,
+        "gen_ai.response.id": output.request_id,
+        "gen_ai.response.finish_reasons": [answer.finish_reason or "" for answer in output.outputs],
+        "gen_ai.usage.input_tokens": len(output.prompt_token_ids),
+        "gen_ai.usage.output_tokens": sum(len(answer.token_ids) for answer in output.outputs),
+        "sensorium.cached_tokens": output.num_cached_tokens,
+        "sensorium.preemptions": output.num_preemptions,
     }
-    if trace.time_to_first_token is not None:
-        attributes["sensorium.seconds_to_first_token"] = trace.time_to_first_token
-    if trace.error is not None:
-        attributes["error.type"] = trace.error.code
-    for i, item in enumerate(trace.items):
+    if times.time_to_first_token is not None:
+        attributes["sensorium.seconds_to_first_token"] = times.time_to_first_token
+    if output.error is not None:
+        attributes["error.type"] = output.error.code
+    for i, item in enumerate(output.trace):
         own = {"bytes": item.source_bytes, "tokens": item.num_tokens, "cached": item.cached, "encoder": item.encoder}
         values = {"modality": item.modality, **own}
         attributes |= {f"sensorium.item.{i}.{name}": value for name, value in values.items()}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -251,9 +252,7 @@ def test_options_cross_the_boundary():
 
 
 def pair() -> tuple[Channel, Channel]:
-    import socket
-
-    one, two = socket.socketpair()
+    one, two = Pipe()
     return Channel(one), Channel(two)
 
 

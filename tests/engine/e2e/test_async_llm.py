@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams
-from sensorium.engine.core import EngineCore
 from sensorium.mm.errors import ConfigError, InputError
 from together import hold_until_prepared
-from waiting import hold_steps, wait_until
+from waiting import assert_idle, hold_steps, wait_until
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -36,18 +35,6 @@ def engine(llm):
 def asked(i):
     picture = Image.new("RGB", (64, 32), (i * 16 % 256, 9, 9))
     return {"prompt": f"{SLOT}Read {i}.", "multi_modal_data": {"image": picture}} if i % 2 else f"user {i} moves left"
-
-
-def assert_idle(llm):
-    llm._engine_loop.call(lambda engine_loop: None).result()
-    if isinstance(llm._engine_loop.core, EngineCore):
-        assert not llm._engine_loop.core.scheduler.requests
-        assert not llm._engine_loop.core.runner.sequences
-    assert not llm._engine_loop._owners
-    assert not llm._engine_loop._names
-    assert llm._engine_loop.input_queue.num_waiting == 0
-    assert llm._engine_loop.input_queue._bytes == 0
-    assert (llm.stats.running, llm.stats.waiting, llm.stats.idle, llm.stats.blocks_used) == (0, 0, 0, 0)
 
 
 def alone(llm, prompts, params):

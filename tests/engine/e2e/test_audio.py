@@ -79,6 +79,7 @@ def test_a_plan_says_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert [plan.bytes for plan in plans] == [47 * 64 * 4, 57 * 64 * 4]
 
 
+@pytest.mark.in_process
 def test_ready_made_rows_answer_as_their_sound_does(llm: LLM) -> None:
     prepared = llm._inputs.process(asked(sound()))
     tensors = {

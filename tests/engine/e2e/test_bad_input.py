@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
-from waiting import heard, hold_steps
+from waiting import assert_idle, heard, hold_steps
 
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
 CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -76,7 +76,7 @@ def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
     assert "\n" not in bad.error.message
     assert first.outputs[0].token_ids == last.outputs[0].token_ids == alone.outputs[0].token_ids
     assert first.error is None
-    assert not llm._engine_loop.core.runner.sequences
+    assert_idle(llm)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_threads_share_one_llm(llm: LLM) -> None:
     for thread in threads:
         thread.join(120)
     assert [[o.outputs[0].token_ids for o in found[i]] for i in range(4)] == [alone] * 4
-    assert not llm._engine_loop.core.runner.sequences
+    assert_idle(llm)
 
 
 def test_errors_have_one_base() -> None:
@@ -231,7 +231,7 @@ def test_an_answer_that_cannot_be_assembled_fails_alone(
     assert good.error is None
     assert bad.error.message.startswith("internal error in writing an answer: RuntimeError: no text today; report it")
     assert [record.message for record in caplog.records if record.exc_info] == ["writing an answer failed"]
-    assert not llm._engine_loop.core.scheduler.requests
+    assert_idle(llm)
 
 
 def test_a_bug_in_reading_a_prompt_is_told_as_one(
@@ -253,6 +253,7 @@ def test_a_bug_in_reading_a_prompt_is_told_as_one(
     assert [record.message for record in caplog.records if record.exc_info] == ["reading a prompt failed"]
 
 
+@pytest.mark.in_process
 def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two callers share a step that is cut: both get a typed end, the next call works."""
     core, broken = llm._engine_loop.core, []
@@ -271,8 +272,7 @@ def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.Monkey
     assert "interrupted" in list(other)[-1].error.message
     (again,) = llm.generate("def", GREEDY, use_tqdm=False)
     assert again.error is None
-    assert not llm._engine_loop.core.scheduler.requests
-    assert not llm._engine_loop.core.runner.sequences
+    assert_idle(llm)
 
 
 def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> None:

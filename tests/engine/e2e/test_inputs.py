@@ -169,6 +169,7 @@ def test_a_small_cache_changes_nothing_but_work(checkpoint):
     assert (llm.mm_cache_stats.hits, llm.mm_cache_stats.entries) == (0, 0)
 
 
+@pytest.mark.in_process
 def test_ready_made_rows_answer_as_their_picture_does(llm):
     image = picture(10)
     want = ask(llm, image)

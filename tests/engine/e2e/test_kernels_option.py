@@ -21,6 +21,7 @@ MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
 
 
+@pytest.mark.in_process
 def test_an_engine_computes_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     real = attention.paged_attention_reference

@@ -75,6 +75,7 @@ def test_an_answer_is_the_same_however_it_comes_about(
     assert core.stats.steps > len(requests) * GREEDY.max_tokens // 6
 
 
+@pytest.mark.in_process
 def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
     prompt = {"prompt_token_ids": list(range(5, 90))}
     with LLM(checkpoint, max_model_len=256, kv_cache_dtype="int8", device="cpu") as llm:
@@ -136,6 +137,7 @@ def test_logits_are_close_to_those_of_floats(checkpoint: Path, cache_dtype: str,
     assert 0 < off < limit, off
 
 
+@pytest.mark.in_process
 def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
     sizes, shapes = {}, {}
     for cache_dtype in ("auto", *CACHE_DTYPES):

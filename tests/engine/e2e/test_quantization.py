@@ -40,6 +40,7 @@ def test_fp8_reads_the_shipped_media() -> None:
     assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
 
 
+@pytest.mark.in_process
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     with pytest.raises(ConfigError, match="needs a CPU with avx512_vnni"):

@@ -52,6 +52,7 @@ def live_bytes() -> int:
     return sum(one.numel() * one.itemsize for one in tensors)
 
 
+@pytest.mark.in_process
 def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
     before = answers(llm)
     core = llm._engine_loop.core
@@ -130,6 +131,7 @@ def test_it_can_be_closed_asleep() -> None:
             call()
 
 
+@pytest.mark.in_process
 def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
     with LLM(MODEL, encoder_cache_dir=tmp_path, **OPTIONS) as llm:
         before = answers(llm)
@@ -156,6 +158,7 @@ def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path) -> None:
         assert answers(llm) == before
 
 
+@pytest.mark.in_process
 def test_waking_that_fails_takes_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before, models = answers(llm), []
     llm.sleep()

@@ -1,4 +1,4 @@
-"""The same numbers in outputs, Prometheus' text and OpenTelemetry's spans."""
+"""Outputs, Prometheus metrics and OpenTelemetry spans report the same numbers."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def test_every_request_is_a_span_with_its_stages(seen):
 
 
 def test_an_observer_that_fails_ends_nobody(caplog):
-    def broken(trace):
+    def broken(output, times):
         raise RuntimeError("no more room")
 
     with LLM(MODEL, max_model_len=256) as llm:

@@ -82,7 +82,7 @@ def test_a_long_answer_leaves_no_long_inbox(toy):
 
 def test_observers_run_beside_the_loop_and_before_the_caller_hears(world):
     seen = []
-    world.engine_loop.observers.append(lambda trace: (time.sleep(0.05), seen.append(threading.current_thread().name)))
+    world.engine_loop.observers.append(lambda output, times: (time.sleep(0.05), seen.append(threading.current_thread().name)))
     world.answers(["hello", "you"])
     assert seen == ["sensorium-output"] * 2
 
