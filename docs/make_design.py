@@ -1,90 +1,93 @@
-"""Writes the picture of the rooms in docs/design.md from the imports of the code: `python docs/make_design.py`.
+"""Write the diagram of the rooms in docs/design.md from the imports of the code: `python docs/make_design.py`.
 
-A test compares the file with what this writes, so the picture cannot be out of date.
+tests/packaging/test_docs.py fails when the diagram is out of date.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "design.md"
 BEGIN, END = "<!-- rooms: written by docs/make_design.py -->\n", "<!-- end of rooms -->\n"
-FACE, CORE = ("llm", "async_llm", "session"), ("core", "core_client", "core_process")
 ROOMS = {
     "cli": "cli<br>commands",
     "pipelines": "pipelines<br>transcribe, ocr, embed, score",
-    "face": "engine<br>LLM, AsyncLLM, LiveSession",
+    "api": "engine<br>LLM, AsyncLLM, LiveSession",
+    "core_server": "engine/core_server<br>program of the core's own process",
     "setup": "engine/setup<br>loading, memory plan, doctor",
     "frontend": "engine/frontend<br>prompts and media in, text out, engine loop",
-    "core": "engine/core*<br>EngineCore and its clients",
-    "scheduler": "engine/scheduler<br>who computes how many tokens",
+    "core": "engine/core*, channel<br>EngineCore and its clients",
+    "scheduler": "engine/scheduler<br>which requests compute how many tokens",
     "worker": "engine/worker<br>batch, forward, sampling",
     "kv_cache": "engine/kv_cache<br>blocks and their hashes",
-    "messages": "engine<br>types, config, sampling params, codec",
+    "messages": "engine/*.py<br>plain data: types, config, parameters, codec",
     "models": "models<br>what a model computes",
     "processors": "processors<br>what a model takes as input",
     "mm": "mm<br>media, geometry, positions, registry",
     "kernels": "kernels<br>C++, Triton and torch",
 }
-"""Room -> its label, from the top of the house to the bottom."""
+"""Room -> its label, from callers to what they call."""
+ENGINE_FILES = {
+    "llm": "api",
+    "async_llm": "api",
+    "session": "api",
+    "core_server": "core_server",
+    "core": "core",
+    "core_client": "core",
+    "core_process": "core",
+    "channel": "core",
+}
+"""Room of a module in engine/ itself; the others are plain data, the messages room."""
 
 
-def room_of(parts: tuple[str, ...]) -> str | None:
-    """The room of a module such as ("engine", "worker", "batch"); None for what is no room."""
-    if parts[0] != "engine":
-        return parts[0] if parts[0] in ROOMS else None
-    if len(parts) > 1 and parts[1] in ROOMS and not (ROOT / "engine" / f"{parts[1]}.py").exists():
-        return parts[1]
-    name = parts[1] if len(parts) > 1 else ""
-    return "face" if name in FACE else "core" if name in CORE else "messages"
+def room_of(module: tuple[str, ...]) -> str | None:
+    """Return the room of a module such as ("engine", "worker", "batch"), or None if it is in no room."""
+    if module[0] == "engine":
+        name = module[1] if len(module) > 1 else ""
+        return name if name and (ROOT / "engine" / name).is_dir() else ENGINE_FILES.get(name, "messages")
+    return module[0] if module[0] in ROOMS else None
 
 
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
-    """Modules of ours that a file imports, wherever in the file."""
+    """Yield the relative imports of a file, wherever in the file they are."""
     here = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = (*here[: len(here) - node.level + 1], *(node.module or "").split("."))
-            base = tuple(filter(None, base))
+            base = tuple(filter(None, (*here[: len(here) - node.level + 1], *(node.module or "").split("."))))
             yield from ((*base, alias.name) for alias in node.names)
 
 
 def arrows() -> dict[str, set[str]]:
-    """Room -> the rooms that it imports."""
+    """Return room -> the rooms that it imports."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
-    for path in (
-        path
-        for folder in ("cli", "pipelines", "engine", "models", "processors", "mm", "kernels")
-        for path in (ROOT / folder).rglob("*.py")
-    ):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        room = room_of(parts)
-        for target in filter(None, map(room_of, imported(path))):
-            if room is not None and target != room:
-                found[room].add(target)
+    for folder in ("cli", "pipelines", "engine", "models", "processors", "mm", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            room = room_of(path.relative_to(ROOT).with_suffix("").parts)
+            assert room is not None
+            found[room].update(target for target in map(room_of, imported(path)) if target not in (None, room))
     return found
 
 
-def reachable(room: str, graph: dict[str, set[str]], seen: set[str]) -> set[str]:
-    """Every room that one can get to from here; `seen` grows."""
-    for other in graph[room] - seen:
-        seen.add(other)
-        reachable(other, graph, seen)
-    return seen
+def reachable(room: str, graph: dict[str, set[str]]) -> set[str]:
+    """Return the rooms that a room imports, directly or through others."""
+    return graph[room].union(*(reachable(other, graph) for other in graph[room]))
 
 
 def direct(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same rooms without the arrows that follow from others."""
-    return {
-        room: {one for one in targets if not any(one in reachable(other, graph, set()) for other in targets - {one})}
-        for room, targets in graph.items()
-    }
+    """Return the graph without the arrows that follow from others.
+
+    Raises:
+        CycleError: rooms import each other; the error lists them.
+    """
+    TopologicalSorter(graph).prepare()
+    return {room: targets.difference(*(reachable(other, graph) for other in targets)) for room, targets in graph.items()}
 
 
-def picture() -> str:
+def diagram() -> str:
     lines = ["```mermaid", "flowchart TD"]
     lines += [f'    {room}["{label}"]' for room, label in ROOMS.items()]
     graph = direct(arrows())
@@ -93,9 +96,9 @@ def picture() -> str:
 
 
 def write() -> str:
-    """docs/design.md with the picture as the code is now."""
+    """Return the text of docs/design.md with a diagram of the code as it is now."""
     text = PAGE.read_text("utf-8")
-    return text[: text.index(BEGIN) + len(BEGIN)] + picture() + text[text.index(END) :]
+    return text[: text.index(BEGIN) + len(BEGIN)] + diagram() + text[text.index(END) :]
 
 
 if __name__ == "__main__":

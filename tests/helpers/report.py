@@ -1,5 +1,7 @@
-"""Run every test and write tests/RESULTS.md: commit, date, counts (`make test-all`). Arguments go to pytest; then
-nothing is written (`make test`)."""
+"""Run every test, print the slowest files, and write tests/RESULTS.md: commit, date, counts (`make test-all`).
+
+Arguments go to pytest; then nothing is written (`make test`).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LANES = (("tests/models",), ("tests", "--ignore=tests/models"))
 """Folders that run side by side; each takes about half of the time."""
+SLOWEST = 20
 
 
 def commit() -> str:
@@ -30,15 +33,18 @@ def commit() -> str:
     return (git("rev-parse", "--short", "HEAD") or "none") + (" + changes" if changed else "")
 
 
-def outcomes(report: Path) -> dict[str, Counter[str]]:
-    """Return folder of tests -> counts of passed, failed, skipped."""
+def outcomes(report: Path) -> tuple[dict[str, Counter[str]], dict[str, float]]:
+    """Return folder of tests -> counts of passed, failed, skipped, and file -> seconds."""
     found: dict[str, Counter[str]] = {}
+    seconds: dict[str, float] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        folder = case.get("classname", "").split(".")[1:2] or ["?"]
+        name = case.get("classname", "")
+        folder = name.split(".")[1:2] or ["?"]
         kinds = {child.tag for child in case}
         kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         found.setdefault(folder[0], Counter())[kind] += 1
-    return found
+        seconds[name] = seconds.get(name, 0.0) + float(case.get("time", 0))
+    return found, seconds
 
 
 def text(found: dict[str, Counter[str]], seconds: float) -> str:
@@ -56,7 +62,7 @@ def text(found: dict[str, Counter[str]], seconds: float) -> str:
 
 
 def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
-    """Run both lanes at once; print the second's output when it ends."""
+    """Run both lanes at once; print the second's output and the seconds of the slowest files at the end."""
     lanes = [(folder / f"{number}.xml", where) for number, where in enumerate(LANES)]
     commands = [[sys.executable, "-m", "pytest", f"--junitxml={report}", *where, *sys.argv[1:]] for report, where in lanes]
     env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other lane
@@ -69,9 +75,13 @@ def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
         second.seek(0)
         print(second.read())
     found: dict[str, Counter[str]] = {}
-    for report, _ in lanes:
-        for name, counts in outcomes(report).items() if report.exists() else ():
+    for report, where in lanes:
+        counted, seconds = outcomes(report) if report.exists() else ({}, {})
+        for name, counts in counted.items():
             found.setdefault(name, Counter()).update(counts)
+        print(f"{sum(seconds.values()):6.0f} s {' '.join(where)}")
+        slowest = sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST]
+        print("".join(f"{taken:8.1f} s {name}\n" for name, taken in slowest), flush=True)
     return max(map(abs, codes)), found  # a process ended by a signal has a negative code
 
 

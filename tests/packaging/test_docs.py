@@ -1,0 +1,48 @@
+"""Compare the pages that scripts write with what the scripts write now: docs/models.md and the diagram in docs/design.md."""
+
+from __future__ import annotations
+
+import importlib.util
+from graphlib import CycleError
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from sensorium.mm.registry import ARCHITECTURES, NOTES
+
+DOCS = Path(__file__).parents[2] / "docs"
+FAMILIES = sorted({row.family for row in ARCHITECTURES.values()})
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["models", "design"])
+def test_page_is_current(page: str) -> None:
+    """If this fails, run `python docs/make_models.py` or `python docs/make_design.py`."""
+    assert (DOCS / f"{page}.md").read_text("utf-8") == script(f"make_{page}").write()
+
+
+def test_every_family_has_a_note_and_a_row() -> None:
+    assert sorted(NOTES) == FAMILIES
+    missing = [family for family in FAMILIES if script("make_models").row_file(family) is None]
+    assert not missing, "families without a row in the parity suite"
+
+
+def test_rooms_do_not_import_each_other() -> None:
+    make_design = script("make_design")
+    graph = make_design.arrows()
+    make_design.direct(graph)
+    with pytest.raises(CycleError):
+        make_design.direct(graph | {"scheduler": graph["scheduler"] | {"core"}})
+
+
+def test_diagram_has_every_folder_of_engine() -> None:
+    folders = {path.parent.name for path in (DOCS.parent / "engine").glob("*/__init__.py")}
+    assert folders <= script("make_design").ROOMS.keys()
