@@ -1,11 +1,11 @@
-# Everything runs from a fresh clone with only python3.11 or newer; `.venv` is made on first use and reused.
+# Everything runs from a fresh clone with Python 3.11 or newer; `.venv` is made on first use and reused.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench aot clean
+.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench aot gpu clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,38 +21,38 @@ help:  ## list the commands
 	$(PIP) -q --no-build-isolation -e .
 	touch $@
 
-# torchvision is here only for transformers' own processors, which the tests compare with.
+# Only transformers' processors, with which the tests compare, need torchvision.
 .venv/.test: .venv/.runtime
 	$(PIP) -q --no-build-isolation -e '.[test]'
 	$(PIP) -q --no-deps torchvision==0.28.0
 	touch $@
 
-setup: .venv/.runtime  ## install what it takes to run, into .venv
-setup-test: .venv/.test  ## the same, and what the tests and checkers need
+setup: .venv/.runtime  ## install what it needs to run, into .venv
+setup-test: .venv/.test  ## install also what the tests and checkers need
 
-demo: .venv/.runtime  ## read the shipped images and the clip with the shipped model
+demo: .venv/.runtime  ## read the shipped images and video with the shipped model
 	@$(BIN)/sensorium demo $(ARGS)
 
-test: .venv/.test  ## the test suite, minutes
+test: .venv/.test  ## run the usual tests, about 15 minutes on two cores
 	$(BIN)/python $(if $(ARGS),-m pytest,tests/helpers/report.py) -m "not full" $(ARGS)
 
-test-all: .venv/.test  ## every test, and tests/RESULTS.md
+test-all: .venv/.test  ## run every test and write tests/RESULTS.md
 	$(BIN)/python tests/helpers/report.py
 
-lint: .venv/.test  ## style, the law of imports, types
+lint: .venv/.test  ## check style, import rules and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	mkdir -p .types && ln -sfn .. .types/sensorium
 	MYPYPATH=.types $(BIN)/mypy -p sensorium
 
-eval-tiny: .venv/.test  ## how well the shipped model reads held-out data
+eval-tiny: .venv/.test  ## measure how well the shipped model reads held-out data
 	$(BIN)/python -m training.evaluate $(ARGS)
 
-fuzz: .venv/.test  ## 10,000 mutated files of each kind, fresh seed
+fuzz: .venv/.test  ## send 10,000 mutated files of each kind through decoding, with a new seed
 	$(BIN)/python -m pytest -m full -s tests/mm/media/test_fuzz.py $(ARGS)
 
-bench: .venv/.test  ## throughput, peers, processors, sampler, batch invariance and start-up time
+bench: .venv/.test  ## measure throughput, peers, processors, sampler, batch invariance and start-up
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
 	$(BIN)/python -W ignore -m benchmarks.processors
 	$(BIN)/python -W ignore -m benchmarks.sampler
@@ -60,11 +60,11 @@ bench: .venv/.test  ## throughput, peers, processors, sampler, batch invariance 
 	$(BIN)/python -m benchmarks.invariance
 	$(BIN)/python -m benchmarks.startup
 
-aot: .venv/.test  ## compile every Triton kernel for GPUs that are not here, record what it takes of them
+aot: .venv/.test  ## compile every Triton kernel for absent GPUs and record registers and shared memory
 	$(BIN)/python -m benchmarks.aot
 
-gpu: .venv/.test  ## what the GPU at hand proves, in three sections of under 4 minutes: ARGS="--only ops"
+gpu: .venv/.test  ## measure the GPU at hand in three sections of under 4 minutes (ARGS="--only ops")
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-clean:  ## remove what the other commands made, .venv included
+clean:  ## remove what the other commands made, including .venv
 	rm -rf .venv out .types build dist kernels/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -178,7 +178,7 @@ def table(rounds: int) -> str:
             lines.append(row(f"{count} x {name}, full size", found, "1.5x the better"))
     lines.append(row("32 frames of 720p", race(video_engines(), rounds), "3x torchvision"))
     for mels in (80, 128):
-        lines.append(row(f"30 s of sound, {mels} mels", race(audio_engines(mels), 3 * rounds), "2x"))
+        lines.append(row(f"30 s of audio, {mels} mels", race(audio_engines(mels), 3 * rounds), "2x"))
     return "\n".join([*lines, "", scaling(rounds)])
 
 

@@ -9,8 +9,8 @@ from .throughput import ROOT, machine, put
 
 SECTION = "tiny-vl in 8 bits"
 NOTE = (
-    "Character accuracy, of clips the share of right directions, and how many answers are those of float32: with products in "
-    "8 bits (`quantization`), or keys and values (`kv_cache_dtype`). Wanted: a drop of at most half a point."
+    "Character accuracy (videos: share of right directions) and the number of answers equal to those of float32, with 8-bit "
+    "products (`quantization`) or keys and values (`kv_cache_dtype`). Target: a drop of at most half a point."
 )
 WANTED = 0.005  # largest allowed drop of character accuracy
 WAYS = {
@@ -33,7 +33,7 @@ def main() -> None:
     whole, *others = (LLM(args.model, device="cpu", dtype="float32", **way) for way in ({}, *WAYS.values()))
     lines = [f"| held-out set | samples | float32 | {' | '.join(WAYS)} |", "|---|---|---|---|---|---|"]
     for task in tasks(args.share):
-        if task.below:  # shuffled clips: a check of the data, not of the model
+        if task.below:  # shuffled frames: a check of the data, not of the model
             continue
         wanted, cells = ours(whole, task.samples), []
         best = score(task.samples, wanted)

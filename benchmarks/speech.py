@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("clips", type=Path, nargs="+")
+    parser.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args()
     sys.path.insert(0, str(TESTS))
     from oracle import ensure_torchvision
@@ -32,27 +32,27 @@ def main() -> None:
     ensure_torchvision()
     import transformers
 
-    sounds = [read(path) for path in args.clips]
-    seconds = sum(len(sound) for sound in sounds) / RATE
+    audio = [read(path) for path in args.files]
+    seconds = sum(len(samples) for samples in audio) / RATE
     alone, together = LLM(args.model, dtype="float32"), LLM(args.model, dtype="float32")  # each with its own caches
     model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(args.model, dtype=torch.float32).eval()
     extractor = transformers.AutoFeatureExtractor.from_pretrained(args.model)
     runs = {
-        "sensorium, one at a time": lambda: [ours(alone, [sound])[0] for sound in sounds],
-        "sensorium, one batch": lambda: ours(together, sounds),
-        "transformers, one at a time": lambda: [theirs(model, extractor, [sound])[0] for sound in sounds],
-        "transformers, one batch": lambda: theirs(model, extractor, sounds),
+        "sensorium, one at a time": lambda: [ours(alone, [samples])[0] for samples in audio],
+        "sensorium, one batch": lambda: ours(together, audio),
+        "transformers, one at a time": lambda: [theirs(model, extractor, [samples])[0] for samples in audio],
+        "transformers, one batch": lambda: theirs(model, extractor, audio),
     }
-    quiet = [sounds[0] / 2]
+    quiet = [audio[0] / 2]
     for run in (lambda: ours(alone, quiet), lambda: ours(together, quiet), lambda: theirs(model, extractor, quiet)):
         run()
     found = {name: timed(run) for name, run in runs.items()}
-    print(f"{len(sounds)} clips, {seconds:.1f} s of sound, {torch.get_num_threads()} threads")
+    print(f"{len(audio)} files, {seconds:.1f} s of audio, {torch.get_num_threads()} threads")
     for name, (took, _) in found.items():
         print(f"{name:<28} {took:6.2f} s, {seconds / took:6.1f} times real time")
     first = found["transformers, one at a time"][1]
     for name, (_, answers) in found.items():
-        print(f"{name:<28} {sum(map(np.array_equal, answers, first))} of {len(first)} clips with the tokens of transformers")
+        print(f"{name:<28} {sum(map(np.array_equal, answers, first))} of {len(first)} files with the tokens of transformers")
 
 
 def read(path: Path) -> np.ndarray:
@@ -61,14 +61,14 @@ def read(path: Path) -> np.ndarray:
     return samples
 
 
-def ours(llm: Any, sounds: list[np.ndarray]) -> list[list[int]]:
+def ours(llm: Any, audio: list[np.ndarray]) -> list[list[int]]:
     """Return the tokens of each answer without the end token."""
-    heard = llm.transcribe([(sound, RATE) for sound in sounds], "en", use_tqdm=False)
+    heard = llm.transcribe([(samples, RATE) for samples in audio], "en", use_tqdm=False)
     return [list(one.output.outputs[0].token_ids[:-1]) for one in heard]
 
 
-def theirs(model: Any, extractor: Any, sounds: list[np.ndarray]) -> list[list[int]]:
-    features = extractor(sounds, sampling_rate=RATE, return_tensors="pt").input_features
+def theirs(model: Any, extractor: Any, audio: list[np.ndarray]) -> list[list[int]]:
+    features = extractor(audio, sampling_rate=RATE, return_tensors="pt").input_features
     ends = model.generation_config.eos_token_id
     with torch.inference_mode():
         return [[token for token in answer if token < ends] for answer in model.generate(features).tolist()]

@@ -23,7 +23,7 @@ EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="the question")
     add_model_arguments(parser)
-    for modality, item in {"image": "an image", "video": "a video", "audio": "an audio clip"}.items():
+    for modality, item in {"image": "an image", "video": "a video", "audio": "an audio file"}.items():
         help_text = f"{item}, as a path or URL; may be repeated"
         parser.add_argument(f"--{modality}", metavar="FILE", type=path_or_url, action="append", default=[], help=help_text)
     help_text = "maximum number of tokens of the answer (default: 512)"

@@ -126,28 +126,28 @@ def save_annotated(args: argparse.Namespace, expected: dict[str, dict[str, str]]
 
     from ..engine.setup.doctor import embedding_grid
 
-    pictures: list[Image.Image] = []
+    images: list[Image.Image] = []
     for name, output in zip(expected, outputs, strict=True):
         path = args.media / name
         if path.suffix not in VIDEO_SUFFIXES:
             with Image.open(path) as file:
                 grid = embedding_grid(args.model, (file.height, file.width))
-                pictures.append(annotated(file.convert("RGB"), grid, answer_text(output)))
-    sheet = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), "white")
+                images.append(annotated(file.convert("RGB"), grid, answer_text(output)))
+    sheet = Image.new("RGB", (max(p.width for p in images), sum(p.height for p in images)), "white")
     top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height
     target: Path = args.out / "demo.png"
     sheet.save(target)
     return target
 
 
-def annotated(picture: Image, grid: tuple[int, int], answer: str) -> Image:
+def annotated(image: Image, grid: tuple[int, int], answer: str) -> Image:
     """Return the image enlarged, with its `grid` (rows, columns) of embeddings drawn over it and the answer below."""
     from PIL import Image, ImageDraw, ImageFont
 
-    big = picture.resize((picture.width * ZOOM, picture.height * ZOOM), Image.Resampling.NEAREST)
+    big = image.resize((image.width * ZOOM, image.height * ZOOM), Image.Resampling.NEAREST)
     font, lines = ImageFont.load_default(18), answer.splitlines() or [""]
     out = Image.new(
         "RGB", (max(big.width, *(int(font.getlength(line)) + 16 for line in lines)), big.height + 24 * len(lines) + 12)

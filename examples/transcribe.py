@@ -11,16 +11,16 @@ def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="default: whisper-tiny.en")
     parser.add_argument("--language", help="default: detected, if the model can")
-    parser.add_argument("sounds", nargs="*", type=Path)
+    parser.add_argument("files", nargs="*", type=Path)
     args = parser.parse_args()
     model = args.model or Path("whisper-tiny.en")
     if not args.model and not model.is_dir():
         print("no speech model ships; run: hf download openai/whisper-tiny.en --local-dir whisper-tiny.en")
         return []
-    if not args.sounds:
+    if not args.files:
         parser.error("name audio files to transcribe")
 
-    found = list(zip(args.sounds, LLM(model).transcribe(args.sounds, args.language, timestamps=True), strict=True))
+    found = list(zip(args.files, LLM(model).transcribe(args.files, args.language, timestamps=True), strict=True))
     for path, heard in found:
         if not heard.error:
             print(f"{path.name} ({heard.language}): {heard.text}")

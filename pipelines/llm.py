@@ -16,11 +16,11 @@ class LLM(llm.LLM):
     __doc__ = llm.LLM.__doc__
 
     def transcribe(
-        self, sounds: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any
+        self, audio: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any
     ) -> list[Transcript]:
-        """Transcribe one audio clip or a list of clips; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
+        """Transcribe one audio item or a list of them; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
         return run_tasks(
-            self, transcribe_tasks(self, sounds, language, task, **check_names(transcribe_tasks, options)), use_tqdm
+            self, transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options)), use_tqdm
         )
 
     def embed(self, inputs: object, use_tqdm: bool = True, **options: Any) -> list[Embedding]:
@@ -31,20 +31,20 @@ class LLM(llm.LLM):
         """Score how well documents answer a query; see `pipelines.rank.score_tasks` for the arguments."""
         return run_tasks(self, score_tasks(self, query, documents, **check_names(score_tasks, options)), use_tqdm)
 
-    def ocr(self, pictures: object, use_tqdm: bool = True, **options: Any) -> list[Page]:
+    def ocr(self, images: object, use_tqdm: bool = True, **options: Any) -> list[Page]:
         """Read the text of one image or a list of images; see `pipelines.ocr.ocr_tasks` for the arguments."""
-        return run_tasks(self, ocr_tasks(self, pictures, **check_names(ocr_tasks, options)), use_tqdm)
+        return run_tasks(self, ocr_tasks(self, images, **check_names(ocr_tasks, options)), use_tqdm)
 
 
 class AsyncLLM(async_llm.AsyncLLM):
     __doc__ = async_llm.AsyncLLM.__doc__
 
     async def transcribe(
-        self, sounds: object, language: str | None = None, task: str = "transcribe", **options: Any
+        self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Cancelling it, or any of the other three, aborts the requests that still run."""
         return await run_tasks_async(
-            self, transcribe_tasks(self.llm, sounds, language, task, **check_names(transcribe_tasks, options))
+            self, transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
         )
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
@@ -55,6 +55,6 @@ class AsyncLLM(async_llm.AsyncLLM):
         """`LLM.score` as a coroutine."""
         return await run_tasks_async(self, score_tasks(self.llm, query, documents, **check_names(score_tasks, options)))
 
-    async def ocr(self, pictures: object, **options: Any) -> list[Page]:
+    async def ocr(self, images: object, **options: Any) -> list[Page]:
         """`LLM.ocr` as a coroutine."""
-        return await run_tasks_async(self, ocr_tasks(self.llm, pictures, **check_names(ocr_tasks, options)))
+        return await run_tasks_async(self, ocr_tasks(self.llm, images, **check_names(ocr_tasks, options)))

@@ -42,7 +42,7 @@ class Page:
 
 def ocr_tasks(
     llm: LLM,
-    pictures: object,
+    images: object,
     question: str = QUESTION,
     max_tokens: int | None = 1024,
     sampling_params: SamplingParams | None = None,
@@ -51,7 +51,7 @@ def ocr_tasks(
     """Read one image or a list of images, in one batch and in the order given. An image that fails gives a Page with `error`.
 
     Args:
-        pictures: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
+        images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
         question: the prompt beside each image; models trained for OCR document the one that suits them best.
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
         sampling_params: None for greedy sampling.
@@ -63,9 +63,9 @@ def ocr_tasks(
     check_type("question", question, str)
     check_type("chat_template", chat_template, str, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
-    images: Sequence[object] = list(pictures) if is_item_list("image", pictures) else [pictures]  # type: ignore[call-overload]
+    items: Sequence[object] = list(images) if is_item_list("image", images) else [images]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return [_ocr_task(llm, image, question, params, chat_template) for image in images]
+    return [_ocr_task(llm, image, question, params, chat_template) for image in items]
 
 
 def _ocr_task(llm: LLM, image: object, question: str, params: SamplingParams, template: str | None) -> Task[Page]:

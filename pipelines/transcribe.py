@@ -39,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The text of one audio clip.
+    """The text of one audio item.
 
     Args:
         text: empty if there is an error.
@@ -63,20 +63,20 @@ class Transcript:
 
 def transcribe_tasks(
     llm: LLM,
-    sounds: object,
+    audio: object,
     language: str | None = None,
     task: str = "transcribe",
     timestamps: bool = False,
     context: str = "",
     sampling_params: SamplingParams | None = None,
 ) -> list[Task[Transcript]]:
-    """Transcribe one audio clip or a list of clips, in one batch and in the order given.
+    """Transcribe one audio item or a list of them, in one batch and in the order given.
 
-    A clip that cannot be read, or is longer than the model's window, gives a Transcript with `error`.
+    An item that cannot be read, or is longer than the model's window, gives a Transcript with `error`.
 
     Args:
-        sounds: a clip or a list of clips: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
-        language: the language spoken in all clips, as a code or an English name; None detects it if the model can.
+        audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
+        language: the language spoken in all items, as a code or an English name; None detects it if the model can.
         task: "transcribe", or "translate" into English if the model can.
         timestamps: also return when each segment was spoken, if the model can.
         context: names and words to expect, or the preceding text; control tokens in it are removed.
@@ -100,19 +100,19 @@ def transcribe_tasks(
         raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, speech.tasks)}", param="task")
     if timestamps and not speech.has_timestamps:
         raise InputError("this model writes no timestamps; leave timestamps out", param="timestamps")
-    clips = list(sounds) if is_item_list("audio", sounds) else [sounds]  # type: ignore[call-overload]
+    items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code = None if language is None else language_code(language, speech.languages)
     detection, context = speech.language_detection_request() if code is None else None, _clean_context(llm, context)
 
     def make_request(language: str | None) -> SpeechRequest:
         return speech.transcription_request(language, task, timestamps, context)
 
-    return [_transcribe_task(llm, clip, make_request, code, detection, sampling_params or _GREEDY) for clip in clips]
+    return [_transcribe_task(llm, item, make_request, code, detection, sampling_params or _GREEDY) for item in items]
 
 
 def _transcribe_task(
     llm: LLM,
-    clip: object,
+    item: object,
     make_request: Callable[[str | None], SpeechRequest],
     language: str | None,
     detection: SpeechRequest | None,
@@ -120,18 +120,18 @@ def _transcribe_task(
 ) -> Task[Transcript]:
     """Detect the language with a request of one token if it is not known, then transcribe."""
     if detection is not None:
-        detected = yield _request(llm, clip, detection, _ONE_TOKEN)
+        detected = yield _request(llm, item, detection, _ONE_TOKEN)
         if detected.error:
             return Transcript("", None, None, detected.error, detected)
         languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.only.items()}
         language = languages[detected.outputs[0].token_ids[0]]
     request = make_request(language)
-    output = yield _request(llm, clip, request, params)
+    output = yield _request(llm, item, request, params)
     return _transcript(llm, request, language, output)
 
 
-def _request(llm: LLM, clip: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
-    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [clip]}}
+def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
+    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}}
     return llm.request(prompt, _with_processors(llm, params, request))
 
 

@@ -18,7 +18,7 @@ Answers = list[tuple[int, ...]]
 
 
 def tokens(bench: Bench) -> Iterator[Made]:
-    """Images, the clip and plain text, together in a batch; then an answer alone."""
+    """Compare answers to images, the video and plain text in one batch, then an answer alone."""
     wanted, _, _ = answers("cpu", False, True, bench.tiny)
     yield Figure("tokens of the CPU's answers", sum(map(len, wanted)), "tokens")
     for overlaps in (False, True):
@@ -38,7 +38,7 @@ def _compared(bench: Bench, wanted: Answers, overlaps: bool, graphs: bool) -> It
 
 
 def answers(device: str, overlaps: bool, graphs: bool, tiny: bool) -> tuple[Answers, int, int]:
-    """Greedy tokens of every question, steps that were started ahead, decode steps that were recorded."""
+    """Return the greedy tokens of every question, and the numbers of steps started ahead and recorded."""
     from sensorium import LLM, SamplingParams
 
     with LLM(str(ASSETS / "tiny-vl"), dtype="float32", device=device, max_model_len=1024, async_scheduling=overlaps) as llm:
@@ -56,7 +56,7 @@ def answers(device: str, overlaps: bool, graphs: bool, tiny: bool) -> tuple[Answ
 
 
 def _chats() -> list[Any]:
-    """The questions that ship, and text alone."""
+    """Return the shipped questions and one of text alone."""
     asked = json.loads((ASSETS / "media" / "answers.json").read_text("utf-8"))
     from sensorium.cli.demo import message
 

@@ -74,15 +74,15 @@ def _sound(bench: Bench, bands: int, seconds: int) -> Iterator[Figure]:
     """Compare with a transform in float64."""
     window, filters = torch.hann_window(_SAMPLES), _filters(bands)
     bank = make_mel_filter_bank(window, filters, bench.device)
-    sound = bench.randn(16_000 * seconds, dtype=torch.float32) * 0.1
-    windows = sound.unfold(0, _SAMPLES, _STEP)
+    samples = bench.randn(16_000 * seconds, dtype=torch.float32) * 0.1
+    windows = samples.unfold(0, _SAMPLES, _STEP)
     found = log_mel_energies(windows, bank, 1e-10)
     wanted = exact.log_mel_energies(windows, window.to(bench.device), filters.to(bench.device), 1e-10)
     worst = (found.double() - wanted).abs().max().item()
     yield Figure(f"{seconds} s, {bands} bands, largest difference", worst, "of a logarithm", most=1e-3)
-    moved = sound.nbytes + found.nbytes
+    moved = samples.nbytes + found.nbytes
     yield timed(bench, f"{seconds} s, {bands} bands", moved, lambda: log_mel_energies(windows, bank, 1e-10))
-    host, spec = sound.cpu(), MelSpec(bands)
+    host, spec = samples.cpu(), MelSpec(bands)
     yield _there_and_back(bench, f"{seconds} s, {bands} bands", lambda: log_mel(host, spec))
 
 

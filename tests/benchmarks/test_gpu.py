@@ -1,4 +1,4 @@
-"""The measuring of a GPU, tried on a CPU: every part at tiny shapes, and what becomes of parts that fail, hang or die."""
+"""benchmarks/gpu on a CPU: every part at tiny shapes, and parts that fail, hang or crash."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def slow(bench):
 @pytest.mark.parametrize("part", [part for own in SECTIONS.values() for part in own], ids=lambda part: part.name)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_part_runs_on_a_cpu(part: Part) -> None:
-    """It makes figures, and whatever is checked is right; how fast it was says nothing."""
+    """Every part yields figures and no wrong result; its speed means nothing here."""
     made = []
     with pytest.raises(Lacks) if part.name == "mixture" else contextlib.nullcontext():
         for one in part.load()(Bench(CPU, tiny=True)):
@@ -79,7 +79,7 @@ def test_every_part_runs_on_a_cpu(part: Part) -> None:
 
 
 def test_sections_end_in_time() -> None:
-    """What parts usually take fits into a section, which takes less than four minutes whatever hangs."""
+    """The usual times of parts fit into a section, which takes less than four minutes even if a part hangs."""
     assert SECONDS + worker._GRACE < 240
     for own in SECTIONS.values():
         assert sum(part.seconds for part in own) <= SECONDS
@@ -88,7 +88,7 @@ def test_sections_end_in_time() -> None:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
-    """A section of parts that go wrong, in a process that finds them too."""
+    """Replace a section by parts that go wrong, in this process and in the child."""
     names = {"raises": 9.0, "lacks": 9.0, "dies": 9.0, "hangs": 0.5, "slow": 0.5, "good": 9.0}
     own = tuple(Part(name, f"broken:{name}", 0.1, limit) for name, limit in names.items())
     monkeypatch.setitem(SECTIONS, "train", own)
@@ -105,12 +105,12 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Journal:
         return real([command[0], str(tmp_path / "start.py"), *command[at + 1 :]], **options)
 
     monkeypatch.setattr(worker.subprocess, "Popen", popen)
-    monkeypatch.setattr(worker, "_GRACE", 4.0)  # in which one that looks at the clock ends by itself
+    monkeypatch.setattr(worker, "_GRACE", 4.0)  # time for parts that check the clock to end themselves
     return Journal(tmp_path / "gpu-none-today")
 
 
 def test_no_part_stops_the_others(broken: Journal) -> None:
-    """Errors, exits and endless loops are written down with what was measured before them, and the last part is run."""
+    """Errors, exits and endless loops are recorded after the figures measured before them; the last part still runs."""
     assert worker.supervise(["train"], CPU, True, broken.lines.with_suffix(""), 600.0) == 1
     found: dict[str, list[str]] = {}
     for line in broken.read():
@@ -146,8 +146,8 @@ def test_the_last_run_of_a_part_counts(tmp_path: Path) -> None:
     assert json.loads(journal.lines.read_text().splitlines()[-1])["value"] == 2.0
 
 
-def test_a_peer_stands_beside_ours(tmp_path: Path) -> None:
-    """Of several ways of ours the first counts, which is the one with all switches on."""
+def test_ratio_to_the_peer(tmp_path: Path) -> None:
+    """The first of our settings counts, which has all switches on."""
     journal = Journal(tmp_path / "gpu-x")
     for part, name, value in (
         ("M", "decode, batch 1, graphs on", 0.8),
@@ -160,7 +160,7 @@ def test_a_peer_stands_beside_ours(tmp_path: Path) -> None:
     assert [line for line in journal.render().splitlines() if line.endswith("x |")] == ["| M | decode, batch 1 | 4.00x |"]
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_error_without_a_gpu(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
@@ -181,13 +181,13 @@ def test_distance() -> None:
 
 @pytest.mark.parametrize(("config", "billions"), [(shapes.qwen2_5_vl, 7.62), (shapes.qwen3_vl, 8.19)])
 def test_shapes_are_the_published_ones(config, billions: float) -> None:
-    """Parameters of the decoders, embedding tables included, as their cards give them."""
+    """Parameters of the decoders, with embedding tables, equal those of the model cards."""
     sums = shapes.decoder(config(False))
     assert (sums.linear + 2 * sums.head) / 1e9 == pytest.approx(billions, abs=0.02)
 
 
-def test_operations_are_those_of_the_linears() -> None:
-    """A tower without attention is its products: counted by hand for one small shape."""
+def test_operations_of_a_tower() -> None:
+    """They equal a count by hand for one small shape."""
     config = shapes.qwen3_vl(True)
     block, patch = 4 * 32**2 + 2 * 32 * 40, 3 * 2 * 16**2 * 32
     merged = 4 * (128 * 128 + 128 * 64)

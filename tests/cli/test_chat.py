@@ -1,4 +1,4 @@
-"""`sensorium chat` on a small random checkpoint: structure and errors, not sense."""
+"""`sensorium chat` on a small random checkpoint: output and errors; what the answer says is not judged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sensorium.engine.worker.model_runner import ModelRunner
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    path = tmp_path / "picture.png"
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image.png"
     Image.effect_noise((90, 70), 60).convert("RGB").save(path)
     return path
 
@@ -23,12 +23,12 @@ def chat(checkpoint: Path, *words: str) -> int:
     return main(["chat", "--model", str(checkpoint), "--max-tokens", "6", "--temperature", "0", "--device", "cpu", *words])
 
 
-def test_answer_is_generate_s(checkpoint: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_equals_that_of_llm_chat(checkpoint: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from sensorium import LLM, SamplingParams
 
-    assert chat(checkpoint, "--image", str(picture), "--image", str(picture), "What is it?") == 0
+    assert chat(checkpoint, "--image", str(image), "--image", str(image), "What is it?") == 0
     shown = capsys.readouterr().out
-    parts = [{"type": "image", "image": picture}] * 2
+    parts = [{"type": "image", "image": image}] * 2
     content = [*parts, {"type": "text", "text": "What is it?"}]
     llm = LLM(str(checkpoint), device="cpu")
     (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)
@@ -41,7 +41,7 @@ def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.endswith("\n")
 
 
-def test_an_answer_that_is_cut_off_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_for_a_truncated_answer(capsys: pytest.CaptureFixture[str]) -> None:
     image = str(SHIPPED_MODEL.parent / "media" / "line1.png")
     words = ["chat", "--model", str(SHIPPED_MODEL), "--image", image, "Read the text.", "--temperature", "0"]
     assert main(words) == 0
@@ -50,8 +50,9 @@ def test_an_answer_that_is_cut_off_is_told(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ("sensorium: warning: the answer was cut off at the token limit; raise --max-tokens\n")
 
 
-def test_a_bug_of_ours(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails is neither the question nor the machine: exit code 1, as of any other bug."""
+def test_internal_errors_exit_with_1(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
 
     def broken(*_: object) -> None:
         raise IndexError("gone")
@@ -62,14 +63,14 @@ def test_a_bug_of_ours(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["ocr", str(SHIPPED_MODEL.parent / "media" / "line1.png")]) == 1
 
 
-def test_in_any_thread(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_the_main_thread(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(chat, checkpoint, "Hello").result() == 0
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"not a picture"])
-def test_broken_picture(checkpoint: Path, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("content", [b"", b"not an image"])
+def test_broken_image(checkpoint: Path, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "broken.png"
     path.write_bytes(content)
     assert chat(checkpoint, "--image", str(path), "What is it?") == 2
@@ -78,13 +79,13 @@ def test_broken_picture(checkpoint: Path, tmp_path: Path, content: bytes, capsys
     assert line.count("\n") == 1
 
 
-def test_missing_picture(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_image(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "--image", str(tmp_path / "none.png"), "What is it?") == 2
     line = capsys.readouterr().err
     assert line.startswith("sensorium: error: image 0: ")
     assert "none.png" in line
 
 
-def test_bad_sampling(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_temperature(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "--temperature", "-1", "Hello") == 2
     assert "temperature" in capsys.readouterr().err

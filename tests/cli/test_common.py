@@ -1,4 +1,4 @@
-"""LLM's argument names in messages become command-line options."""
+"""Tests of the replacement of LLM's argument names by command-line options in messages."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None
         ("raise kv_cache_memory_bytes to 5", "raise kv_cache_memory_bytes to 5"),
     ],
 )
-def test_arguments_become_options(text: str, expected: str) -> None:
+def test_with_option_names(text: str, expected: str) -> None:
     assert with_option_names(text, ARGS) == expected

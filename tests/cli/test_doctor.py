@@ -1,4 +1,4 @@
-"""The doctor's report: sections, versions, what a checkpoint is."""
+"""`sensorium doctor`: sections, versions, and the report on a checkpoint."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
     assert "give --model as well" in capsys.readouterr().err
 
 
-def test_an_option_that_contradicts_a_flag(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_and_flag_that_contradict_each_other(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["doctor", "--model", str(checkpoint), "--option"]
     assert main([*words, "device=cuda", "--device", "cpu"]) == 2
     said = "sensorium: error: --device cpu and --option device=cuda set the same option; give one of them\n"
@@ -75,13 +75,13 @@ def test_an_option_that_contradicts_a_flag(checkpoint: Path, capsys: pytest.Capt
     assert sections(capsys.readouterr().out)["device"]["device"] == "cpu"
 
 
-def test_where_no_clip_fits(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_video_fits(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "max_model_len=8"]) == 0
     found = sections(capsys.readouterr().out)["memory"]
     assert found["largest video"] == "no video of 1280x720 pixels fits, limited by max_model_len"
 
 
-def test_a_float16_checkpoint_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_for_float16_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "half")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
@@ -108,6 +108,6 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert {"prometheus-client", "opentelemetry-sdk"} <= found["optional"].keys()
 
 
-def test_required_follows_the_metadata() -> None:
+def test_required_packages_are_those_of_the_metadata() -> None:
     assert {"torch", "numpy", "pillow", "opencv-python-headless", "tokenizers"} <= set(doctor.required())
     assert "pytest" not in doctor.required()

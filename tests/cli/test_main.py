@@ -1,4 +1,4 @@
-"""Exit codes, one-line errors, help; no model is loaded."""
+"""The `sensorium` command: exit codes, one-line errors and help, without loading a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sensorium.mm.errors import ConfigError
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    """Exit code and the one line on stderr."""
+    """Return the exit code and the one line on stderr."""
     try:
         code = cli.main(argv)
     except SystemExit as stop:
@@ -79,7 +79,7 @@ def test_missing_folder(command: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert str(folder) in line
 
 
-def test_unknown_architecture_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_architecture_suggests_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2_5_VLForSomething"]}))
     code, line = failure(capsys, "chat", "--model", str(tmp_path), "hello")
     assert code == 2
@@ -111,8 +111,8 @@ def test_failures_of_a_command(
         cli.main(["--debug", "doctor"])
 
 
-def test_what_is_logged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A traceback is for --debug."""
+def test_log_records_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only --debug prints tracebacks."""
 
     def run(args: object) -> int:
         log = logging.getLogger("sensorium.engine.core")
@@ -135,13 +135,13 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["doctor"]) == 130
 
 
-def test_a_reader_who_stops_early() -> None:
+def test_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m sensorium doctor --device cpu | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
 
 
-def test_a_command_line_imports_no_more_than_it_needs() -> None:
+def test_parsing_imports_neither_torch_nor_other_commands() -> None:
     code = (
         "import sys; from sensorium.cli.main import build_parser; build_parser('chat');"
         "print([m for m in ('torch', 'numpy', 'sensorium.cli.demo') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""`sensorium ocr` with the model that ships: the shipped pictures are read, text and JSON, exit codes."""
+"""`sensorium ocr` with the shipped model and images: text, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ URLS = [Path(LINES[0]).as_uri(), "data:image/png;base64," + b64encode(Path(LINES
 ANSWERS = json.loads((MEDIA / "answers.json").read_text("utf-8"))
 
 
-def test_one_image_is_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_one_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", str(MEDIA / "receipt1.png"), "--question", "Read the receipt."]) == 0
     out, err = capsys.readouterr()
     assert out == ANSWERS["receipt1.png"]["answer"] + "\n"
-    assert not err  # a progress bar is for terminals
+    assert not err  # no progress bar: stderr is not a terminal
 
 
 def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One that is broken fails alone."""
-    (tmp_path / "broken.png").write_bytes(b"no picture")
+    """A broken image fails alone."""
+    (tmp_path / "broken.png").write_bytes(b"no image")
     assert main(["ocr", LINES[0], str(tmp_path / "broken.png"), *LINES[1:]]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [f"{path}: {ANSWERS[Path(path).name]['answer']}" for path in LINES]
@@ -40,7 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_a_text_that_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_for_a_truncated_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", LINES[0], "--json", "--max-tokens", "1"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["finish_reason"] == "length"
@@ -52,12 +52,12 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing.png" in capsys.readouterr().err
 
 
-def test_python_takes_any_form_of_picture() -> None:
+def test_llm_ocr_takes_every_form_of_image() -> None:
     from PIL import Image
     from sensorium import LLM, Media
 
-    with Image.open(LINES[0]) as picture:
-        forms = [LINES[0], Path(LINES[0]), Path(LINES[0]).read_bytes(), picture.convert("RGB"), *URLS, Media(LINES[0], "line")]
+    with Image.open(LINES[0]) as image:
+        forms = [LINES[0], Path(LINES[0]), Path(LINES[0]).read_bytes(), image.convert("RGB"), *URLS, Media(LINES[0], "line")]
     llm = LLM(SHIPPED_MODEL)
     assert {page.text for page in llm.ocr([*forms, Media(None, "line")])} == {ANSWERS["line1.png"]["answer"]}
     assert [page.text for page in llm.ocr(forms[3], use_tqdm=False)] == [ANSWERS["line1.png"]["answer"]]
@@ -65,7 +65,7 @@ def test_python_takes_any_form_of_picture() -> None:
     assert small.items[0].num_tokens < whole.items[0].num_tokens
 
 
-def test_urls_are_read_and_their_data_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_urls_are_shortened_in_output(capsys: pytest.CaptureFixture[str]) -> None:
     broken = f"data:image/png;base64,{'A' * 400}"
     assert main(["ocr", *URLS, broken]) == 2
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""`sensorium tune` where there is no GPU."""
+"""`sensorium tune` without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/inputs.md, sampling.md and speech.md run as they stand, block after block, and so does CONTRIBUTING.md's processor."""
+"""Run the code blocks of docs/inputs.md, sampling.md, speech.md and CONTRIBUTING.md in order."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         if number == 2:
             assert set(names["spaces"]).isdisjoint(answer.token_ids)
     assert number == 4
-    assert (names["spaces"][0],) * 2 not in pairwise(answer.token_ids), "the loop of blanks is forbidden"
+    assert (names["spaces"][0],) * 2 not in pairwise(answer.token_ids), "the loop is forbidden after its repair"
 
 
 def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

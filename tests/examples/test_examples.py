@@ -1,40 +1,86 @@
-"""Every example runs as a user would start it, on the shipped model."""
+"""Examples on the shipped model: each runs in a process of its own as users start it; errors are one line each."""
 
 from __future__ import annotations
 
+import functools
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import family
 import pytest
 import soundfile
+from PIL import Image
 
 FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "shared")
+EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "shared")
+Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False)
+@functools.cache
+def start(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run an example without arguments in an empty folder, as users start it. Each is run once."""
+    script = FOLDER / f"{name}.py"
+    return subprocess.run([sys.executable, str(script)], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("empty")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example with arguments in this process, in `tmp_path`. Returns its exit code, stdout and stderr."""
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.chdir(tmp_path)
+
+    def run_here(name: str, *words: str) -> tuple[int, str, str]:
+        path, code = str(FOLDER / f"{name}.py"), 0
+        monkeypatch.setattr(sys, "argv", [path, *words])
+        capsys.readouterr()  # drop what the test's preparations printed
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run_here
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, empty: Path) -> None:
+    done = start(name, empty)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert not list(empty.iterdir())
 
 
-def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
-    from PIL import Image
+def test_several_images_prints_both(empty: Path) -> None:
+    out = start("several_images", empty).stdout
+    assert "line1.png: " in out
+    assert "line2.png: " in out
 
+
+def test_async_stream_prints_whole_lines(empty: Path) -> None:
+    out = start("async_stream", empty).stdout
+    for name in ("receipt1", "receipt2"):
+        first, *lines = (line for line in out.splitlines() if line.startswith(name))
+        assert "first token after" in first
+        assert lines[-1].startswith(f"{name}: TOTAL ")
+
+
+def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
     Image.new("RGB", (64, 32), "white").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"broken")
-    script = next(path for path in EXAMPLES if path.stem == "folder_batch")
-    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout.startswith("a.png: '")
-    assert done.stdout.count("\n") == done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: b.png: image 0: ")
+    code, out, err = run("folder_batch", str(tmp_path))
+    assert code == 2, err
+    assert out.startswith("a.png: '")
+    assert out.count("\n") == err.count("\n") == 1
+    assert err.startswith("error: b.png: image 0: ")
 
 
 @pytest.mark.parametrize(
@@ -54,61 +100,38 @@ def test_folder_batch_survives_a_broken_picture(tmp_path: Path) -> None:
         ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in an image format"),
     ],
 )
-def test_what_is_not_there_is_said(name: str, words: list[str], said: str, tmp_path: Path) -> None:
+def test_missing_or_broken_files(name: str, words: list[str], said: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "empty").mkdir()
-    script = next(path for path in EXAMPLES if path.stem == name)
-    done = subprocess.run([sys.executable, str(script), *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert not done.stdout
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    code, out, err = run(name, *words)
+    assert code == 2
+    assert not out
+    assert said in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("name", ["ocr", "embed_and_rank"])
-def test_good_pictures_are_answered_beside_a_missing_one(name: str, tmp_path: Path) -> None:
-    words = [str(FOLDER / f"{name}.py"), str(FOLDER.parent / "assets" / "media" / "line1.png"), "nothing.png"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout.startswith("line1.png: ")
-    assert done.stdout.count("\n") == done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: nothing.png: image 0: ")
+def test_missing_image_beside_a_good_one(name: str, run: Run) -> None:
+    code, out, err = run(name, str(FOLDER.parent / "assets" / "media" / "line1.png"), "nothing.png")
+    assert code == 2
+    assert out.startswith("line1.png: ")
+    assert out.count("\n") == err.count("\n") == 1
+    assert err.startswith("error: nothing.png: image 0: ")
 
 
-def test_good_sounds_are_written_down_beside_a_missing_one(tmp_path: Path) -> None:
+def test_missing_audio_beside_a_good_one(run: Run, tmp_path: Path) -> None:
     family.save(family.load_rows()["whisper"], tmp_path / "whisper", max_target_positions=64)
     soundfile.write(tmp_path / "talk.flac", family.make_media("audio", (12_000,), 0), 16_000)
-    words = [str(FOLDER / "transcribe.py"), "--model", "whisper", "--language", "en", "talk.flac", "nothing.flac"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout.startswith("talk.flac (")
-    assert done.stderr.startswith("error: nothing.flac: audio 0: ")
+    code, out, err = run("transcribe", "--model", "whisper", "--language", "en", "talk.flac", "nothing.flac")
+    assert code == 2, err
+    assert out.startswith("talk.flac (")
+    assert err.startswith("error: nothing.flac: audio 0: ")
 
 
-def test_several_images_shows_both() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "several_images.py")], capture_output=True, text=True, check=True)
-    assert "line1.png: " in done.stdout
-    assert "line2.png: " in done.stdout
-
-
-def test_async_stream_says_whole_lines() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "async_stream.py")], capture_output=True, text=True, check=True)
-    for name in ("receipt1", "receipt2"):
-        first, *lines = (line for line in done.stdout.splitlines() if line.startswith(name))
-        assert "first token after" in first
-        assert lines[-1].startswith(f"{name}: TOTAL ")
-
-
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "transcribe"], ids=lambda path: path.stem)
-def test_a_model_that_is_not_there_is_one_line(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.setattr(sys, "argv", [str(path), "--model", "nowhere"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(path), run_name="__main__")
-    assert stop.value.code == 2
-    out, err = capsys.readouterr()
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "transcribe"])
+def test_missing_model_is_a_one_line_error(name: str, run: Run) -> None:
+    code, out, err = run(name, "--model", "nowhere")
+    assert code == 2
     assert not out
     assert err.startswith("error: ")
     assert "nowhere" in err

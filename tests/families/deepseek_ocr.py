@@ -1,4 +1,4 @@
-"""The first DeepSeek-OCR in the parity suite, its oracle composed of the parts that it is made from; patches of one pixel."""
+"""DeepSeek-OCR (1) in the parity suite. The oracle is composed of transformers' parts; a patch is one pixel."""
 
 import importlib.util
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from family import PICTURES, Family
+from family import IMAGE_SIZES, Family
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -16,7 +16,7 @@ WHOLE, TILE = 64, 40
 SAM = {"width": 32, "layers": 3, "heads": 2, "global_attn_indexes": [1], "downsample_channels": [24, 48]}
 TINY = {"mlp_dim": 48, "image_size": WHOLE, "patch_size": 1, "output_channels": 16, "window_size": 14}
 MIXTURE = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2}
-CALLED = [  # by the publisher, and by transformers
+CALLED = [  # the publisher's name, transformers' name
     ("model.sam_model.neck.0.", "model.vision_tower.sam.neck.conv1."),
     ("model.sam_model.neck.1.", "model.vision_tower.sam.neck.layer_norm1."),
     ("model.sam_model.neck.2.", "model.vision_tower.sam.neck.conv2."),
@@ -39,7 +39,7 @@ def published(name):
 
 
 class Clip(nn.Module):
-    """CLIP's own layers, over rows instead of patches; their places resampled where there are more or fewer."""
+    """CLIP's layers over the rows of another tower. Position embeddings are resampled if the number of rows differs."""
 
     def __init__(self, clip):
         super().__init__()
@@ -57,7 +57,7 @@ class Clip(nn.Module):
         self.transformer.layers = nn.ModuleList(CLIPEncoderLayer(config) for _ in range(clip["layers"]))
 
     def forward(self, planes):
-        """`[n, width, side, side]` -> `[n, side * side, width]`."""
+        """Map `[n, width, side, side]` to `[n, side * side, width]`."""
         own, *places = self.embeddings.position_embedding.weight.split([1, self.side**2])
         square = places[0].T.reshape(1, -1, self.side, self.side)
         size = planes.shape[-2:]
@@ -77,14 +77,14 @@ class Deep(nn.Module):
         self.sam, self.clip = sam, Clip(clip)
 
     def forward(self, pixels):
-        """-> `[n, side, side, width]`."""
+        """Return `[n, side, side, width]`."""
         planes = self.sam(pixels).last_hidden_state
         rows = torch.cat([self.clip(planes), planes.flatten(2).transpose(1, 2)], -1)
         return rows.unflatten(1, planes.shape[-2:])
 
 
 def compose(config):
-    """The second one's class with this tower and the first one's lines; saved as the publisher's."""
+    """Build DeepSeek-OCR 2's class with this tower and row ends; it is saved in the publisher's layout."""
     ensure_torchvision()
     import transformers as tf
 
@@ -134,7 +134,7 @@ def laid_out(inner, pixels, local, grids):
 
 
 def named(model):
-    """The model's tensors by the publisher's names, each expert's by themselves; q, k and v of CLIP are one."""
+    """Return the tensors by the publisher's names: experts split, CLIP's q, k and v joined."""
     state, out = type(model).state_dict(model), {}
     for name, tensor in state.items():
         if ".clip." in name and ".q_proj." in name:
@@ -159,7 +159,7 @@ def save(model, config, folder):
 
 
 def fill(model, stored):
-    """The inverse of `named`."""
+    """Copy tensors by the publisher's names into the model; the inverse of `named`."""
     for name, tensor in type(model).state_dict(model).items():
         if ".clip." in name and (part := next((p for p in "qkv" if f".{p}_proj." in name), None)):
             whole = stored[published(name.replace(f".{part}_proj.", ".qkv_proj."))]
@@ -200,7 +200,7 @@ def build(seed, tie=False, places=16, **text):
     randomise(model, seed)
     for name, p in model.model.vision_tower.named_parameters():
         if "qkv" in name or "rel_pos" in name or "q_proj" in name or "k_proj" in name:
-            p.data.mul_(1.5)  # attention over thousands of rows is a mean unless scores are large
+            p.data.mul_(1.5)  # without large scores, attention over thousands of rows is a plain mean
     return model, processor_of(words)
 
 
@@ -214,26 +214,26 @@ def load(folder):
 
 
 def call(processor, text, data):
-    """Pictures as the second one's processor cuts them with the first one's sizes; rows counted line by line."""
+    """Cut images with DeepSeek-OCR 2's processor at this model's sizes, and count the rows line by line."""
     from transformers.models.deepseek_ocr2.image_processing_deepseek_ocr2 import get_optimal_tiled_canvas
 
-    pictures, made, grids = data.get("image", []), {}, []
-    if pictures:
-        made = dict(processor.image_processor(pictures, return_tensors="pt"))
-    for picture in pictures:
-        wide, tall = get_optimal_tiled_canvas(picture.size[::-1], (TILE, TILE), 2, 9) if max(picture.size) > TILE else (0, 0)
+    images, made, grids = data.get("image", []), {}, []
+    if images:
+        made = dict(processor.image_processor(images, return_tensors="pt"))
+    for image in images:
+        wide, tall = get_optimal_tiled_canvas(image.size[::-1], (TILE, TILE), 2, 9) if max(image.size) > TILE else (0, 0)
         grids.append((tall, wide))
         rows = tall * TILE // 4 * (wide * TILE // 4 + 1) + WHOLE // 4 * (WHOLE // 4 + 1) + 1
         text = text.replace("<image>", "<held>" * rows, 1)
     ids = processor.tokenizer(text.replace("<held>", "<image>"), return_tensors="pt")["input_ids"]
-    if not pictures:
+    if not images:
         return {"input_ids": ids}
     planes = {name: made[name] for name in ("pixel_values", "pixel_values_local") if name in made}
     return {"input_ids": ids, **planes, "num_local_patches": torch.tensor(grids)}
 
 
 def second():
-    """The second one's row, whose ways are its own."""
+    """Load the row of DeepSeek-OCR 2, which shares its prompts and tensors with this one."""
     spec = importlib.util.spec_from_file_location("second", Path(__file__).with_name("deepseek_ocr2.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -253,7 +253,7 @@ FAMILY = Family(
     build,
     placeholders={"image": "<image>"},
     sizes={"image": [(39, 39), (40, 30), (30, 38), (37, 40), (20, 40), (90, 50)]},
-    grid={"image": PICTURES},
+    grid={"image": IMAGE_SIZES},
     refuses=SECOND.refuses,
     cases=["", "ii", "", "", "", "i"],
     prompt=SECOND.write_long,
@@ -264,7 +264,7 @@ FAMILY = Family(
         f"model.vision_tower.clip.transformer.layers.{i}.self_attn.k_proj.bias": "it adds the same to all scores of a query"
         for i in range(3)
     },
-    variants={"tied": {"tie": True}, "places resampled": {"places": 12}},
+    variants={"tied": {"tie": True}, "resampled positions": {"places": 12}},
     fullest={"image": [(40, 30), (30, 38)]},
     options={"max_model_len": 2560},
 )

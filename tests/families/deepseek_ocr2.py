@@ -1,9 +1,9 @@
-"""DeepSeek-OCR 2 in the parity suite: patches of one pixel, since it has queries for 64 x 64 and 48 x 48 patches alone."""
+"""DeepSeek-OCR 2 in the parity suite. A patch is one pixel: the model has queries for 64 x 64 and 48 x 48 patches only."""
 
 import json
 
 import torch
-from family import PICTURES, Family
+from family import IMAGE_SIZES, Family
 from oracle import fast_tokenizer, randomise, text_config
 
 TOP = {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5}
@@ -31,13 +31,13 @@ def build(seed, tie=False, text=(), **sam):
     randomise(model, seed)
     for name, p in model.model.vision_tower.named_parameters():
         if "qkv" in name or "rel_pos" in name or "q_proj" in name or "k_proj" in name:
-            p.data.mul_(1.5)  # attention over thousands of rows is a mean unless scores are large
+            p.data.mul_(1.5)  # without large scores, attention over thousands of rows is a plain mean
     images = tf.DeepseekOcr2ImageProcessor(size={"height": 64, "width": 64}, tile_size=48)
     return model, tf.DeepseekOcr2Processor(images, words, patch_size=1)
 
 
 def tensors(inputs, features):
-    """The oracle has whole planes, ours are cut in patches row by row."""
+    """Compare our patches, row by row, with the oracle's whole planes."""
     ordered = sorted(features, key=lambda feature: feature.range.offset)
     for name in ("pixel_values", "pixel_values_local"):
         patches = torch.cat([feature.kwargs[name].data for feature in ordered])
@@ -51,12 +51,12 @@ def refuses(modality, size):
 
 
 def write_long(slots, seed):
-    """So much text that four prompts without a picture outgrow the room of the longest with one."""
+    """Write so much text that four prompts without an image need more memory than the longest with one."""
     return f"def f{seed}(x):" + " and ".join(slots) + " return it" + " + x" * (40 + seed % 5)
 
 
 def finish(folder):
-    """What the processor counts tokens by."""
+    """Write the numbers from which the processor counts tokens."""
     said = {"patch_size": 1, "downsample_ratio": 4, "processor_class": "DeepseekOcr2Processor"}
     (folder / "processor_config.json").write_text(json.dumps(said))
 
@@ -66,7 +66,7 @@ FAMILY = Family(
     build,
     placeholders={"image": "<image>"},
     sizes={"image": [(47, 47), (40, 30), (30, 47), (44, 44), (20, 48), (90, 50)]},
-    grid={"image": PICTURES},
+    grid={"image": IMAGE_SIZES},
     refuses=refuses,
     cases=["", "ii", "", "", "", "i"],
     prompt=write_long,

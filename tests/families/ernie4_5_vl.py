@@ -4,7 +4,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from family import CLIPS, PICTURES, Family, as_sampled, call_sampled
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from PIL import ImageFont
 
@@ -18,7 +18,7 @@ AREAS = {"image": (56 * 56, 140 * 140), "video": (56 * 56, 84 * 84)}
 
 @functools.cache
 def font():
-    """A font that comes with Pillow, under the name that checkpoints have."""
+    """Return Pillow's font under the file name that checkpoints use."""
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name) / "Roboto-Regular.ttf"
     path.write_bytes(ImageFont.load_default(10).font_bytes)
@@ -40,7 +40,7 @@ def build(seed, tie=False, draw=True):
     model = tf.Ernie4_5_VLMoeForConditionalGeneration(config).eval()
     randomise(model, seed)
     for name, tensor in model.named_parameters():
-        if name.endswith(".ln.weight"):  # norms by another name
+        if name.endswith(".ln.weight"):  # `randomise` does not recognise these norms
             tensor.data += 1.0
     image, video = ({"shortest_edge": least, "longest_edge": most} for least, most in AREAS.values())
     return model, tf.Ernie4_5_VLMoeProcessor(
@@ -59,7 +59,7 @@ FAMILY = Family(
     build,
     placeholders={m: "".join(SPECIALS[name] for name in (f"{m}_start", m, f"{m}_end")) for m in ("image", "video")},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
-    grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
+    grid={"image": [*IMAGE_SIZES, (2, 500)], "video": VIDEO_SIZES},
     refuses=refuses,
     ours=as_sampled,
     call=call_sampled,

@@ -2,7 +2,7 @@
 
 import json
 
-from family import LAYOUTS, PICTURES, Family, patches_in_squares
+from family import IMAGE_SIZES, LAYOUTS, Family, patches_in_squares
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
@@ -20,7 +20,9 @@ def build(seed, tie=False, **text):
 
     words = fast_tokenizer(["<bos>", "<eos>", *NAMED.values()], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
     words._set_model_specific_special_tokens(NAMED)
-    words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])  # each run is one, as published
+    words.add_tokens(
+        [tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)]
+    )  # a run of line breaks is one token, as published
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     sizes = {"head_dim": 16, "sliding_window": 7, "layer_types": LAYERS, "query_pre_attn_scalar": 24}
     config = tf.Gemma3Config(
@@ -37,13 +39,13 @@ def build(seed, tie=False, **text):
     sharpen(model.model.vision_tower)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
-            parameter.data.sub_(1)  # stored around 0
+            parameter.data.sub_(1)  # the weight is stored minus 1
     images = tf.Gemma3ImageProcessor(size={"height": SIDE, "width": SIDE}, **SCAN)
     return model, tf.Gemma3Processor(images, words, image_seq_length=9)
 
 
 def prompt(slots, seed):
-    """Ends of lines around pictures, and none; side by side, and not."""
+    """Write prompts with and without line breaks around images, and with images side by side."""
     around = "\n" * (seed % 3)
     between = "" if seed % 2 else f" and{around}"
     return f"def f{seed}(x):{around}" + between.join(slots) + f"{around} return it" + " + x" * (seed % 5)
@@ -58,13 +60,13 @@ def finish(folder):
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 9, "processor_class": "Gemma3Processor"}))
 
 
-KEYS = "a bias of the keys moves all scores of a row alike"
+KEYS = "a key bias adds the same to all scores of a query"
 FAMILY = Family(
     "gemma3",
     build,
     placeholders={"image": "<start_of_image>"},
     sizes={"image": [(90, 130), (60, 60), (150, 40)]},
-    grid={"image": PICTURES},
+    grid={"image": IMAGE_SIZES},
     prompt=prompt,
     call=call,
     tensors=patches_in_squares(2, PATCH),

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from family import CLIPS, PICTURES, Family, as_sampled, call_sampled, run_oracle
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
 SPECIALS = ("<|endoftext|>", *(f"<|{part}|>" for part in (
@@ -49,7 +49,7 @@ def build(kind, seed, tie=False, head_dim=16, **more):
 
 
 def run(model, inputs, answer, positions):
-    """The oracle takes rows of a clip for those of pictures where a prompt has both; the processor says which are which."""
+    """Tell the oracle which placeholders are images and which videos; it confuses them in a prompt with both."""
     kinds = inputs["mm_token_type_ids"]
     model.model.get_placeholder_mask = lambda *_, **__: ((kinds == 1)[..., None], (kinds == 2)[..., None])
     try:
@@ -59,7 +59,7 @@ def run(model, inputs, answer, positions):
 
 
 def refuses(modality, size):
-    """Sides below a square of patches are enlarged first."""
+    """Return whether the ratio is refused; sides below one square of patches are enlarged first."""
     *_, height, width = size
     grown = max(28 / height, 28 / width, 1.0)
     height, width = int(height * grown), int(width * grown)
@@ -72,7 +72,7 @@ def row(name, kind, **more):
         partial(build, kind),
         placeholders={m: f"<|begin_of_{m}|><|{m}|><|end_of_{m}|>" for m in ("image", "video")},
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
-        grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
+        grid={"image": [*IMAGE_SIZES, (2, 500)], "video": [size for size in VIDEO_SIZES if size[0] > 1]},
         refuses=refuses,
         ours=as_sampled,
         call=call_sampled,

@@ -1,6 +1,6 @@
 """GLM-ASR in the parity suite; windows of 2 s."""
 
-from family import SOUNDS, Family
+from family import AUDIO_SIZES, Family
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 
 CONTROLS = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"]
@@ -28,7 +28,7 @@ def build(seed, tie=False, mels=24, heads=4, **rope):
 
 
 def tensors(inputs, features):
-    """All that follows in a window is the silence of its last frame."""
+    """Compare frames. Ours end at the first silent one; the oracle repeats it to the end of the window."""
     (feature,) = features
     lengths = feature.kwargs["audio_frames"].data.tolist()
     for window, frames in enumerate(feature.kwargs["input_features"].data.split(lengths)):
@@ -43,13 +43,13 @@ FAMILY = Family(
     build,
     placeholders={"audio": "<|begin_of_audio|><|pad|><|end_of_audio|>"},
     sizes={"audio": [(30_000,), (9000,), (81_234,)]},
-    grid={"audio": [*SOUNDS, (960,), (961,), (64_000,), (65_000,)]},
-    refuses=lambda modality, size: size[0] <= 960,  # makes no row
-    cases=["a"] * 4,  # the oracle's processor takes one sound a prompt
+    grid={"audio": [*AUDIO_SIZES, (960,), (961,), (64_000,), (65_000,)]},
+    refuses=lambda modality, size: size[0] <= 960,  # too short for one row
+    cases=["a"] * 4,  # the oracle's processor takes one audio per prompt
     tensors=tensors,
     variants={
         "tied": {"tie": True},
         "more bands, wide heads": {"mels": 80, "heads": 2},
-        "all of a head turned": {"partial_rotary_factor": 1.0},
+        "full rotary": {"partial_rotary_factor": 1.0},
     },
 )

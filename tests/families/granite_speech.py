@@ -1,11 +1,11 @@
-"""Granite Speech in the parity suite; blocks of 20 rows. Once with an adapter beside its weights, for prompts with sound."""
+"""Granite Speech in the parity suite, with blocks of 20 rows: plain, and with an adapter for prompts with audio."""
 
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from family import RATE, SOUNDS, Family, make_media
+from family import AUDIO_SIZES, RATE, Family, make_media
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import load_file, save_file
 
@@ -44,7 +44,7 @@ def build(seed, tie=False, heads=4, every=1, **text):
     randomise(model, seed)
     sharpen_parts(model.model)
     first, usual = model.model.encoder.input_linear, spectrogram(make_media("audio", (RATE,), seed)).mean(0)
-    first.weight.data.mul_(20)  # sounds of the suite are near one another
+    first.weight.data.mul_(20)  # the suite's audio items resemble each other
     first.bias.data.sub_(first.weight.data @ usual)
     gen = torch.Generator().manual_seed(seed)
     for name, buffer in model.named_buffers():
@@ -59,7 +59,7 @@ def build(seed, tie=False, heads=4, every=1, **text):
 
 
 def sharpen_parts(model):
-    """Else attention is flat, and queries outweigh what they see."""
+    """Scale attention up: otherwise it is flat, and the queries outweigh the rows that they attend to."""
     for name, value in model.named_parameters():
         if "encoder.layers" in name and ("to_q" in name or "rel_pos" in name):
             value.data.mul_(2)
@@ -79,7 +79,7 @@ def load(folder):
 
 
 def add_adapter(folder):
-    """As peft stores one, of this class as transformers 4 names its parts."""
+    """Write a LoRA adapter in peft's layout, with the module names of transformers 4."""
     gen, tensors = torch.Generator().manual_seed(0), {}
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
@@ -93,12 +93,12 @@ def add_adapter(folder):
 
 
 def load_adapted(folder):
-    """With what the adapter adds to products, while `heard` is set."""
+    """Load the oracle with the adapter, which is applied while `has_audio` is true."""
     model, processor = load(folder)
     stored, scale = load_file(folder / "adapter_model.safetensors"), ADAPTER["lora_alpha"] / ADAPTER["r"]
 
     def adding(down, up):
-        return lambda _, given, made: made + given[0] @ down.T @ up.T * scale if model.heard else made
+        return lambda _, given, made: made + given[0] @ down.T @ up.T * scale if model.has_audio else made
 
     for name, up in stored.items():
         stem, letter, _ = name.rpartition(".lora_B.")
@@ -109,48 +109,50 @@ def load_adapted(folder):
 
 
 def run_adapted(model, inputs, answer, positions):
-    model.heard = bool(inputs["sounds"])
+    model.has_audio = bool(inputs["audio"])
     return run(model, inputs, answer, positions)
 
 
-def spectrogram(sound):
-    """As torchaudio's with the published arguments, which is not at hand everywhere."""
+def spectrogram(samples):
+    """Return torchaudio's spectrogram with the published arguments; torchaudio is not installed everywhere."""
     from transformers.audio_utils import mel_filter_bank
 
     filters = torch.from_numpy(mel_filter_bank(WINDOW // 2 + 1, BANDS, 0.0, RATE / 2, RATE, norm=None, mel_scale="htk"))
     bell = torch.hann_window(400)
-    waves = torch.stft(torch.from_numpy(sound), WINDOW, HOP, 400, bell, center=True, pad_mode="reflect", return_complex=True)
+    waves = torch.stft(torch.from_numpy(samples), WINDOW, HOP, 400, bell, center=True, pad_mode="reflect", return_complex=True)
     bands = (waves.abs().square().T @ filters.float()).clip(min=1e-10).log10()
     bands = torch.maximum(bands, bands.max() - 8.0) / 4 + 1
     return bands[: len(bands) // 2 * 2].reshape(-1, 2 * BANDS)
 
 
 def call(processor, text, data):
-    sounds = [spectrogram(sound) for sound in data.get("audio", ())]
-    for rows in sounds:
-        text = text.replace("<|audio|>", "<|sound|>" * (-(-len(rows) // 15) * 3), 1)
-    ids = processor.tokenizer(text.replace("<|sound|>", "<|audio|>"), return_tensors="pt")["input_ids"]
-    return {"input_ids": ids, "sounds": sounds}
+    audio = [spectrogram(samples) for samples in data.get("audio", ())]
+    for rows in audio:
+        text = text.replace("<|audio|>", "<|held|>" * (-(-len(rows) // 15) * 3), 1)
+    ids = processor.tokenizer(text.replace("<|held|>", "<|audio|>"), return_tensors="pt")["input_ids"]
+    return {"input_ids": ids, "audio": audio}
 
 
 def tensors(inputs, features):
-    for feature, theirs in zip(features, inputs["sounds"], strict=True):
+    for feature, theirs in zip(features, inputs["audio"], strict=True):
         yield "input_features", feature.kwargs["input_features"].data, theirs
 
 
 def run(model, inputs, answer, positions):
-    """Each sound alone: side by side the shorter ones would be filled up with silence that others hear."""
+    """Encode each audio alone: in a batch, transformers pads the shorter ones with silence that is attended to."""
     with torch.inference_mode():
         embeds = model.get_input_embeddings()(inputs["input_ids"])
-        if inputs["sounds"]:
+        if inputs["audio"]:
             made = torch.cat(
-                [model.get_audio_features(rows[None], return_dict=True).pooler_output[0] for rows in inputs["sounds"]]
+                [model.get_audio_features(rows[None], return_dict=True).pooler_output[0] for rows in inputs["audio"]]
             )
             embeds[inputs["input_ids"] == model.config.audio_token_id] = made
         first = model(inputs_embeds=embeds, use_cache=True)
         if len(answer) < 2:
             return first.logits[0].float()
-        tail = model.get_input_embeddings()(torch.tensor([answer[:-1]]))  # the class takes a slot's token in it for another
+        tail = model.get_input_embeddings()(
+            torch.tensor([answer[:-1]])
+        )  # the class would replace a placeholder token in the answer
         rest = model(inputs_embeds=tail, past_key_values=first.past_key_values)
     return torch.cat([first.logits[0], rest.logits[0]]).float()
 
@@ -170,17 +172,17 @@ PLAIN = Family(
     build,
     placeholders={"audio": "<|audio|>"},
     sizes={"audio": [(30_000,), (9001,), (70_234,)]},
-    grid={"audio": [*SOUNDS, (257,), (4799,), (4800,), (4801,), (64_000,)]},
+    grid={"audio": [*AUDIO_SIZES, (257,), (4799,), (4800,), (4801,), (64_000,)]},
     call=call,
     run=run,
     tensors=tensors,
     load=load,
     silent={
         **dict.fromkeys(SAME, "adds the same to all scores of a row"),
-        **{QFORMER + name: "a small part of rows that are three of hundreds" for name in FAINT},
-        "model.encoder.out.bias": "adds little to what rows say half-way",
+        **{QFORMER + name: "contributes little to three of hundreds of rows" for name in FAINT},
+        "model.encoder.out.bias": "adds little to the rows of the middle layer",
     },
-    variants={"tied": {"tie": True}, "wide heads, few looks": {"heads": 2, "every": 2}},
+    variants={"tied": {"tie": True}, "wide heads, few cross-attentions": {"heads": 2, "every": 2}},
 )
 
 FAMILIES = [

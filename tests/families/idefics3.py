@@ -4,14 +4,14 @@ import json
 from functools import partial
 
 import torch
-from family import PICTURES, Family
+from family import IMAGE_SIZES, Family
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 
-TAGS = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]  # others are written as text
+TAGS = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]  # other tags are plain text
 SPECIALS = ["<image>", "<video>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *TAGS]
 JSON = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 FPS = 2.0
-CLIPS = [(1, 56, 56), (2, 90, 60), (3, 60, 90), (4, 28, 200), (8, 31, 300), (13, 64, 64)]
+VIDEO_SIZES = [(1, 56, 56), (2, 90, 60), (3, 60, 90), (4, 28, 200), (8, 31, 300), (13, 64, 64)]
 COUNTS = {1: "one", 2: "two", 3: "three", 4: "four", 8: "eight", 13: "thirteen"}
 
 
@@ -19,7 +19,7 @@ def build(kind, seed, tie=False, split=True, **vision):
     import transformers as tf
     from transformers.models.smolvlm import processing_smolvlm
 
-    processing_smolvlm.num2words = COUNTS.get  # of a package that transformers leaves to its user
+    processing_smolvlm.num2words = COUNTS.get  # stands for a package that transformers does not install
     words = fast_tokenizer(SPECIALS, eos_token="<end_of_utterance>", pad_token="<end_of_utterance>")
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = getattr(tf, f"{kind}Config")(
@@ -39,20 +39,20 @@ def build(kind, seed, tie=False, split=True, **vision):
 
 
 def finish(kind, folder):
-    """As the Hub's checkpoints tell the rows of a tile."""
+    """Write the number of rows per tile, as the Hub's checkpoints do."""
     made = {"image_seq_len": 4, "processor_class": f"{kind}Processor"}
     (folder / "processor_config.json").write_text(json.dumps(made))
 
 
 def tensors(inputs, features):
-    """Patches of pieces, in squares, put together again."""
+    """Reassemble pieces from our patches, which are ordered in squares."""
     patches = torch.cat([feature.kwargs["pixel_values"].data for feature in features])
     squares = patches.view(-1, 2, 2, 2, 2, 3, 14, 14).permute(0, 5, 1, 3, 6, 2, 4, 7)
     yield "pixel_values", squares.reshape(inputs["pixel_values"].shape), inputs["pixel_values"]
 
 
 def call(processor, text, data):
-    """Clips were sampled before: every frame is used, at FPS."""
+    """Pass videos as already sampled: every frame is used, at FPS."""
     if "video" not in data:
         images = {"images": [data["image"]]} if data else {}
         return dict(processor(text=[text], **images, return_tensors="pt"))
@@ -68,11 +68,11 @@ def ours(modality, media):
 
 
 def prompt(slots, seed):
-    """As chat templates do it: a space before a clip, its question right behind."""
+    """Write a prompt like chat templates: a space before a video, the question directly after it."""
     return f"def f{seed}(x): " + "and then ".join(slots) + "Return it" + " + x" * (seed % 5)
 
 
-KEYS = "what all keys of a head share moves all scores of a query alike"
+KEYS = "a key bias adds the same to all scores of a query"
 SILENT = {f"model.vision_model.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)}
 
 
@@ -81,7 +81,7 @@ def row(name, kind, **more):
         name,
         partial(build, kind),
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(3, 80, 100), (2, 56, 90), (4, 60, 60)]},
-        grid={"image": PICTURES, "video": CLIPS},
+        grid={"image": IMAGE_SIZES, "video": VIDEO_SIZES},
         prompt=prompt,
         ours=ours,
         call=call,
@@ -97,7 +97,7 @@ FAMILIES = [
         "idefics3",
         "Idefics3",
         placeholders={"image": "<image>"},
-        variants={"tied": {"tie": True}, "whole": {"split": False}, "larger places": {"image_size": 70}},
+        variants={"tied": {"tie": True}, "whole": {"split": False}, "larger position table": {"image_size": 70}},
     ),
     row("smolvlm", "SmolVLM", placeholders={"image": "<image>", "video": "<video>"}, cases=["", "i", "v", "ii", "iii"]),
 ]

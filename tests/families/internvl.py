@@ -2,7 +2,7 @@
 
 import json
 
-from family import CLIPS, PICTURES, Family, patches_in_squares
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, patches_in_squares
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 
 NAMED = {
@@ -33,12 +33,12 @@ def build(seed, tie=False, text="qwen2", tiles=4, **vision):
 
 
 def ours(modality, media):
-    """Every frame of a clip, as transformers takes it."""
+    """Use every frame of a video, as transformers does."""
     return (media, {"fps": 1.0, "do_sample_frames": False}) if modality == "video" else media
 
 
 def finish(folder):
-    """As the Hub's checkpoints tell the rows of a tile."""
+    """Write the number of rows per tile, as the Hub's checkpoints do."""
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4, "processor_class": "InternVLProcessor"}))
 
 
@@ -47,7 +47,7 @@ FAMILY = Family(
     build,
     placeholders={"image": "<IMG_CONTEXT>", "video": "<video>"},
     sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(3, 80, 100), (2, 56, 90), (4, 60, 60)]},
-    grid={"image": PICTURES, "video": CLIPS},
+    grid={"image": IMAGE_SIZES, "video": VIDEO_SIZES},
     ours=ours,
     tensors=patches_in_squares(2, 14),
     finish=finish,

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-from family import CLIPS, PICTURES, Family, run_oracle
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
 FPS = 2.0
@@ -15,7 +15,7 @@ SPECIALS = (
     "<|media_pad|>",
     "<|kimi_k25_video_placeholder|>",
 )
-BEGIN, CONTENT, END, PICTURE, VIDEO = SPECIALS[1:]
+BEGIN, CONTENT, END, IMAGE, VIDEO = SPECIALS[1:]
 SLOT = "<media>"
 LIMITS = {"size": {"max_height": 12, "max_width": 12}, "max_patches": 100}
 
@@ -26,7 +26,7 @@ def build(seed, tie=False):
     from transformers.models.kimi_k25 import Kimi_K25ImageProcessor, Kimi_K25Processor, Kimi_K25VideoProcessor
 
     words = fast_tokenizer(SPECIALS, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    begin, _, end, picture, video = words.convert_tokens_to_ids(SPECIALS[1:])
+    begin, _, end, image, video = words.convert_tokens_to_ids(SPECIALS[1:])
     text = text_config(words, tie, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16)
     text |= {"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4}
     text |= {"topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 48}
@@ -35,7 +35,7 @@ def build(seed, tie=False):
         text_config={"model_type": "deepseek_v3", **text},
         vision_config={"model_type": "kimi_k25_vision", "pos_emb_height": 5, "pos_emb_width": 5, **vision},
         projection_hidden_size=48,
-        image_token_id=picture,
+        image_token_id=image,
         video_token_id=video,
         vision_start_token_id=begin,
         vision_end_token_id=end,
@@ -51,21 +51,21 @@ def build(seed, tie=False):
 
 
 def written(text, media):
-    """The prompt's text: a picture's slot stands between its marks, a clip's brings them with it."""
+    """Write the placeholders: an image's stands between tags, a video's is expanded with its own."""
     for one in media:
-        own = VIDEO if isinstance(one, tuple) or getattr(one, "ndim", 0) == 4 else f"{BEGIN}image{CONTENT}{PICTURE}{END}"
+        own = VIDEO if isinstance(one, tuple) or getattr(one, "ndim", 0) == 4 else f"{BEGIN}image{CONTENT}{IMAGE}{END}"
         text = text.replace(SLOT, own, 1)
     return text
 
 
 def call(processor, text, data):
-    """Clips were sampled before: every frame is used, at FPS."""
+    """Pass videos as already sampled: every frame is used, at FPS."""
     media = data.get("vision_chunk", [])
-    pictures, clips = ([one for one in media if (getattr(one, "ndim", 0) == 4) == moving] for moving in (False, True))
-    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in clips]
-    timed = {"videos": clips, "video_metadata": metadata, "do_sample_frames": False} if clips else {}
-    images = {"images": pictures} if pictures else {}
-    return dict(processor(text=[written(text, media)], **images, **timed, return_tensors="pt"))
+    images, videos = ([one for one in media if (getattr(one, "ndim", 0) == 4) == moving] for moving in (False, True))
+    metadata = [{"fps": FPS, "total_num_frames": len(c), "frames_indices": list(range(len(c)))} for c in videos]
+    timed = {"videos": videos, "video_metadata": metadata, "do_sample_frames": False} if videos else {}
+    still = {"images": images} if images else {}
+    return dict(processor(text=[written(text, media)], **still, **timed, return_tensors="pt"))
 
 
 def ours(modality, media):
@@ -80,7 +80,7 @@ def request(text, data):
 
 
 def tensors(inputs, features):
-    """Ours in the order of the prompt; the oracle's pictures by themselves, and pieces of clips, here of several frames."""
+    """Compare images and chunks of videos separately, as the oracle has them; ours are in the order of the prompt."""
     for kind, suffix in (("image", ""), ("video", "_videos")):
         found = [f.kwargs for f in features if (f.kwargs["grid_thw"].data[0] > 1) == (kind == "video")]
         if found:
@@ -89,9 +89,9 @@ def tensors(inputs, features):
 
 
 def run(model, inputs, answer, positions):
-    """The oracle takes no chunks of several frames (it counts the rows of each), nor of different lengths at once.
+    """Run the oracle's tower chunk by chunk: it cannot take chunks of several frames or of different lengths together.
 
-    What it reads as the first token of the vocabulary, slots' tokens in an answer, it is given as they are.
+    A step without pixels gets embeddings, because the oracle replaces placeholder tokens in an answer by token 0.
     """
     inner = model.model
 
@@ -114,7 +114,7 @@ def run(model, inputs, answer, positions):
         del inner.get_image_features
 
 
-PUBLISHED = [  # transformers writes these otherwise, and reads both
+PUBLISHED = [  # transformers writes other names and reads both
     ("language_model.model.blocks.", "language_model.model.layers."),
     ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed."),
     ("model.mm_projector.", "mm_projector."),
@@ -124,14 +124,14 @@ FAMILY = Family(
     build,
     placeholders={"vision_chunk": SLOT},
     sizes={"vision_chunk": [(90, 130), (6, 80, 100), (60, 60), (8, 60, 60)]},
-    grid={"vision_chunk": [*PICTURES, *CLIPS]},
-    cases=["", "c", "c", "", "", "", "cc", "cccc"],  # those without items grow beside the longest
+    grid={"vision_chunk": [*IMAGE_SIZES, *VIDEO_SIZES]},
+    cases=["", "c", "c", "", "", "", "cc", "cccc"],  # prompts without items grow beside the longest one
     ours=ours,
     request=request,
     call=call,
     tensors=tensors,
     run=run,
-    half=(0.1, 0.04),  # in float16 a single row of 179 goes to another expert, and the others are 0.002 off
+    half=(0.1, 0.04),  # in float16 one row of 179 takes another expert; the others are off by 0.002
     variants={"tied": {"tie": True}},
     layouts={"as published": PUBLISHED},
     fullest={"vision_chunk": [(4, 90, 120), (8, 112, 84), (4, 56, 112)]},

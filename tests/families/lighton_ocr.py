@@ -27,7 +27,7 @@ def build(seed, tie=True, act="silu", step=PATCH):
 
 
 def tensors(inputs, features):
-    """Planes put together again; transformers fills up smaller pictures on the right and below."""
+    """Reassemble planes from patches; transformers pads smaller images on the right and below."""
     for feature, plane in zip(features, inputs["pixel_values"], strict=True):
         _, h, w = feature.kwargs["grid"].data.tolist()
         patches = feature.kwargs["pixel_values"].data.view(h, w, 3, PATCH, PATCH)
@@ -37,7 +37,7 @@ def tensors(inputs, features):
 
 
 def refuses(modality, size):
-    """Pictures of less than a square, of which transformers makes no row, or fails."""
+    """Return whether the image is smaller than one square of patches; transformers makes no row of it, or fails."""
     shrink = max(1, *(side / EDGE for side in size))
     return any(int(side / shrink) <= PATCH for side in size)
 
@@ -49,6 +49,6 @@ FAMILY = Family(
     sizes={"image": [(90, 130), (60, 60), (100, 70)]},  # 6 x 8 patches, 5 x 5, 8 x 5
     refuses=refuses,
     tensors=tensors,
-    fullest={"image": [(42, 42)]},  # 9 patches, of which 4 make a row
+    fullest={"image": [(42, 42)]},  # 9 patches, 4 of which make a row
     variants={"own head": {"tie": False}, "gelu": {"act": "gelu"}, "even": {"step": 2 * PATCH}},
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family import PICTURES, Family, run_oracle
+from family import IMAGE_SIZES, Family, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -19,9 +19,9 @@ SHAPE = {
 FEW = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
 MANY = [[TILE * rows, TILE * columns] for rows in range(1, 5) for columns in range(1, 5)]
 QFORMER = {"num_hidden_layers": 2, "intermediate_size": 96, "cross_attention_frequency": 2}
-PARTS = "a part of one of six Q-Formers says little alone; tests/models/test_connectors.py compares one of them"
+PARTS = "one of six Q-Formers contributes little; tests/models/test_connectors.py compares one of them alone"
 KEYS = "model.vision_tower.encoder.layers.{}.self_attn.k_proj.bias"
-SLIVERS = [(2, 100), (3, 200), (3, 100)]  # of whose tiles nothing is left
+SLIVERS = [(2, 100), (3, 200), (3, 100)]  # unpadding leaves nothing of their tiles
 SIZES = [(90, 130), (60, 60), (40, 170)]
 
 
@@ -108,7 +108,7 @@ def build(
 
 
 def amplify(model: torch.nn.Module) -> None:
-    """What goes through six Q-Formers says little by itself."""
+    """Scale the six Q-Formers up: otherwise the logits hardly depend on one of them."""
     factors = {
         "attention.query.weight": 4,
         "attention.key.weight": 4,
@@ -127,7 +127,7 @@ def finish(folder: Path, **known: Any) -> None:
 
 
 def planes(patches: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """`[patches, 3 * patch^2]` -> `[pieces, 3, height, width]`."""
+    """Convert `[patches, 3 * patch^2]` to `[pieces, 3, height, width]`."""
     pieces, h, w = grid.tolist()
     cut = patches.view(pieces, h, w, 3, PATCH, PATCH)
     return cut.permute(0, 3, 1, 4, 2, 5).reshape(pieces, 3, h * PATCH, w * PATCH)
@@ -144,7 +144,7 @@ def pixels(inputs, features):
 
 
 def run_cached(model, inputs, answer, positions):
-    """Its text model makes no cache of its own."""
+    """Run the oracle with a cache, which its text model does not create itself."""
     from transformers import DynamicCache
 
     return run_oracle(model, {**inputs, "past_key_values": DynamicCache()}, answer, positions)
@@ -153,20 +153,20 @@ def run_cached(model, inputs, answer, positions):
 def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
     build_ = partial(build, family, **more.pop("built"))
     fullest = {"image": SLIVERS} if family != "llava" else {}
-    unused = "no layer behind the last that is seen is used"
+    unused = "layers after the last selected one are not used"
     return Family(
         name,
         build_,
         placeholders=more.pop("placeholders", {"image": "<image>"}),
         sizes=more.pop("sizes", {"image": SIZES}),
-        grid=more.pop("grid", {"image": PICTURES}),
+        grid=more.pop("grid", {"image": IMAGE_SIZES}),
         cases=more.pop("cases", ("", "i", "ii", "iii", "ii")),
         fullest=fullest,
         tensors=pixels,
         finish=partial(finish, **known),
         silent={
-            "model.vision_tower.post_layernorm": "last states of the tower are not seen",
-            **{KEYS.format(i): "a bias of the keys moves all scores of a row alike" for i in range(4)},
+            "model.vision_tower.post_layernorm": "the tower's last hidden states are not used",
+            **{KEYS.format(i): "a key bias adds the same to all scores of a query" for i in range(4)},
             **{f"model.vision_tower.encoder.layers.{i}": unused for i in more.pop("unused", [])},
             **more.pop("quiet", {}),
         },
@@ -202,7 +202,7 @@ FAMILIES = [
         built={"vision": SIGLIP, "text": "qwen2", "layer": -1, "select": "full"},
         placeholders={"image": "<image>", "video": "<video>"},
         sizes={"image": SIZES, "video": [(3, 40, 60), (5, 30, 30), (2, 70, 20)]},
-        grid={"image": PICTURES, "video": [(1, 56, 56), (2, 90, 60), (3, 60, 90), (6, 80, 100), (13, 64, 64)]},
+        grid={"image": IMAGE_SIZES, "video": [(1, 56, 56), (2, 90, 60), (3, 60, 90), (6, 80, 100), (13, 64, 64)]},
     ),
     row(
         "granite_vision",
@@ -226,7 +226,7 @@ FAMILIES = [
         quiet={
             "model.layerwise_projectors": PARTS,
             "model.spatial_projectors": PARTS,
-            "model.vision_tower.encoder.layers.2.layer_norm2.bias": "seen through those alone",
+            "model.vision_tower.encoder.layers.2.layer_norm2.bias": "used by those projectors only",
         },
         layouts={"the tower a level deeper": [("model.vision_tower.", "model.vision_tower.vision_model.")]},
     ),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from family import PICTURES, Family, same_names
+from family import IMAGE_SIZES, Family, same_names
 from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|video_pad|>")
@@ -37,7 +37,7 @@ def build(seed, tie=True):
 
 
 def tensors(inputs, features):
-    """The oracle's patches lie row by row, ours in squares that are merged."""
+    """Reorder the oracle's patches from rows into the squares that are merged, like ours."""
     start, squares = 0, []
     for t, h, w in inputs["image_grid_thw"].tolist():
         grid = inputs["pixel_values"][start : start + t * h * w].view(h // 2, 2, w // 2, 2, -1)
@@ -47,7 +47,7 @@ def tensors(inputs, features):
 
 
 def flatten(folder: Path):
-    """The first checkpoints keep the decoder's part of config.json at the top level."""
+    """Move text_config to the top level of config.json, as in the first published checkpoints."""
     config = json.loads((folder / "config.json").read_text())
     text = config.pop("text_config")
     (folder / "config.json").write_text(json.dumps({**text, **config}))
@@ -63,7 +63,7 @@ def row(name, **more):
         build,
         placeholders={"image": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"},
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
-        grid={"image": PICTURES},
+        grid={"image": IMAGE_SIZES},
         refuses=refuses,
         tensors=tensors,
         **more,

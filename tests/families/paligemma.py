@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from family import LAYOUTS, PICTURES, Family, patches_in_squares
+from family import IMAGE_SIZES, LAYOUTS, Family, patches_in_squares
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 SIDE, PATCH = 56, 14
@@ -16,7 +16,9 @@ def build(kind, seed, tie=False):
     import transformers as tf
 
     words = fast_tokenizer(["<bos>", "<eos>", "<image>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
-    words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])  # each run is one, as published
+    words.add_tokens(
+        [tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)]
+    )  # a run of line breaks is one token, as published
     images = tf.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
     images.image_seq_length = TOKENS
     processor = tf.PaliGemmaProcessor(images, words)
@@ -36,18 +38,18 @@ def build(kind, seed, tie=False):
     sharpen(model.model.vision_tower)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
-            parameter.data.sub_(1)  # stored around 0
+            parameter.data.sub_(1)  # the weight is stored minus 1
     return model, processor
 
 
 def prompt(slots, seed):
-    """Nothing is written for pictures, or all slots first."""
+    """Write no placeholders, or all of them first."""
     text = f"def f{seed}(x): return it" + " + x" * (seed % 5) + "\n" * (seed % 3)
     return "".join(slots) + text if seed % 2 else text
 
 
 def call(processor, text, data):
-    """Of a text alone, which the published processor refuses, the start and the empty line are as beside a picture."""
+    """Add BOS and a line break to a text alone, as beside an image; the published processor refuses it."""
     if not data.get("image"):
         words = processor.tokenizer
         ids = torch.tensor([[words.bos_token_id, *words(text + "\n")["input_ids"]]])
@@ -65,7 +67,7 @@ def row(name, kind, **more):
         partial(build, kind),
         placeholders={"image": "<image>"},
         sizes={"image": [(90, 130), (60, 60), (150, 40)]},
-        grid={"image": PICTURES},
+        grid={"image": IMAGE_SIZES},
         cases=("", "i", "i", "ii", "iii"),
         prompt=prompt,
         call=call,

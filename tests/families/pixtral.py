@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import torch
-from family import PICTURES, Family
+from family import IMAGE_SIZES, Family
 from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ["</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
@@ -35,13 +35,13 @@ def build(name, seed, tie=False, layer=-1, act="gelu", bias=None, text="mistral"
 
 
 def finish(merge, folder):
-    """As the Hub's checkpoints tell the size of a row."""
+    """Write the spatial merge size, as the Hub's checkpoints do."""
     made = {"patch_size": 14, "spatial_merge_size": merge, "processor_class": "PixtralProcessor"}
     (folder / "processor_config.json").write_text(json.dumps(made))
 
 
 def tensors(merge, inputs, features):
-    """Patches in squares put together again; transformers fills up smaller pictures on the right and below."""
+    """Reassemble planes from squares of patches; transformers pads smaller images on the right and below."""
     for feature, plane in zip(features, inputs["pixel_values"], strict=True):
         _, h, w = feature.kwargs["grid"].data.tolist()
         patches = feature.kwargs["pixel_values"].data.view(h // merge, w // merge, merge, merge, 3, 14, 14)
@@ -61,7 +61,7 @@ def row(name, **more):
         partial(build, name),
         placeholders={"image": "[IMG]"},
         sizes={"image": [(90, 130), (60, 60), (40, 170)]},
-        grid={"image": [size for size in PICTURES if max(size) <= 112 * min(size)]},  # else transformers' have no lines
+        grid={"image": [size for size in IMAGE_SIZES if max(size) <= 112 * min(size)]},  # transformers rounds other sides to 0
         tensors=partial(tensors, merge),
         finish=partial(finish, merge),
         **more,

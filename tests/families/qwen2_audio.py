@@ -1,6 +1,6 @@
 """Qwen2-Audio in the parity suite."""
 
-from family import SOUNDS, Family
+from family import AUDIO_SIZES, Family
 from oracle import build_model, build_processor
 
 
@@ -12,8 +12,8 @@ def refuses(modality, size):
     return size[0] < 321 or size[0] > 64_000
 
 
-def sounding(inputs, features):
-    """Only frames that hold sound are made here, the window is filled up there."""
+def tensors(inputs, features):
+    """Compare the frames that hold audio; only the oracle pads the window."""
     for number, feature in enumerate(features):
         frames = feature.kwargs["input_features"].data
         yield "input_features", frames, inputs["input_features"][number, :, : len(frames)].T
@@ -25,9 +25,9 @@ FAMILY = Family(
     build,
     placeholders={"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
     sizes={"audio": [(30_000,), (12_345,), (5001,)]},
-    grid={"audio": [*SOUNDS, (200,), (64_000,), (64_001,)]},
+    grid={"audio": [*AUDIO_SIZES, (200,), (64_000,), (64_001,)]},
     refuses=refuses,
-    tensors=sounding,
+    tensors=tensors,
     variants={
         "wide": {"hidden": 128, "heads": 2, "kv_heads": 1, "audio_hidden": 128, "audio_heads": 2, "mels": 80, "seconds": 2}
     },

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from family import CLIPS, PICTURES, Family
+from family import IMAGE_SIZES, VIDEO_SIZES, Family
 from oracle import build_model, build_processor
 
 MARKED = "<|vision_start|><|{}_pad|><|vision_end|>"
@@ -23,7 +23,7 @@ def row(name: str, **more: Any) -> Family:
         partial(build, name),
         placeholders={"image": MARKED.format("image"), "video": MARKED.format("video")},
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
-        grid={"image": [*PICTURES, (2, 500)], "video": CLIPS},
+        grid={"image": [*IMAGE_SIZES, (2, 500)], "video": VIDEO_SIZES},
         refuses=refuses,
         variants={
             "tied": {"tie": True},
@@ -34,5 +34,5 @@ def row(name: str, **more: Any) -> Family:
     )
 
 
-LATER = "the time of a long clip reaches past its rows and columns: transformers lets later text overlap it"
+LATER = "the time positions of a long video exceed its rows and columns; transformers lets later text overlap them"
 FAMILIES = [row("qwen2_vl"), row("qwen2_5_vl", own_positions=LATER)]

@@ -1,6 +1,6 @@
 """Qwen3-ASR in the parity suite; chunks of 1 s, attention over 2."""
 
-from family import SOUNDS, Family, run_oracle
+from family import AUDIO_SIZES, Family, run_oracle
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<asr_text>"]
@@ -30,7 +30,7 @@ def build(seed, tie=False, mels=24, heads=4, **rope):
 
 
 def tensors(inputs, features):
-    """Sounds of one prompt are padded to one length there."""
+    """Compare frames without padding; the oracle pads all audio of a prompt to one length."""
     for number, feature in enumerate(features):
         frames = feature.kwargs["input_features"].data
         yield "audio_frames", feature.kwargs["audio_frames"].data, inputs["input_features_mask"][number].sum()
@@ -42,10 +42,10 @@ FAMILY = Family(
     build,
     placeholders={"audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
     sizes={"audio": [(30_000,), (9000,), (61_234,)]},
-    grid={"audio": [*SOUNDS, (1,), (8000,), (16_159,), (16_160,), (160_000,), (1_000_000,)]},
-    cases=["a"] * 4,  # the oracle's processor takes one sound a prompt
+    grid={"audio": [*AUDIO_SIZES, (1,), (8000,), (16_159,), (16_160,), (160_000,), (1_000_000,)]},
+    cases=["a"] * 4,  # the oracle's processor takes one audio per prompt
     tensors=tensors,
-    run=lambda model, inputs, answer, positions: run_oracle(model, inputs, answer, None),  # which has one axis only
+    run=lambda model, inputs, answer, positions: run_oracle(model, inputs, answer, None),  # its positions have one axis
     variants={
         "tied": {"tie": True},
         "more bands, wide heads": {"mels": 80, "heads": 2},

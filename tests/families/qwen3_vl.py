@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from family import CLIPS, PICTURES, Family, as_sampled, call_sampled
+from family import IMAGE_SIZES, VIDEO_SIZES, Family, as_sampled, call_sampled
 from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -50,7 +50,7 @@ def row(name, kind, **more):
         partial(build, kind),
         placeholders={m: f"<|vision_start|><|{m}_pad|><|vision_end|>" for m in ("image", "video")},
         sizes={"image": [(90, 130), (60, 60), (140, 70)], "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)]},
-        grid={"image": [*PICTURES, (2, 500)], "video": [size for size in CLIPS if size[0] > 1]},
+        grid={"image": [*IMAGE_SIZES, (2, 500)], "video": [size for size in VIDEO_SIZES if size[0] > 1]},
         refuses=refuses,
         ours=as_sampled,
         call=call_sampled,

@@ -1,4 +1,4 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni in the parity suite; sounds in windows of 0.4 s and of 2 s."""
+"""The thinkers of Qwen2.5-Omni and Qwen3-Omni in the parity suite, with audio windows of 0.4 s and 2 s."""
 
 import re
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from family import CLIPS, PICTURES, SOUNDS, Family
+from family import AUDIO_SIZES, IMAGE_SIZES, VIDEO_SIZES, Family
 from oracle import fast_tokenizer, randomise, sharpen, text_config
 from sensorium import Media
 
@@ -89,12 +89,12 @@ def build_3(seed, tie=False, mels=24, heads=4):
 
 
 def call(processor, text, data):
-    """Clips were sampled before; the processors read the area of their frames from the call alone."""
+    """Pass videos as already sampled. The processors read the limits of a frame's area from the call only."""
     least, most = AREAS["video"]
-    clips = {"fps": FPS, "do_sample_frames": False, "size": {"shortest_edge": least, "longest_edge": most}}
+    options = {"fps": FPS, "do_sample_frames": False, "size": {"shortest_edge": least, "longest_edge": most}}
     names = {"image": "images", "video": "videos", "audio": "audio"}
     media = {names[modality]: values for modality, values in data.items() if values}
-    more = {"videos_kwargs": clips} if "video" in data else {}
+    more = {"videos_kwargs": options} if "video" in data else {}
     return dict(processor(text=[text], **media, **more, return_tensors="pt"))
 
 
@@ -106,24 +106,24 @@ def ours(modality, media):
     return Media(frames, min_pixels=least, max_pixels=most) if modality == "video" else media
 
 
-def sound_of(clip):
-    """As long as the clip."""
-    rng = np.random.default_rng(int(clip.sum()))
-    return rng.normal(0, 0.1, int(len(clip) / FPS * 16_000)).astype(np.float32)
+def audio_track(video):
+    """Return noise as long as the video."""
+    rng = np.random.default_rng(int(video.sum()))
+    return rng.normal(0, 0.1, int(len(video) / FPS * 16_000)).astype(np.float32)
 
 
 def call_together(processor, text, data):
-    """The clips' sounds are handed over beside them, in the order of the text."""
+    """Pass the audio tracks of videos as audio, in the order of the text."""
     least, most = AREAS["video"]
-    clips, sounds = iter(range(len(data.get("video", ())))), iter(data.get("audio", ()))
-    order = [next(clips) if name == "video" else None for name in re.findall(r"<.(video|audio)_pad.>", text)]
-    audio = [next(sounds) if one is None else sound_of(data["video"][one]) for one in order]
+    videos, items = iter(range(len(data.get("video", ())))), iter(data.get("audio", ()))
+    order = [next(videos) if name == "video" else None for name in re.findall(r"<.(video|audio)_pad.>", text)]
+    audio = [next(items) if one is None else audio_track(data["video"][one]) for one in order]
     more = {"images": data["image"]} if "image" in data else {}
     if "video" in data:
         options = {"fps": FPS, "do_sample_frames": False, "size": {"shortest_edge": least, "longest_edge": most}}
         more |= {"videos": data["video"], "videos_kwargs": options, "audio_from_video_indices": order}
-    sounding = {"audio": audio} if audio else {}
-    return dict(processor(text=[text], **sounding, **more, load_audio_from_video=True, return_tensors="pt"))
+    heard = {"audio": audio} if audio else {}
+    return dict(processor(text=[text], **heard, **more, load_audio_from_video=True, return_tensors="pt"))
 
 
 def ours_together(modality, media):
@@ -131,7 +131,7 @@ def ours_together(modality, media):
     if modality != "video":
         return given
     frames, metadata = given.data
-    return replace(given, data=(frames, metadata | {"audio": (sound_of(media), 16_000)}))
+    return replace(given, data=(frames, metadata | {"audio": (audio_track(media), 16_000)}))
 
 
 def request_together(text, data):
@@ -143,7 +143,7 @@ def refuses(modality, size):
 
 
 def tensors(inputs, features):
-    """Sounds of one prompt are padded to one length there."""
+    """Compare frames without padding; the oracle pads all audio of a prompt to one length."""
     for modality, names in (
         ("image", ("pixel_values", "image_grid_thw")),
         ("video", ("pixel_values_videos", "video_grid_thw")),
@@ -176,7 +176,7 @@ def row(name, build, **more):
             "video": [(6, 80, 100), (4, 56, 90), (3, 60, 60)],
             "audio": [(30_080,), (9120,), (61_120,)],
         },
-        grid={"image": [*PICTURES, (2, 500)], "video": CLIPS, "audio": SOUNDS},
+        grid={"image": [*IMAGE_SIZES, (2, 500)], "video": VIDEO_SIZES, "audio": AUDIO_SIZES},
         refuses=refuses,
         tensors=tensors,
         layouts=LAYOUTS,
@@ -186,7 +186,7 @@ def row(name, build, **more):
 
 
 def together(name, build, cases, **more):
-    """Clips with their sound. Qwen3's oracle lets several sounds of one prompt change one another."""
+    """Return a row for videos with their audio tracks. In Qwen3's oracle, several audio items of a prompt affect each other."""
     slots = {modality: MARKED[modality] for modality in ("image", "video")}
     asked = {"ours": ours_together, "call": call_together, "request": request_together}
     return row(
@@ -194,7 +194,7 @@ def together(name, build, cases, **more):
     )
 
 
-# of a whole checkpoint, which also speaks
+# names in a full checkpoint, which also has a talker
 WHOLE = [("visual.", "thinker.visual."), ("audio_tower.", "thinker.audio_tower."), ("model.", "thinker.model.")]
 LAYOUTS = {"whole": [*WHOLE, ("lm_head.", "thinker.lm_head.")]}
 
@@ -218,5 +218,7 @@ FAMILIES = [
         silent=KEYS,
         variants=TIED | {"more bands": {"mels": 80, "heads": 2}},
     ),
-    together("qwen3_omni_together", build_3, ["", "v", "v", "vi", "iv"], silent=KEYS, half=(0.1, 0.04)),  # experts flip
+    together(
+        "qwen3_omni_together", build_3, ["", "v", "v", "vi", "iv"], silent=KEYS, half=(0.1, 0.04)
+    ),  # rounding changes some choices of experts
 ]

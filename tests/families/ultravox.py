@@ -1,11 +1,11 @@
-"""Ultravox in the parity suite, its oracle composed of the parts that it is made from; windows of 2 s."""
+"""Ultravox in the parity suite, with windows of 2 s. The oracle is composed of transformers' parts."""
 
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from family import RATE, SOUNDS, Family
+from family import AUDIO_SIZES, RATE, Family
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -38,7 +38,7 @@ class Projector(nn.Module):
 
 
 class Composed(nn.Module):
-    """Each window through the encoder's own layers, where rows behind its sound are not seen; rows in eights."""
+    """Whisper's encoder layers per window with padding masked, rows stacked by eight, then the decoder."""
 
     def __init__(self, config):
         super().__init__()
@@ -52,7 +52,7 @@ class Composed(nn.Module):
         text = tf.CONFIG_MAPPING[config["text_config"]["model_type"]](**config["text_config"])
         self.language_model = tf.AutoModelForCausalLM.from_config(text, attn_implementation="eager")
 
-    def hear(self, frames, valid):
+    def encode(self, frames, valid):
         tower = self.audio_tower
         x = F.gelu(tower.conv2(F.gelu(tower.conv1(frames.T[None])))).transpose(1, 2)
         x = x + tower.embed_positions.weight[: x.shape[1]]
@@ -68,7 +68,7 @@ class Composed(nn.Module):
     def forward(self, input_ids, windows=(), past_key_values=None, use_cache=True):
         embeds = self.language_model.get_input_embeddings()(input_ids)
         if windows:
-            embeds[input_ids == self.config["audio_token_index"]] = torch.cat([self.hear(*window) for window in windows])
+            embeds[input_ids == self.config["audio_token_index"]] = torch.cat([self.encode(*window) for window in windows])
         return self.language_model(inputs_embeds=embeds, past_key_values=past_key_values, use_cache=use_cache)
 
     def save_pretrained(self, folder, max_shard_size=None):
@@ -122,18 +122,18 @@ def load(folder):
 
 
 def call(processor, text, data):
-    """Each sound alone, as the published processor makes it; text is read in the parts between placeholders."""
+    """Process each audio alone, like the published processor, and tokenise the text between placeholders part by part."""
     encode, slot = processor.tokenizer.encode, processor.tokenizer.convert_tokens_to_ids(RESERVED)
     first, *others = text.split(PLACEHOLDER)
     ids, windows = encode(first, add_special_tokens=False), []
-    for sound, part in zip(data.get("audio", ()), others, strict=True):
-        sound = np.pad(sound, (0, max(0, 2 * HOP - len(sound))))
+    for samples, part in zip(data.get("audio", ()), others, strict=True):
+        samples = np.pad(samples, (0, max(0, 2 * HOP - len(samples))))
         options = {"padding": "longest", "pad_to_multiple_of": HOP, "truncation": False, "return_attention_mask": True}
-        made = processor.feature_extractor(sound, sampling_rate=RATE, return_tensors="pt", **options)
+        made = processor.feature_extractor(samples, sampling_rate=RATE, return_tensors="pt", **options)
         frames = made["input_features"][0].T.split(WINDOW)
         assert sum(map(len, frames)) == made["attention_mask"].sum()
         *whole, last = frames
-        filled = F.pad(last, (0, 0, 0, WINDOW - len(last))) if whole else last  # only behind another window
+        filled = F.pad(last, (0, 0, 0, WINDOW - len(last))) if whole else last  # a first window is not padded
         windows += [*((one, WINDOW) for one in whole), (filled, len(last))]
         ids += [slot] * sum(-(-len(one) // (2 * STACK)) for one in frames) + encode(part, add_special_tokens=False)
     return {"input_ids": torch.tensor([ids]), "windows": windows}
@@ -163,7 +163,7 @@ FAMILY = Family(
     build,
     placeholders={"audio": PLACEHOLDER},
     sizes={"audio": [(36_960,), (9001,), (70_234,)]},
-    grid={"audio": [*SOUNDS, (1,), (319,), (2560,), (2561,), (32_000,), (32_001,)]},
+    grid={"audio": [*AUDIO_SIZES, (1,), (319,), (2560,), (2561,), (32_000,), (32_001,)]},
     call=call,
     run=run,
     tensors=tensors,
@@ -171,7 +171,7 @@ FAMILY = Family(
     load=load,
     variants={
         "tied": {"tie": True},
-        "norm behind": {"middle": False},
+        "norm last": {"middle": False},
         "plain activation": {"act": "gelu"},
         "another decoder": {"model_type": "qwen3"},
     },

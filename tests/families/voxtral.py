@@ -1,11 +1,11 @@
-"""Voxtral in the parity suite, its prompts by mistral-common; windows of 2 s."""
+"""Voxtral in the parity suite, with windows of 2 s. mistral-common writes the oracle's prompts."""
 
 import base64
 import io
 import json
 
 import torch
-from family import RATE, SOUNDS, Family
+from family import AUDIO_SIZES, RATE, Family
 from oracle import randomise, sharpen, small_tekken, text_config
 
 SECONDS = 2
@@ -14,12 +14,12 @@ WINDOW = SECONDS * RATE
 
 def tekken():
     bands = {"num_mel_bins": 24, "hop_length": 160, "window_size": 400}
-    sound = {"sampling_rate": RATE, "frame_rate": 12.5, "audio_encoding_config": bands, "chunk_length_s": float(SECONDS)}
-    return small_tekken() | {"audio": sound}
+    audio = {"sampling_rate": RATE, "frame_rate": 12.5, "audio_encoding_config": bands, "chunk_length_s": float(SECONDS)}
+    return small_tekken() | {"audio": audio}
 
 
 class Words:
-    """What `text_config` asks of a tokenizer."""
+    """The attributes of a tokenizer that `text_config` reads."""
 
     bos_token_id, eos_token_id, pad_token_id = 1, 2, 11
 
@@ -53,14 +53,14 @@ def prompt(slots, seed):
 
 
 def call(processor, text, data):
-    """As the published processor, but for the length of a window, which it fixes."""
+    """Do what the published processor does, with shorter windows, whose length it fixes."""
     import soundfile
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
     parts = []
-    for sound in data.get("audio", ()):
+    for samples in data.get("audio", ()):
         file = io.BytesIO()
-        soundfile.write(file, sound, RATE, format="wav", subtype="FLOAT")
+        soundfile.write(file, samples, RATE, format="wav", subtype="FLOAT")
         given = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
         parts.append({"type": "input_audio", "input_audio": given})
     parts.append({"type": "text", "text": text.split("]")[-2].removesuffix("[/INST")})
@@ -68,15 +68,15 @@ def call(processor, text, data):
     made = processor.tokenizer.tokenizer.encode_chat_completion(asked)
     inputs = {"input_ids": torch.tensor([made.tokens])}
     if made.audios:
-        sounds = [sound.audio_array for sound in made.audios]
+        arrays = [audio.audio_array for audio in made.audios]
         kwargs = {"sampling_rate": RATE, "padding": True, "truncation": False, "pad_to_multiple_of": WINDOW}
-        features = processor._retrieve_input_features(sounds, WINDOW // 160, **kwargs, return_tensors="pt")
+        features = processor._retrieve_input_features(arrays, WINDOW // 160, **kwargs, return_tensors="pt")
         inputs["input_features"] = features
     return inputs
 
 
 def tensors(inputs, features):
-    """All that follows in a window is the silence of its last frame."""
+    """Compare frames. Ours end at the first silent one; the oracle repeats it to the end of the window."""
     windows = iter(inputs.get("input_features", ()))
     for feature in features:
         lengths = feature.kwargs["audio_frames"].data.tolist()
@@ -92,7 +92,7 @@ FAMILY = Family(
     build,
     placeholders={"audio": "[BEGIN_AUDIO][AUDIO]"},
     sizes={"audio": [(30_000,), (9000,), (70_234,)]},
-    grid={"audio": [*SOUNDS, (31_900,), (32_000,), (32_001,), (64_000,)]},
+    grid={"audio": [*AUDIO_SIZES, (31_900,), (32_000,), (32_001,), (64_000,)]},
     fullest={"audio": [(32_000,), (64_000,)]},  # windows without silence
     prompt=prompt,
     call=call,

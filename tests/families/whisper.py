@@ -1,7 +1,7 @@
-"""Whisper in the parity suite: multilingual, a window of 1 s. An item is no part of the prompt."""
+"""Whisper in the parity suite: multilingual, with a window of 1 s. An item has no tokens in the prompt."""
 
 import torch
-from family import SOUNDS, Family
+from family import AUDIO_SIZES, Family
 from oracle import fast_tokenizer, randomise, sharpen
 
 LANGUAGES = ("en", "de", "yue", "fr", "ja", "cy", "sw", "ht", "la", "ko")
@@ -25,9 +25,9 @@ def build(seed, mels=24, **changes):
     randomise(model, seed)
     sharpen(model)
     for layer in model.model.decoder.layers:
-        layer.encoder_attn.out_proj.weight.data.mul_(4)  # the sound outweighs the words before
+        layer.encoder_attn.out_proj.weight.data.mul_(4)  # the audio outweighs the preceding text
     given = {
-        "_from_model_config": False,  # else transformers drops, on loading, what it does not know
+        "_from_model_config": False,  # otherwise transformers drops unknown keys when loading
         "is_multilingual": True,
         "lang_to_id": {f"<|{code}|>": number(f"<|{code}|>") for code in LANGUAGES},
         "task_to_id": {task: number(f"<|{task}|>") for task in ("translate", "transcribe")},
@@ -47,8 +47,8 @@ def prompt(slots, seed):
 
 
 def call(processor, text, data):
-    (sound,) = data["audio"]
-    made = processor.feature_extractor(sound, sampling_rate=16_000, return_tensors="pt")
+    (samples,) = data["audio"]
+    made = processor.feature_extractor(samples, sampling_rate=16_000, return_tensors="pt")
     ids = processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     return {"input_features": made["input_features"], "input_ids": ids}
 
@@ -69,7 +69,7 @@ FAMILY = Family(
     build,
     placeholders={"audio": ""},
     sizes={"audio": [(12_000,), (16_000,), (5001,)]},
-    grid={"audio": [*SOUNDS, (1,), (16_000,), (16_001,)]},
+    grid={"audio": [*AUDIO_SIZES, (1,), (16_000,), (16_001,)]},
     refuses=lambda modality, size: size[0] > 16_000,
     cases=["a"] * 4,
     prompt=prompt,

@@ -48,9 +48,9 @@ def encode(codec, container, options=None, count=40, size=(64, 64), stamps=None,
             stream.set_display_rotation(rotation)
         rows, columns = np.mgrid[: size[0], : size[1]]
         for i in range(count):
-            picture = np.stack([rows * 3 + i * 5, columns * 2 + i * 7, rows + columns + i * 3], -1) % 200
-            picture = picture.astype(np.uint8) + noise.integers(0, 50, picture.shape, dtype=np.uint8)
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            pixels = np.stack([rows * 3 + i * 5, columns * 2 + i * 7, rows + columns + i * 3], -1) % 200
+            pixels = pixels.astype(np.uint8) + noise.integers(0, 50, pixels.shape, dtype=np.uint8)
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if stamps:
                 frame.pts, frame.time_base = stamps[i], Fraction(1, 1000)
             output.mux(stream.encode(frame))

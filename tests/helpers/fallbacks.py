@@ -53,8 +53,8 @@ def aya_vision(tok):
         vision_config=tf.SiglipVisionConfig(**VISION, image_size=56, vision_use_head=False),
         image_token_index=tok.convert_tokens_to_ids("<|IMG_PATCH|>"),
     )
-    pictures = tf.GotOcr2ImageProcessor(size={"height": 56, "width": 56}, min_patches=1, max_patches=4)
-    processor = tf.AyaVisionProcessor(pictures, tok, patch_size=14, img_size=56, downsample_factor=2)
+    images = tf.GotOcr2ImageProcessor(size={"height": 56, "width": 56}, min_patches=1, max_patches=4)
+    processor = tf.AyaVisionProcessor(images, tok, patch_size=14, img_size=56, downsample_factor=2)
     return tf.AyaVisionForConditionalGeneration(config), processor
 
 
@@ -71,8 +71,8 @@ def ovis2(tok):
         image_token_id=tok.convert_tokens_to_ids("<IMG_ATOM>"),
         visual_indicator_token_ids=[tok.convert_tokens_to_ids(tag) for tag in EXTRA["ovis2"][2:]],
     )
-    pictures = tf.Ovis2ImageProcessor(size={"height": 56, "width": 56}, max_patches=4)
-    return tf.Ovis2ForConditionalGeneration(config), tf.Ovis2Processor(pictures, tok, image_seq_length=4)
+    images = tf.Ovis2ImageProcessor(size={"height": 56, "width": 56}, max_patches=4)
+    return tf.Ovis2ForConditionalGeneration(config), tf.Ovis2Processor(images, tok, image_seq_length=4)
 
 
 def video_llama_3(tok):
@@ -106,8 +106,8 @@ def glm4v_moe(tok):
         video_start_token_id=tok.convert_tokens_to_ids("<|begin_of_video|>"),
         video_end_token_id=tok.convert_tokens_to_ids("<|end_of_video|>"),
     )
-    pictures = tf.Glm4vImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140})
-    processor = tf.Glm4vProcessor(pictures, tok, tf.Glm4vVideoProcessor())
+    images = tf.Glm4vImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140})
+    processor = tf.Glm4vProcessor(images, tok, tf.Glm4vVideoProcessor())
     return tf.Glm4vMoeForConditionalGeneration(config), processor
 
 

@@ -68,14 +68,14 @@ LAYOUTS: Mapping[str, Sequence[tuple[str, str]]] = {
 """Prefixes of vision tower, projector and decoder in older and newer transformers releases; see `Family.layouts`."""
 
 # (height, width): even sizes, odd sizes, slivers, and ratios up to 1:150
-PICTURES = [
+IMAGE_SIZES = [
     (28, 28), (56, 56), (64, 64), (224, 224), (336, 336), (448, 448), (480, 640), (640, 480), (97, 103), (103, 97),
     (1, 1), (1, 100), (100, 1), (13, 300), (300, 13), (29, 27), (42, 70), (70, 42), (55, 57), (200, 40),
     (40, 200), (333, 111), (111, 333), (500, 501), (512, 384), (384, 512), (31, 900), (900, 31), (6, 900), (900, 6),
     (672, 336), (336, 672), (1000, 250), (250, 1000), (799, 601), (57, 301), (301, 57), (160, 90), (720, 404), (385, 383),
 ]  # fmt: skip
-CLIPS = [(1, 56, 56), (2, 90, 60), (3, 60, 90), (4, 28, 200), (5, 200, 28), (6, 80, 100), (8, 31, 300), (13, 64, 64)]
-SOUNDS = [
+VIDEO_SIZES = [(1, 56, 56), (2, 90, 60), (3, 60, 90), (4, 28, 200), (5, 200, 28), (6, 80, 100), (8, 31, 300), (13, 64, 64)]
+AUDIO_SIZES = [
     (n,) for n in (400, 481, 640, 641, 799, 801, 1600, 1601, 3199, 5000, 8000, 15_999, 16_000, 16_001, 24_000, 31_337)
 ] + [(2000 * n + 7 * n * n,) for n in range(1, 25)]
 
@@ -90,10 +90,10 @@ def call_processor(processor: Any, text: str, data: Data) -> dict[str, Any]:
 
 def call_sampled(processor: Any, text: str, data: Data) -> dict[str, Any]:
     """Run transformers' processor on videos that are already sampled: every frame is used, at FPS."""
-    clips, options = data.get("video", ()), dict[str, Any]()
-    if clips:
-        told = [{"fps": FPS, "total_num_frames": len(clip), "frames_indices": list(range(len(clip)))} for clip in clips]
-        options = {"videos": [clip.copy() for clip in clips], "video_metadata": told, "do_sample_frames": False}
+    videos, options = data.get("video", ()), dict[str, Any]()
+    if videos:
+        metadata = [{"fps": FPS, "total_num_frames": len(one), "frames_indices": list(range(len(one)))} for one in videos]
+        options = {"videos": [one.copy() for one in videos], "video_metadata": metadata, "do_sample_frames": False}
     if "image" in data:
         options["images"] = data["image"]
     return dict(processor(text=[text], **options, return_tensors="pt"))
@@ -220,7 +220,7 @@ class Family:
     placeholders: Mapping[str, str]
     sizes: Mapping[str, Sequence[tuple[int, ...]]]
     grid: Mapping[str, Sequence[tuple[int, ...]]] = field(
-        default_factory=lambda: {"image": PICTURES, "video": CLIPS, "audio": SOUNDS}
+        default_factory=lambda: {"image": IMAGE_SIZES, "video": VIDEO_SIZES, "audio": AUDIO_SIZES}
     )
     refuses: Callable[[str, Sequence[int]], bool] = takes_all
     cases: Sequence[str] | None = None

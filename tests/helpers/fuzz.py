@@ -52,31 +52,31 @@ def bare_image(data: bytes) -> np.ndarray[Any, Any] | None:
             if image.width * image.height > POLICY.max_pixels:
                 return None
             image.load()
-            picture = image
+            decoded = image
     except Exception:  # any exception of Pillow is a refusal
         return None
-    pixels = _rgb(picture)
-    turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(_orientation(picture))
+    pixels = _rgb(decoded)
+    turned = {2: (0, 1), 3: (2, 0), 4: (2, 1), 5: (3, 1), 6: (3, 0), 7: (1, 1), 8: (1, 0)}.get(_orientation(decoded))
     if turned:
         pixels = np.rot90(pixels, turned[0])
         pixels = pixels[:, ::-1] if turned[1] else pixels
     return pixels
 
 
-def _orientation(picture: Image.Image) -> object:
+def _orientation(image: Image.Image) -> object:
     try:
-        return picture.getexif().get(0x0112)
+        return image.getexif().get(0x0112)
     except Exception:  # damaged EXIF rotates nothing
         return None
 
 
-def _rgb(picture: Image.Image) -> np.ndarray[Any, Any]:
-    if picture.mode.startswith("I;16"):
-        return np.repeat((np.asarray(picture) >> 8).astype(np.uint8)[..., None], 3, 2)
-    if picture.has_transparency_data:
-        white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
-        picture = Image.alpha_composite(white, picture.convert("RGBA"))
-    return np.asarray(picture.convert("RGB"))
+def _rgb(image: Image.Image) -> np.ndarray[Any, Any]:
+    if image.mode.startswith("I;16"):
+        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, 2)
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return np.asarray(image.convert("RGB"))
 
 
 def bare_video(data: bytes) -> np.ndarray[Any, Any] | None:

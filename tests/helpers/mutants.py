@@ -16,7 +16,7 @@ RATE = 16000
 NUMBERS = [0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x100, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
 
 
-def pictures() -> dict[str, bytes]:
+def image_files() -> dict[str, bytes]:
     """Return encoded images by name: every format with its modes, compressions and chunks."""
     noise = np.random.default_rng(0).integers(0, 256, (17, 23, 4), np.uint8)
     rgb = Image.fromarray(noise[..., :3])
@@ -64,7 +64,7 @@ def _saved(image: Image.Image, form: str, options: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def clips() -> dict[str, bytes]:
+def video_files() -> dict[str, bytes]:
     """Return encoded videos by name: twelve frames of 48x32 in common containers and codecs."""
     kinds = {
         "mp4-h264": ("mp4", "libx264", "yuv420p", {"g": "5", "bf": "2"}),
@@ -93,7 +93,7 @@ def _clip(container: str, codec: str, pixels: str, options: dict[str, str]) -> b
     return out.getvalue()
 
 
-def sounds() -> dict[str, bytes]:
+def audio_files() -> dict[str, bytes]:
     """Return encoded audio by name: a fifth of a second, one or two channels, in the formats of soundfile and PyAV."""
     time = np.arange(RATE // 5) / RATE
     stereo = np.stack([np.sin(880 * np.pi * time), 0.5 * np.sin(2000 * time**2)], 1).astype(np.float32) * 0.7
@@ -135,7 +135,7 @@ def _sound(container: str, codec: str, stereo: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
-FILES = {"image": pictures, "video": clips, "audio": sounds}
+FILES = {"image": image_files, "video": video_files, "audio": audio_files}
 
 
 def mutated(modality: str, seed: int, case: int, files: dict[str, bytes]) -> tuple[str, bytes]:

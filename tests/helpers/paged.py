@@ -47,7 +47,7 @@ def case(
 
 
 def quantized_copy(cache: Tensor, codes: torch.dtype | None) -> Tensor:
-    """The same keys and values in codes; what is no number gets a scale that is none."""
+    """Return the case with its keys and values quantised; non-finite rows get a non-finite scale."""
     if codes is None:
         return cache
     heads, dim = cache.shape[3:]

@@ -24,7 +24,7 @@ each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row 
 
 @dataclass(frozen=True, repr=False)
 class Answered:
-    """Answer of both sides to one question: our tokens, and logits `[prompt + answer - 1, vocab]`."""
+    """The answer of both sides to one question: our tokens, and logits `[prompt + answer - 1, vocab]`."""
 
     question: Question
     ids: tuple[int, ...]

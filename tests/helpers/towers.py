@@ -23,7 +23,7 @@ BLOCK_NAMES = {"hidden_size": 48, "num_heads": 4, "intermediate_size": 80, "dept
 PIXELS = 3 * PATCH * PATCH
 SQUARE = ((1, 4, 4), (3, 4, 4), (1, 4, 4))
 SIZES = ((1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 4, 4))
-PICTURES = tuple((1, h, w) for _, h, w in SIZES)
+IMAGE_GRIDS = tuple((1, h, w) for _, h, w in SIZES)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     spec: TowerSpec
     build: Callable[[], Any]
     run: Callable[[Any, list[Tensor], Tensor, Sequence[Grid]], list[Tensor]]
-    grids: Sequence[Grid] = PICTURES
+    grids: Sequence[Grid] = IMAGE_GRIDS
     ignored: tuple[str, ...] = ()
 
 

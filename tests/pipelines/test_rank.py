@@ -1,4 +1,4 @@
-"""Vectors and scores against transformers: Qwen3-VL's last hidden state, and its head's "yes" against "no"."""
+"""`llm.embed` and `llm.score` against transformers: Qwen3-VL's last hidden state, and its logits of "yes" and "no"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def llm(folder):
     return LLM(folder, max_model_len=1024, max_num_seqs=4)
 
 
-def picture(seed=0):
+def make_image(seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8))
 
 
@@ -52,9 +52,9 @@ def oracle(folder):
 
 
 def test_vectors_are_the_oracles(llm, oracle):
-    image = picture()
-    found = llm.embed(["a house", image, {"text": "a house", "image": [image, picture(1)]}, ""], use_tqdm=False)
-    users = [("a house", []), (SLOT, [image]), (f"{SLOT}{SLOT}a house", [image, picture(1)]), ("NULL", [])]
+    image = make_image()
+    found = llm.embed(["a house", image, {"text": "a house", "image": [image, make_image(1)]}, ""], use_tqdm=False)
+    users = [("a house", []), (SLOT, [image]), (f"{SLOT}{SLOT}a house", [image, make_image(1)]), ("NULL", [])]
     for one, (user, images) in zip(found, users, strict=True):
         assert one.error is None
         theirs = torch.nn.functional.normalize(hidden(oracle, chat(EMBED_INSTRUCTION, user), images), dim=-1)
@@ -65,10 +65,10 @@ def test_vectors_are_the_oracles(llm, oracle):
 
 def test_scores_are_the_oracles(llm, oracle):
     yes, no = (llm.get_tokenizer().encode(word)[0] for word in ("yes", "no"))
-    image = picture()
-    found = llm.score({"text": "what is it", "image": image}, ["a house", {"image": picture(2)}], use_tqdm=False)
+    image = make_image()
+    found = llm.score({"text": "what is it", "image": image}, ["a house", {"image": make_image(2)}], use_tqdm=False)
     begin = f"<Instruct>: {SCORE_INSTRUCTION}<Query>:{SLOT}what is it\n<Document>:"
-    for one, user, images in zip(found, ("a house", SLOT), ([image], [image, picture(2)]), strict=True):
+    for one, user, images in zip(found, ("a house", SLOT), ([image], [image, make_image(2)]), strict=True):
         state = hidden(oracle, chat(SCORE_SYSTEM_PROMPT, begin + user), images)
         head = oracle[0].lm_head.weight.detach()
         assert one.error is None
@@ -76,8 +76,8 @@ def test_scores_are_the_oracles(llm, oracle):
 
 
 def test_a_query_is_computed_once(llm):
-    """Documents behind the same query find its blocks and its picture's rows."""
-    image, before = picture(9), llm.stats
+    """Later documents of a query reuse its blocks and its image's encoder rows."""
+    image, before = make_image(9), llm.stats
     one, two = (llm.embed({"image": image}, use_tqdm=False)[0] for _ in range(2))
     assert torch.equal(one.vector, two.vector)
     assert two.output.num_cached_tokens > 0
@@ -85,8 +85,8 @@ def test_a_query_is_computed_once(llm):
 
 
 def test_forms_of_inputs(llm, tmp_path):
-    picture().save(tmp_path / "a.png")
-    forms = [picture(), {"image": str(tmp_path / "a.png")}, tmp_path / "a.png", {"image": [np.asarray(picture())]}]
+    make_image().save(tmp_path / "a.png")
+    forms = [make_image(), {"image": str(tmp_path / "a.png")}, tmp_path / "a.png", {"image": [np.asarray(make_image())]}]
     found = llm.embed(forms, use_tqdm=False)
     vectors, whole = [one.vector for one in found], found[0].output.items[0].num_tokens
     assert all(torch.equal(vectors[0], other) for other in vectors[1:])
@@ -98,7 +98,7 @@ def test_forms_of_inputs(llm, tmp_path):
     assert torch.equal(ready.vector, llm.embed("a house", use_tqdm=False)[0].vector)
 
 
-def test_a_checkpoint_without_a_template_is_given_one(llm, folder, tmp_path):
+def test_chat_template_argument(llm, folder, tmp_path):
     plain = shutil.copytree(folder, tmp_path / "plain", ignore=shutil.ignore_patterns("chat_template.jinja"))
     bare = LLM(plain, max_model_len=1024, max_num_seqs=4)
     with pytest.raises(InputError, match="pass chat_template="):
@@ -106,59 +106,59 @@ def test_a_checkpoint_without_a_template_is_given_one(llm, folder, tmp_path):
     given = {"chat_template": CHAT_TEMPLATE, "use_tqdm": False}
     (one,), (two,) = bare.embed("a house", **given), llm.embed("a house", use_tqdm=False)
     assert torch.equal(one.vector, two.vector)
-    (one,), (two,) = bare.score("a house", picture(), **given), llm.score("a house", picture(), use_tqdm=False)
+    (one,), (two,) = bare.score("a house", make_image(), **given), llm.score("a house", make_image(), use_tqdm=False)
     assert one.score == two.score
-    (one,), (two,) = bare.ocr(picture(), max_tokens=4, **given), llm.ocr(picture(), max_tokens=4, use_tqdm=False)
+    (one,), (two,) = bare.ocr(make_image(), max_tokens=4, **given), llm.ocr(make_image(), max_tokens=4, use_tqdm=False)
     assert one.error is None
     assert one.text == two.text
 
 
-def test_vectors_may_be_shortened(llm):
+def test_dimensions(llm):
     (whole,), (short,) = (llm.embed("a house", dimensions=n, use_tqdm=False) for n in (None, 8))
     torch.testing.assert_close(short.vector, whole.vector[:8] / whole.vector[:8].norm())
     with pytest.raises(InputError, match="dimensions=65 must be between 1 and 64"):
         llm.embed("a house", dimensions=65)
 
 
-def test_what_fails_fails_alone(llm):
-    good, bad = llm.embed(["a house", {"image": b"no picture"}], use_tqdm=False)
+def test_a_broken_input_fails_alone(llm):
+    good, bad = llm.embed(["a house", {"image": b"no image"}], use_tqdm=False)
     assert good.error is None
     assert bad.vector is None
     assert bad.error.message.startswith("image 0: ")
     with pytest.raises(InputError, match="an input has no 'picture'"):
-        llm.embed({"picture": picture()})
+        llm.embed({"picture": make_image()})
 
 
-def test_arguments_of_another_type_or_name_are_typed_errors(llm):
+def test_arguments_of_wrong_type_or_name(llm):
     for ask, said in (
         (lambda: llm.embed("a", instruction=5), "instruction=5 must be a text"),
         (lambda: llm.embed("a", dimensions="all"), "dimensions='all' must be an integer or None"),
         (lambda: llm.embed("a", dimensoins=4), "unknown argument 'dimensoins'; did you mean dimensions"),
         (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a text or None"),
         (lambda: llm.score("a", "b", instructoin=""), "did you mean instruction"),
-        (lambda: llm.ocr(picture(), question=None), "question=None must be a text"),
-        (lambda: llm.ocr(picture(), sampling_params={}), "sampling_params={} must be a SamplingParams or None"),
-        (lambda: llm.ocr(picture(), max_token=4), "did you mean max_tokens"),
+        (lambda: llm.ocr(make_image(), question=None), "question=None must be a text"),
+        (lambda: llm.ocr(make_image(), sampling_params={}), "sampling_params={} must be a SamplingParams or None"),
+        (lambda: llm.ocr(make_image(), max_token=4), "did you mean max_tokens"),
     ):
         with pytest.raises(InputError, match=said):
             ask()
 
 
-def test_vectors_are_the_same_beside_answers(llm):
-    """PoolingParams and answering share steps."""
+def test_vectors_are_the_same_beside_generation(llm):
+    """Pooling requests and generating requests share steps."""
     alone = llm.embed("def f(x): return", use_tqdm=False)[0].vector
     jobs = [llm.request({"prompt": "import os"}), llm.request({"prompt": "def"})]
     llm._engine_loop.submit(jobs, lambda _: None)
     torch.testing.assert_close(llm.embed("def f(x): return", use_tqdm=False)[0].vector, alone, atol=1e-5, rtol=0)
 
 
-def test_coroutines_get_the_same(llm):
-    """Beside each other, and with answers of the same engine."""
+def test_coroutines_give_the_same_results(llm):
+    """They run concurrently, on an engine that also generates."""
     engine = AsyncLLM(llm, max_waiting=3)
-    inputs = [f"import {name}" for name in "abcdefg"] + [picture()]
+    inputs = [f"import {name}" for name in "abcdefg"] + [make_image()]
 
     async def ask():
-        work = (engine.embed(inputs), engine.score("a house", inputs[-3:]), engine.ocr([picture(), b"broken"], max_tokens=4))
+        work = (engine.embed(inputs), engine.score("a house", inputs[-3:]), engine.ocr([make_image(), b"broken"], max_tokens=4))
         return await asyncio.gather(*work)
 
     vectors, scores, pages = asyncio.run(ask())
@@ -166,13 +166,13 @@ def test_coroutines_get_the_same(llm):
         torch.testing.assert_close(one.vector, two.vector, atol=1e-5, rtol=0)
     expected = [one.score for one in llm.score("a house", inputs[-3:], use_tqdm=False)]
     assert [one.score for one in scores] == pytest.approx(expected, abs=1e-5)
-    assert pages[0].text == llm.ocr(picture(), max_tokens=4, use_tqdm=False)[0].text
+    assert pages[0].text == llm.ocr(make_image(), max_tokens=4, use_tqdm=False)[0].text
     assert pages[1].error.message.startswith("image 0: ")
 
 
-def test_a_wrong_input_is_heard_of_before_anything_is_computed(llm):
+def test_a_wrong_input_raises_before_anything_is_computed(llm):
     engine, before = AsyncLLM(llm), llm.stats
     with pytest.raises(InputError, match="an input has no 'picture'"):
-        asyncio.run(engine.embed(["a house", {"picture": picture()}]))
+        asyncio.run(engine.embed(["a house", {"picture": make_image()}]))
     assert llm.stats.encoder_calls == before.encoder_calls
     assert not llm._engine_loop._names

@@ -1,4 +1,4 @@
-"""The shipped model: transformers loads it, both give the same answers, and they are mostly right."""
+"""The shipped model: transformers loads it and gives the same answers, most of which are right."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_same_answers_as_transformers(kind: str, count: int, least: float, llm: 
     assert score(samples, answers) >= least
 
 
-def test_the_answer_follows_the_picture(llm: LLM) -> None:
+def test_answers_depend_on_the_image(llm: LLM) -> None:
     samples = held_out("text", 6)
     swapped = [Sample("text", other.pixels, sample.answer) for sample, other in zip(samples, samples[::-1], strict=True)]
     assert ours(llm, swapped) == ours(llm, samples)[::-1]
     assert score(swapped, ours(llm, swapped)) < 0.5
 
 
-def test_clips_need_their_order(llm: LLM) -> None:
+def test_answers_depend_on_the_order_of_frames(llm: LLM) -> None:
     samples = held_out("clip", 12)
-    backwards = [Sample("clip", np.ascontiguousarray(s.pixels[::-1]), s.answer) for s in samples]
-    assert score(backwards, ours(llm, backwards)) < 0.5
+    reversed_videos = [Sample("clip", np.ascontiguousarray(s.pixels[::-1]), s.answer) for s in samples]
+    assert score(reversed_videos, ours(llm, reversed_videos)) < 0.5
 
 
 def test_held_out_sets_are_fixed() -> None:

@@ -1,4 +1,4 @@
-"""The trainer resumes where it stopped, and what it exports is a checkpoint the engine loads."""
+"""The trainer resumes from its last step, and the engine loads what it exports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return json.loads((tmp_path / "state.json").read_text())
 
     first = run(0.01)
-    second = run(first["seconds"] / 60 + 0.02)  # minutes in all: the first may have taken longer than it was given
+    second = run(first["seconds"] / 60 + 0.02)  # minutes in total; the first run may have exceeded its time
     torch.set_num_threads(threads)
     assert 0 < first["step"] < second["step"]
     assert second["seen"] > first["seen"]
@@ -55,8 +55,8 @@ def test_batches_fit_their_grid(stage: Stage) -> None:
             assert int(batch.aux[0].max()) > 0
 
 
-def test_positions_of_a_clip() -> None:
-    """A grid step is one second, two positions."""
+def test_positions_of_a_video() -> None:
+    """A step of the grid is one second and two positions long."""
     t, h, w = mrope(10, 1, (2, 4, 4)).tolist()
     assert t == [0, 1, 1, 1, 1, 3, 3, 3, 3, 4]
     assert h == [0, 1, 1, 2, 2, 1, 1, 2, 2, 4]
