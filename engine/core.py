@@ -342,7 +342,7 @@ class EngineCore:
             request = self.scheduler.requests.get(task.request_id)
             if request is not None:
                 request.encode_seconds += result.seconds
-            self.scheduler.encoder_cache.mark_arrived(result.hash)
+            self.scheduler.encoder_cache.pending.discard(result.hash)
             if result.error is not None:
                 broken.append((task, result))
                 self.scheduler.encoder_cache.discard(result.hash)

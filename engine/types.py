@@ -102,7 +102,7 @@ class SchedulerOutput:
         updates: changes of known requests in the order they were made; they apply after `new_requests`.
         finished: requests whose state the worker may drop.
         free_encoder: hashes of items whose encoder rows are no longer needed.
-        zero_blocks: per group, blocks to fill with zeros, because they may hold NaN and 0 x NaN is NaN.
+        zero_blocks: (cache group, block) to fill with zeros, because they may hold NaN and 0 x NaN is NaN.
     """
 
     step: int
@@ -112,7 +112,7 @@ class SchedulerOutput:
     updates: tuple[RequestUpdate, ...] = ()
     finished: tuple[str, ...] = ()
     free_encoder: tuple[str, ...] = ()
-    zero_blocks: tuple[tuple[int, ...], ...] = ()
+    zero_blocks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

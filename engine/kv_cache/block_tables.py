@@ -141,12 +141,12 @@ class BlockTables:
                 for block, block_hash in zip(held, self._cross_hashes(seq), strict=True):
                     pool.cache_block(block, block_hash)
 
-    def unhashed_blocks(self, seq: CachedSequence) -> BlockIds:
-        """Return the blocks of a sequence whose content no earlier step has completed and hashed."""
+    def unhashed_blocks(self, seq: CachedSequence) -> tuple[tuple[int, int], ...]:
+        """Return (cache group, block) of all blocks of a sequence whose content no earlier step has completed and hashed."""
         cross = len(self._cross_hashes(seq)) if seq.cross_written else 0
         hashed = [cross if spec.kind == "cross" else seq.num_hashed_blocks for spec in self.block_pools.specs]
-        held = [blocks[first:] for blocks, first in zip(seq.block_ids, hashed, strict=True)]
-        return tuple(tuple(block for block in blocks if block != NULL_BLOCK) for blocks in held)
+        held = ((group, blocks[hashed[group] :]) for group, blocks in enumerate(seq.block_ids))
+        return tuple((group, block) for group, blocks in held for block in blocks if block != NULL_BLOCK)
 
     def _find_cached(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> BlockIds:
         """Return the cached blocks that a sequence starts with, and those of its encoder input if all of them are cached.

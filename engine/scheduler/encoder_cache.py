@@ -44,7 +44,7 @@ class EncoderCache:
         self._entries: dict[str, _Entry] = {}
         self._resident: OrderedDict[str, None] = OrderedDict()  # least recently used first
         self._freed: list[str] = []
-        self.pending: set[str] = set()  # resident by the books, but still being encoded
+        self.pending: set[str] = set()  # keys whose reserved rows are still being encoded beside steps
         self.bytes = self.hits = self.misses = self.evictions = 0
 
     def __len__(self) -> int:
@@ -111,14 +111,6 @@ class EncoderCache:
             self.hits += user != entry.encoded_for
             entry.encoded_for = None if user == entry.encoded_for else entry.encoded_for
             entry.pinned_by.discard(user)
-
-    def mark_pending(self, key: str) -> None:
-        """Note that reserved rows are encoded beside steps and cannot be read before `mark_arrived`."""
-        self.pending.add(key)
-
-    def mark_arrived(self, key: str) -> None:
-        """Note that pending rows are there. Other keys are ignored."""
-        self.pending.discard(key)
 
     def discard(self, key: str) -> None:
         """Free rows that could not be made, or whose encoding is called off."""

@@ -68,7 +68,7 @@ class EncoderInputs:
                 tasks.append(EncodeTask(request.request_id, index, feature.hash))
                 budget -= rows
                 if self._beside:
-                    self.cache.mark_pending(feature.hash)
+                    self.cache.pending.add(feature.hash)
             if feature.hash in self.cache.pending:
                 stop = min(stop, before)
         return stop, tasks

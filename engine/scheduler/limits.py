@@ -90,15 +90,11 @@ def check_spans(
         if last - first > max_tokens:
             reason = f"{last - first} tokens have to be computed at once, a step has room for {max_tokens}"
             raise InputError(f"{reason}; raise max_num_batched_tokens", code="too_long")
-    for first, last in (*spans, *_ranges_read_together(features, every=cross_rows > 0)):
+    ranges = Counter((feature.range.offset, feature.range.end) for feature in features)
+    read_together = [where for where, num_items in ranges.items() if cross_rows or num_items > 1]
+    for first, last in (*spans, *read_together):
         inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
         rows = sum(inside.values()) + cross_rows
         if rows > max_rows:
             reason = f"{rows} encoder rows are needed at once, there is room for {max_rows}; raise encoder_cache_bytes"
             raise InputError(reason, code="too_long")
-
-
-def _ranges_read_together(features: Sequence[MultiModalFeature], every: bool) -> list[BidirectionalSpan]:
-    """Return the ranges whose rows must be resident together with others: ranges shared by two items, or `every` range."""
-    ranges = Counter((feature.range.offset, feature.range.end) for feature in features)
-    return [where for where, items in ranges.items() if every or items > 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 
 from ...mm.errors import InputError
@@ -22,46 +22,35 @@ class State(Enum):
     IDLE = "idle"  # answered and held open
 
 
-@dataclass(eq=False)
 class Request:
     """Tokens and items of a sequence, how many of the tokens are computed, and in which blocks.
 
     `num_computed <= len(token_ids)`; a waiting or running sequence has at least one token to compute.
     """
 
-    message: EngineRequest
-    order: tuple[int, int]  # (priority, arrival)
-    block_ids: BlockIds
-    token_ids: list[int]
-    features: list[MultiModalFeature]
-    root_hash: bytes  # start of its chain of block hashes
-    hold_open: bool
-    state: State = State.WAITING
-    num_computed: int = 0
-    num_hashed_blocks: int = 0  # blocks whose hash the prefix cache has
-    cross_written: bool = True  # the keys and values of the encoder input are in the cache
-    prompt_length: int = 0  # tokens it began with, less those that were rolled back
-    turn_start: int = 0  # tokens before the answer being generated
-    next_feature: int = 0  # items before this one are computed and need no encoder rows any more
-    times: dict[str, float] = field(default_factory=dict)
-    encode_seconds: float = 0.0
-    cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
-    epoch: int = 0  # incremented whenever results in flight for this request become stale
-    preemptions: int = 0
-    repairs: int = 0  # repetition loops rolled back in this answer
-    item_sources: dict[int, str] = field(default_factory=dict)  # item -> where its rows came from, as in SequenceStats
-    _block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as they were asked for
-
-    @classmethod
-    def new(cls, message: EngineRequest, arrival: int, empty: BlockIds) -> Request:
-        tokens = list(message.prompt_token_ids)
-        root = _root_hash(message, message.adapter)
-        order = (message.priority, arrival)
-        request = cls(message, order, empty, tokens, list(message.features), root, message.hold_open)
-        request.prompt_length = request.turn_start = len(tokens)
-        request.cross_written = message.cross is None
-        request.times["arrival"] = time.perf_counter()
-        return request
+    def __init__(self, message: EngineRequest, arrival: int, block_ids: BlockIds) -> None:
+        self.message = message
+        self.order = (message.priority, arrival)
+        self.block_ids = block_ids
+        self.token_ids = list(message.prompt_token_ids)
+        self.features = list(message.features)
+        self.root_hash = _root_hash(message, message.adapter)  # start of its chain of block hashes
+        self.hold_open = message.hold_open
+        self.state = State.WAITING
+        self.num_computed = 0
+        self.num_hashed_blocks = 0  # blocks whose hash the prefix cache has
+        self.cross_written = message.cross is None  # the keys and values of the encoder input are in the cache
+        self.prompt_length = len(self.token_ids)  # tokens it began with, less those that were rolled back
+        self.turn_start = len(self.token_ids)  # tokens before the answer being generated
+        self.next_feature = 0  # items before this one are computed and need no encoder rows any more
+        self.times = {"arrival": time.perf_counter()}
+        self.encode_seconds = 0.0
+        self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
+        self.epoch = 0  # incremented whenever results in flight for this request become stale
+        self.preemptions = 0
+        self.repairs = 0  # repetition loops rolled back in this answer
+        self.item_sources: dict[int, str] = {}  # item -> where its rows came from, as in SequenceStats
+        self._block_hashes: list[bytes] = []  # of full blocks, as far as they were asked for
 
     @property
     def request_id(self) -> str:
@@ -164,24 +153,18 @@ class Request:
         return ScheduledRequest(self.request_id, self.num_computed, count, self.block_ids, sample, write_cross)
 
     def final_output(self, output: TokenOutput) -> TokenOutput:
-        """Add timings and statistics to the last output of an answer."""
-        return replace(output, timings=self._timings(), stats=self._stats())
-
-    def _timings(self) -> dict[str, float]:
-        """Return the seconds of each stage up to now."""
+        """Add the seconds of each stage and the statistics to the last output of an answer."""
         now = time.perf_counter()
         scheduled = self.times.get("scheduled", now)
         first = self.times.get("first_token", now)
-        return {
+        timings = {
             "queue": scheduled - self.times["arrival"],
             "encode": self.encode_seconds,
             "prefill": max(0.0, first - scheduled - self.encode_seconds),
             "decode_steps": now - first,
         }
-
-    def _stats(self) -> SequenceStats:
         sources = tuple(self.item_sources.get(index, "prefix") for index in range(len(self.features)))
-        return SequenceStats(self.cached_tokens or 0, self.preemptions, sources)
+        return replace(output, timings=timings, stats=SequenceStats(self.cached_tokens or 0, self.preemptions, sources))
 
 
 def _root_hash(message: EngineRequest, adapter: str) -> bytes:

@@ -7,6 +7,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Any
 
 from ...mm.errors import InputError
 from ...mm.types import MultiModalFeature
@@ -17,11 +18,11 @@ from ..types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, Sched
 from .encoder_cache import EncoderCache
 from .encoder_inputs import EncoderInputs
 from .limits import SchedulerLimits, check_cross, check_features, check_length, check_spans
-from .messages import WorkerMessages
 from .repetition import find_loop
 from .request import Request, State
 
 _ORDER = attrgetter("order")
+_NO_MESSAGES = SchedulerOutput(step=0, scheduled=())
 
 
 @dataclass
@@ -58,21 +59,21 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.running: list[Request] = []
         self._arrivals = self._steps = self._steps_ahead = self._preemptions = self._cut_items = 0
-        self._messages = WorkerMessages(len(block_pools.pools))
+        self._pending = _NO_MESSAGES  # what the worker is told beside the scheduled rows of the next step
 
     def add(self, message: EngineRequest) -> None:
         """Queue a sequence. InputError, with nothing changed, for a prompt that could never run."""
         if message.request_id in self.requests:
             raise InputError(f"request {message.request_id!r} is already being served")
         check_features(message.features, 0, len(message.prompt_token_ids))
-        request = Request.new(message, self._arrivals, self.block_pools.empty)
+        request = Request(message, self._arrivals, self.block_pools.empty)
         has_cross_attention = any(spec.kind == "cross" for spec in self.block_pools.specs)
         check_cross(request.cross_rows, self.block_pools.capacity, has_cross_attention)
         self._check(request)
         self.encoder_inputs.register(request, request.items())
         self._arrivals += 1
         self.requests[message.request_id] = request
-        self._messages.new_requests.append(message)
+        self._send(new_requests=(message,))
         insort(self.waiting, request, key=_ORDER)
 
     def append(
@@ -112,7 +113,7 @@ class Scheduler:
         request.repairs = 0
         request.epoch += 1
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
-        self._messages.updates.append(update)
+        self._send(updates=(update,))
         if adapter is not None and request.set_adapter(adapter):
             self._free_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
@@ -129,7 +130,7 @@ class Scheduler:
         for key, user in dropped:
             self.encoder_cache.unregister(key, user)
         self.block_tables.roll_back(request, self._spans(request))
-        self._messages.updates.append(RequestUpdate(request_id, num_tokens, forbid=forbid))
+        self._send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
 
     def pause(self, request_id: str) -> None:
         """End the current answer of a sequence that is held open."""
@@ -151,7 +152,12 @@ class Scheduler:
             self.waiting.remove(request)
         self.encoder_inputs.unregister(request)
         self.block_tables.free(request)
-        self._messages.finish(request_id)
+        self._pending = replace(  # the worker need not learn of a sequence that it is to forget
+            self._pending,
+            new_requests=tuple(one for one in self._pending.new_requests if one.request_id != request_id),
+            updates=tuple(update for update in self._pending.updates if update.request_id != request_id),
+            finished=(*self._pending.finished, request_id),
+        )
 
     def schedule(self) -> SchedulerOutput:
         """Return the next step. `update_from_output` books it once it has run."""
@@ -176,7 +182,8 @@ class Scheduler:
         vain, into blocks of its own.
         """
         sampled = {task.request_id for task in output.scheduled if task.sample}
-        if self._messages.change_rows or self._can_start_another():
+        pending = self._pending
+        if pending.new_requests or pending.updates or pending.zero_blocks or self._can_start_another():
             return None
         if not all(request.request_id in sampled or self.encoder_inputs.is_pending(request) for request in self.running):
             return None
@@ -189,13 +196,19 @@ class Scheduler:
 
     def _output(self, scheduled: Sequence[ScheduledRequest], encode: Sequence[EncodeTask] = ()) -> SchedulerOutput:
         freed = self.encoder_cache.take_freed()
-        output = SchedulerOutput(self._steps, tuple(scheduled), tuple(encode), free_encoder=freed)
+        messages, self._pending = self._pending, _NO_MESSAGES
+        output = replace(messages, step=self._steps, scheduled=tuple(scheduled), encode=tuple(encode), free_encoder=freed)
         self._steps += bool(scheduled)
-        return self._messages.send_with(output)
+        return output
+
+    def _send(self, **messages: Any) -> None:
+        """Send messages to the worker with the next step. `messages`: fields of SchedulerOutput."""
+        self._pending = replace(self._pending, **{name: getattr(self._pending, name) + new for name, new in messages.items()})
 
     def requeue_messages(self, output: SchedulerOutput) -> None:
         """Send the messages of a failed step again with the next step; receiving them twice is harmless."""
-        self._messages.requeue(output)
+        names = ("new_requests", "updates", "finished", "zero_blocks")
+        self._pending = replace(self._pending, **{name: getattr(output, name) + getattr(self._pending, name) for name in names})
         self.encoder_cache.requeue_freed(output.free_encoder)
 
     def update_from_output(self, scheduled: ScheduledRequest, output: TokenOutput) -> TokenOutput:
@@ -229,7 +242,7 @@ class Scheduler:
         """
         request = self.requests[output.request_id]
         if zero_blocks:
-            self._messages.zero(self.block_tables.unhashed_blocks(request))
+            self._send(zero_blocks=self.block_tables.unhashed_blocks(request))
         self.abort(output.request_id)
         return request.final_output(replace(output, finish_reason="error"))
 

@@ -140,9 +140,9 @@ class ModelRunner:
         for request_id in output.finished:
             self.sequences.pop(request_id, None)
         self.encoder_runner.discard(output.free_encoder)
-        for tensor, number in zip(self.caches.tensors, self.caches.group_of, strict=True):
-            if output.zero_blocks and output.zero_blocks[number]:
-                tensor[:, list(output.zero_blocks[number])] = 0
+        if output.zero_blocks:
+            for tensor, own in zip(self.caches.tensors, self.caches.group_of, strict=True):
+                tensor[:, [block for group, block in output.zero_blocks if group == own]] = 0
         for request in output.new_requests:
             self.sequences[request.request_id] = SequenceState(
                 request, self.model.rope_axes, self.prompt_attention, self.grammars

@@ -244,7 +244,7 @@ def test_a_closing_append_ends_a_held_sequence(toy):
     toy.assert_empty(core)
 
 
-@pytest.mark.parametrize("place", ["_update", "_forward"])
+@pytest.mark.parametrize("place", ["_update_states", "_forward"])
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()])
 def test_a_step_that_fails_loses_no_message_about_other_sequences(toy, place, error, monkeypatch):
     """New, updated and finished sequences are sent to the worker again with the next step."""
