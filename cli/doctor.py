@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
     if args.model and "torch" not in missing:
-        from ..engine.setup.doctor import check_folder
+        from ..engine.model_files import load_model_files
 
-        check_folder(args.model)  # report a wrong path before the long output
+        load_model_files(args.model)  # report a wrong path before the long output
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
     _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])

@@ -110,10 +110,9 @@ class _Server:
         files = load_model_files(config.model)
         tokenizer = Tokenizer(files.path)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)
-        engine = load_engine(config, files, info, tokenizer)
-        engine.core.bind_thread(num_threads)
-        self._core = engine.core
-        return engine.core.info, engine.config, engine.core.stats
+        self._core, config = load_engine(config, files, info, tokenizer)
+        self._core.bind_thread(num_threads)
+        return self._core.info, config, self._core.stats
 
 
 def main() -> None:

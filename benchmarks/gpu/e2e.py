@@ -106,7 +106,7 @@ def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int,
         async_scheduling=overlaps,
     )
     store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
-    core = build_core(model, config, MaxSizes(length, length, rows), "causal", 1 << 20, store)
+    core = build_core(model, config, MaxSizes(length, length, rows, 1 << 20), "causal", store)
     if not graphs:
         core.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
     return core

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from .groups import PoolSpec
+from ...models.interface import CacheSpec
 
 BlockIds = tuple[tuple[int, ...], ...]  # physical block of each logical block, per cache group
 NULL_BLOCK = -1  # stands for a block behind the window of its group, which no later token reads
@@ -113,14 +113,14 @@ class BlockPool:
 class BlockPools:
     """The block pools of all cache groups. Methods take and return blocks and lengths (in slots) per group."""
 
-    def __init__(self, specs: Sequence[PoolSpec], block_size: int, max_cached: int | None = None) -> None:
-        """`max_cached`: most cached blocks of each pool; None: no limit."""
+    def __init__(
+        self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], block_size: int, max_cached: int | None = None
+    ) -> None:
+        """`specs`, `num_blocks`: per group. `max_cached`: most cached blocks of each pool; None: no limit."""
         self.specs, self.block_size = tuple(specs), block_size
-        unbounded = [spec.num_blocks for spec in specs if spec.window is None]
+        unbounded = [count for spec, count in zip(specs, num_blocks, strict=True) if spec.window is None]
         self.capacity = min(unbounded, default=1 << 40) * block_size  # tokens one sequence could hold
-        self.pools = tuple(
-            BlockPool(spec.num_blocks, spec.num_blocks if max_cached is None else max_cached) for spec in self.specs
-        )
+        self.pools = tuple(BlockPool(count, count if max_cached is None else max_cached) for count in num_blocks)
         self.empty: BlockIds = ((),) * len(self.specs)
 
     @property

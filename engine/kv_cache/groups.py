@@ -50,12 +50,3 @@ def group_of_layer(groups: Sequence[CacheGroup]) -> list[int]:
 def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
     """Return the bytes of one block over all layers of a model."""
     return block_size * sum(spec.bytes_per_token for spec in specs)
-
-
-@dataclass(frozen=True)
-class PoolSpec:
-    """The size of one group's block pool. `kind` and `window` as in CacheSpec."""
-
-    num_blocks: int
-    kind: str = "full"
-    window: int | None = None

@@ -47,9 +47,6 @@ class EncoderCache:
         self.pending: set[str] = set()  # keys whose reserved rows are still being encoded beside steps
         self.bytes = self.hits = self.misses = self.evictions = 0
 
-    def __len__(self) -> int:
-        return len(self._resident)
-
     def __contains__(self, key: str) -> bool:
         """Whether the rows are resident, or will be before the forward of this step."""
         return key in self._resident

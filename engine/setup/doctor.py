@@ -39,11 +39,6 @@ def active_backends(name: str, overrides: str = "") -> dict[str, dict[str, str]]
         return {label: dispatch.active_backends(config.torch_device, dtype) for label, dtype in DTYPES.items()}
 
 
-def check_folder(folder: str | os.PathLike[str]) -> None:
-    """ConfigError or CheckpointError if the folder holds no checkpoint."""
-    load_model_files(folder)
-
-
 def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", device: str = "auto") -> dict[str, str]:
     """Return how a checkpoint is served, from its JSON files. ConfigError if it cannot be.
 
@@ -70,7 +65,7 @@ def explain(config: EngineConfig) -> MemoryPlan:
     info = load_processing(files, config.mm_processor_kwargs)
     with dispatch.use_backends(config.kernels):
         engine = resolve_engine(config, files, info, on_device=False)
-        return plan_memory(engine.config, engine.model, info, engine.sizes, engine.encoder_cache_bytes)
+        return plan_memory(engine.config, engine.model, info, engine.sizes)
 
 
 def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import partial
 
 from ...kernels.dispatch import use_backends
@@ -16,7 +15,7 @@ from ..core import EngineCore
 from ..core_client import CoreClient
 from ..core_process import ProcessCore
 from ..kv_cache.block_pool import BlockPools
-from ..kv_cache.groups import PoolSpec, bytes_per_block, group_layers
+from ..kv_cache.groups import bytes_per_block, group_layers
 from ..model_files import ModelFiles
 from ..scheduler.encoder_cache import EncoderCache
 from ..scheduler.limits import SchedulerLimits
@@ -33,14 +32,6 @@ from .resolve import resolve_engine, warn_slow_dtype
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """A core with its model loaded, and the options as they were settled for the device."""
-
-    core: EngineCore
-    config: EngineConfig
-
-
 def load_core(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
 ) -> tuple[CoreClient, EngineConfig]:
@@ -53,38 +44,32 @@ def load_core(
     if config.engine_process:
         core = ProcessCore(config)
         return core, core.config
-    engine = in_passing(partial(load_engine, config, files, info, tokenizer))
-    return engine.core, engine.config
+    return in_passing(partial(load_engine, config, files, info, tokenizer))
 
 
-def load_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
-    """Build the model, load its weights, plan and allocate the caches.
+def load_engine(
+    config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
+) -> tuple[EngineCore, EngineConfig]:
+    """Build the model, plan and allocate the caches, and load the weights. Returns the options as settled for the device.
 
     Raises:
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.
         CheckpointError: missing, surplus or misshapen weights.
     """
-    with use_backends(config.kernels), computing_on(config.torch_device):
-        return _load(config, files, info, tokenizer)
-
-
-def _load(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer) -> Engine:
     dtype, device = files.dtype(config.dtype), config.torch_device
-    warning = warn_slow_dtype(config, dtype)
-    if warning:
-        _log.warning(warning)
-    engine = resolve_engine(config, files, info, on_device=True)
-    config, model = engine.config, engine.model
-    fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)
-    folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
-    store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
-    # the caches are allocated before weights are read, so that a plan that does not fit fails at once
-    grammars = GrammarFactory(tokenizer)
-    core = build_core(
-        model, config, engine.sizes, info.prompt_attention, engine.encoder_cache_bytes, store, grammars, engine.source
-    )
-    engine.source.load_weights(model)
-    return Engine(core, config)
+    with use_backends(config.kernels), computing_on(device):
+        warning = warn_slow_dtype(config, dtype)
+        if warning:
+            _log.warning(warning)
+        engine = resolve_engine(config, files, info, on_device=True)
+        config, model = engine.config, engine.model
+        fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)
+        folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
+        store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
+        # the caches are allocated before weights are read, so that a plan that does not fit fails at once
+        core = build_core(model, config, engine.sizes, info.prompt_attention, store, GrammarFactory(tokenizer), engine.source)
+        engine.source.load_weights(model)
+        return core, config
 
 
 def build_core(
@@ -92,7 +77,6 @@ def build_core(
     config: EngineConfig,
     sizes: MaxSizes,
     prompt_attention: str,
-    encoder_bytes: int,
     store: EncoderStore,
     grammars: GrammarFactory | None = None,
     source: ModelSource | None = None,
@@ -101,7 +85,6 @@ def build_core(
 
     Args:
         prompt_attention: how its prompts attend to themselves, see `SchedulerLimits`.
-        encoder_bytes: capacity of the encoder cache.
         grammars: for structured outputs; None refuses them.
         source: builds the model again after sleep; None: the engine cannot sleep.
     """
@@ -109,7 +92,6 @@ def build_core(
     block_bytes = bytes_per_block(model.cache_specs, config.block_size)
     max_cached = None if config.prefix_cache_bytes is None else config.prefix_cache_bytes // block_bytes
     specs = [group.spec for group in group_layers(model.cache_specs)]
-    pools = [PoolSpec(count, spec.kind, spec.window) for count, spec in zip(blocks, specs, strict=True)]
     limits = SchedulerLimits(
         config.max_num_seqs,
         sizes.step_rows,
@@ -119,8 +101,8 @@ def build_core(
         config.enable_prefix_caching,
         encode_beside=config.uses_async_scheduling,
     )
-    encoder = EncoderCache(encoder_bytes, store.row_bytes)
-    scheduler = Scheduler(BlockPools(pools, config.block_size, max_cached), encoder, limits)
+    encoder = EncoderCache(sizes.encoder_cache_bytes, store.row_bytes)
+    scheduler = Scheduler(BlockPools(specs, blocks, config.block_size, max_cached), encoder, limits)
     invariant, device = config.batch_invariant, config.torch_device
     runner = ModelRunner(
         model,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import mul
 
 import torch
@@ -57,15 +57,23 @@ class MaxSizes:
         max_model_len: tokens of a sequence.
         keys: cached keys of a sequence: its tokens, or the encoder rows that it reads through cross-attention.
         step_rows: rows of a step. The largest bidirectional span fits beside a row of every other sequence.
+        encoder_cache_bytes: capacity of the encoder cache.
+        item_rows: modality -> encoder rows of its largest item.
     """
 
     max_model_len: int
     keys: int
     step_rows: int
+    encoder_cache_bytes: int = 0
+    item_rows: Mapping[str, int] = field(default_factory=dict)
 
 
-def max_sizes(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> MaxSizes:
-    """Return the sizes; ConfigError for a `max_model_len` without room for a prompt and an answer."""
+def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> MaxSizes:
+    """Return the sizes of an engine. `row_bytes`: of one encoder row.
+
+    Raises:
+        ConfigError: `max_model_len` leaves no room for a prompt and an answer, or `encoder_cache_budget` fails.
+    """
     if max_model_len < 2:
         raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer", param="max_model_len")
     items = max_item_rows(config, info, max_model_len)
@@ -73,7 +81,8 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, max_model_len: int) ->
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
     spans = {"causal": 1, "bidirectional_items": max(inside, default=1), "bidirectional_prompt": max_model_len}
     step_rows = max(config.max_num_batched_tokens, spans[info.prompt_attention] + config.max_num_seqs - 1)
-    return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows)
+    encoder_cache_bytes = encoder_cache_budget(config, items, row_bytes)
+    return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
 
 
 def num_cache_blocks(
@@ -140,14 +149,13 @@ def max_len_in_cache(config: EngineConfig, specs: Sequence[CacheSpec], device: t
     return (bisect_right(range(1, _MAX_BLOCKS), budget, key=taken)) * size
 
 
-def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> int:
-    """Return the capacity of the encoder cache in bytes. `row_bytes`: of one encoder row.
+def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row_bytes: int) -> int:
+    """Return the capacity of the encoder cache in bytes. `item_rows`: as `max_item_rows` returns; `row_bytes`: of one row.
 
     Raises:
         ConfigError: `encoder_cache_bytes` does not hold the largest item.
     """
-    items = max_item_rows(config, info, max_model_len)
-    rows, modality = max(((rows, name) for name, rows in items.items()), default=(0, ""))
+    rows, modality = max(((rows, name) for name, rows in item_rows.items()), default=(0, ""))
     if config.encoder_cache_bytes is None:
         return max(_MIN_ENCODER_CACHE, _ITEMS_IN_ENCODER_CACHE * rows * row_bytes)
     if config.encoder_cache_bytes < rows * row_bytes:
@@ -160,22 +168,12 @@ def encoder_cache_budget(config: EngineConfig, info: ProcessingInfo, row_bytes: 
     return config.encoder_cache_bytes
 
 
-def plan_memory(
-    config: EngineConfig, model: Model, info: ProcessingInfo, sizes: MaxSizes, encoder_cache_bytes: int
-) -> MemoryPlan:
-    """Plan the memory of an engine with these options.
-
-    Args:
-        model: built; it may be on the meta device.
-        encoder_cache_bytes: as `encoder_cache_budget`.
-
-    Raises:
-        ConfigError: as `num_cache_blocks`.
-    """
+def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes: MaxSizes) -> MemoryPlan:
+    """Plan the memory of an engine. The model may be on the meta device. ConfigError: as `num_cache_blocks`."""
     device, dtype = config.torch_device, model.cache_specs[0].dtype
     blocks = num_cache_blocks(config, model.cache_specs, sizes, device)
     block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
-    items = max_item_rows(config, info, sizes.max_model_len)
+    items = sizes.item_rows
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.step_rows, keys)
     step = StepLimits(rows, keys, sizes.keys, device, config.quantization is not None, config.kv_cache_dtype != "auto")
@@ -183,14 +181,14 @@ def plan_memory(
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # most rows of one encoder call
     queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
-    limits = _item_limits(config, model, sizes, encoder_cache_bytes)
+    limits = _item_limits(config, model, sizes)
     decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in items}
     worst = max(decoding, key=lambda name: decoding[name], default="")
     blocks_per_sequence = -(-sizes.keys // config.block_size)
     return MemoryPlan(
         weights=weight_bytes(model, device, config.quantization),
         kv_cache=sum(map(mul, blocks, block_bytes)),
-        encoder_cache=encoder_cache_bytes + queued,
+        encoder_cache=sizes.encoder_cache_bytes + queued,
         decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)),
         logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
         encoder_step=max(
@@ -227,12 +225,11 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
     if device.type == "cpu" or config.kv_cache_memory_bytes is not None:
         return config
     allowed, model = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction), build()
-    row_bytes = model.row_size * model.cache_specs[0].dtype.itemsize
     length = check_max_model_len(config.max_model_len, model.max_positions)
     while True:
         unlimited = replace(config, kv_cache_memory_bytes=_UNLIMITED_BYTES, max_model_len=length)
-        sizes = max_sizes(unlimited, info, length)
-        plan = plan_memory(unlimited, model, info, sizes, encoder_cache_budget(unlimited, info, row_bytes, length))
+        sizes = max_sizes(unlimited, info, row_bytes(model), length)
+        plan = plan_memory(unlimited, model, info, sizes)
         left, one = allowed - plan.total + plan.kv_cache, sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
         if left >= one:
             if length < model.max_positions and config.max_model_len is None:
@@ -250,12 +247,17 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
         length //= 2
 
 
-def _item_limits(config: EngineConfig, model: Model, sizes: MaxSizes, encoder_cache_bytes: int) -> ItemLimits:
+def row_bytes(model: Model) -> int:
+    """Return the bytes of one encoder row."""
+    return model.row_size * model.cache_specs[0].dtype.itemsize
+
+
+def _item_limits(config: EngineConfig, model: Model, sizes: MaxSizes) -> ItemLimits:
     setting = "max_model_len" if config.max_model_len is not None else "max_position_embeddings of the model"
     if config.max_model_len is None and sizes.max_model_len < model.max_positions:
         setting = "kv_cache_memory_bytes"
-    row_bytes = model.row_size * model.cache_specs[0].dtype.itemsize
-    return ItemLimits(sizes.max_model_len - 1, setting, encoder_cache_bytes, row_bytes, config.media)  # 1 for the answer
+    tokens = sizes.max_model_len - 1  # one is for the answer
+    return ItemLimits(tokens, setting, sizes.encoder_cache_bytes, row_bytes(model), config.media)
 
 
 def _media_step_bytes(config: EngineConfig) -> int:

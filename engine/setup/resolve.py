@@ -18,7 +18,7 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, resolve
 from .implementation import check_options, resolve_architecture
-from .memory import MaxSizes, encoder_cache_budget, max_len_in_cache, max_sizes, resolve_cache_memory
+from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json
 
 _log = logging.getLogger(__name__)
@@ -31,19 +31,12 @@ class ResolvedEngine:
     Args:
         config: with the bytes of the KV cache, where the GPU's free memory decides them.
         model: on the device or, for a plan, on the meta device.
-        sizes: of the longest sequence and the largest step.
-        encoder_cache_bytes: capacity of the encoder cache.
     """
 
     config: EngineConfig
     source: ModelSource
     model: Model
     sizes: MaxSizes
-    encoder_cache_bytes: int
-
-    @property
-    def max_model_len(self) -> int:
-        return self.sizes.max_model_len
 
 
 def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ProcessingInfo:
@@ -89,10 +82,8 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     plan_model = cache(source.build_for_plan)
     config = resolve_cache_memory(config, plan_model, info)
     model = source.build_on_device() if on_device else plan_model()
-    max_model_len = resolve_max_model_len(config, model)
-    row_bytes = model.row_size * dtype.itemsize
-    encoder_bytes = encoder_cache_budget(config, info, row_bytes, max_model_len)
-    return ResolvedEngine(config, source, model, max_sizes(config, info, max_model_len), encoder_bytes)
+    sizes = max_sizes(config, info, row_bytes(model), resolve_max_model_len(config, model))
+    return ResolvedEngine(config, source, model, sizes)
 
 
 def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:

@@ -58,11 +58,7 @@ def build_batch(
         ids += known + [0] * (task.num_tokens - len(known))  # the others are still on the device
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     embed_index, embed_rows = _encoder_rows(scheduled, starts, encoder_rows)
-    build = {True: _build_cross_attention, False: _build_attention}
-    attn = [
-        build[spec.kind == "cross"](scheduled, tuple(starts), caches, group, to_device)
-        for group, spec in enumerate(caches.specs)
-    ]
+    attn = [_build_attention(scheduled, tuple(starts), caches, group, to_device) for group in range(len(caches.specs))]
     cross_rows = [encoder_rows[sequence.item(CROSS).hash] for sequence, task in scheduled if task.write_cross]
     return ForwardBatch(
         input_ids=to_device(np.array(ids)),
@@ -80,45 +76,35 @@ def build_batch(
 def _build_attention(
     scheduled: Sequence[ScheduledSequence], starts: tuple[int, ...], caches: KVCaches, group: int, to_device: ToDevice
 ) -> AttentionMetadata:
-    """Build the metadata of a cache group with a key per token; this step's rows write theirs."""
-    tasks = [task for _, task in scheduled]
+    """Build the metadata of a cache group.
+
+    It has a key per token, which this step's rows write, or, for cross-attention, a key per encoder row, which sequences with
+    `write_cross` write.
+    """
+    spec, tasks = caches.specs[group], [task for _, task in scheduled]
+    if spec.kind == "cross":
+        lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in scheduled]
+        written = [(0, length if task.write_cross else 0) for task, length in zip(tasks, lengths, strict=True)]
+        key_range = None
+    else:
+        lengths = [task.num_computed + task.num_tokens for task in tasks]
+        written = [(task.num_computed, length) for task, length in zip(tasks, lengths, strict=True)]
+        key_range = _key_range(scheduled, starts, spec.window)
     tables = _block_tables(tasks, group)
-    slots = np.empty(starts[-1], dtype=np.int64)
-    for i, task in enumerate(tasks):
-        first = task.num_computed
-        slots[starts[i] : starts[i + 1]] = _slots(tables[i], first, first + task.num_tokens, caches.block_size)
-    key_range = _key_range(scheduled, starts, caches.specs[group].window)
-    return AttentionMetadata(
-        query_start_loc=starts,
-        seq_lens=tuple(task.num_computed + task.num_tokens for task in tasks),
-        block_tables=to_device(tables),
-        slot_mapping=to_device(slots),
-        block_size=caches.block_size,
-        batch_invariant=caches.invariant,
-        window=caches.specs[group].window,
-        key_range=None if key_range is None else to_device(key_range),
-    )
-
-
-def _build_cross_attention(
-    scheduled: Sequence[ScheduledSequence], starts: tuple[int, ...], caches: KVCaches, group: int, to_device: ToDevice
-) -> AttentionMetadata:
-    """Build the metadata of a cache group with a key per encoder row; sequences with `write_cross` write theirs."""
-    lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in scheduled]
-    tables = _block_tables([task for _, task in scheduled], group)
-    slots = [
-        _slots(tables[i], 0, length, caches.block_size)
-        for i, (length, (_, task)) in enumerate(zip(lengths, scheduled, strict=True))
-        if task.write_cross
-    ]
+    ends = list(accumulate(stop - start for start, stop in written))
+    slots = np.empty(ends[-1], dtype=np.int64)
+    for table, (start, stop), end in zip(tables, written, ends, strict=True):
+        slots[end - (stop - start) : end] = _slots(table, start, stop, caches.block_size)
     return AttentionMetadata(
         query_start_loc=starts,
         seq_lens=tuple(lengths),
         block_tables=to_device(tables),
-        slot_mapping=to_device(np.concatenate(slots or [np.empty(0, dtype=np.int64)])),
+        slot_mapping=to_device(slots),
         block_size=caches.block_size,
-        causal=False,
+        causal=spec.kind != "cross",
         batch_invariant=caches.invariant,
+        window=spec.window,
+        key_range=None if key_range is None else to_device(key_range),
     )
 
 

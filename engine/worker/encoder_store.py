@@ -34,7 +34,7 @@ _STALE_SECONDS = 3600.0  # a temporary file this old belongs to a process that d
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StoreStats:
     """Counts of the folder since the start. `skipped`: rows that were not written because the write queue was full."""
 
@@ -42,7 +42,6 @@ class StoreStats:
     disk_misses: int = 0
     damaged: int = 0
     writes: int = 0
-    written_bytes: int = 0
     skipped: int = 0
     failed: int = 0
 
@@ -76,7 +75,7 @@ class EncoderStore:
         self.rows: dict[str, Tensor] = {}  # hash -> [rows, width]
         self.dtype = dtype
         self._width, self._device, self._queue_bytes = width, device, queue_bytes
-        self._counts = dict.fromkeys(StoreStats.__dataclass_fields__, 0)
+        self.stats = StoreStats()
         self._pending: dict[str, Tensor] = {}  # rows that wait to be written
         self._lock = threading.Lock()
         self._folder: _Folder | None = None
@@ -86,15 +85,9 @@ class EncoderStore:
             self._folder = _Folder(Path(directory), name, capacity_bytes)
             self._writer = ThreadPoolExecutor(1, "sensorium-encoder-store")
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.rows
-
     @property
     def row_bytes(self) -> int:
         return self._width * self.dtype.itemsize
-
-    def get(self, key: str) -> Tensor | None:
-        return self.rows.get(key)
 
     def put(self, key: str, rows: Tensor, write: bool = True) -> None:
         """Keep `[n, width]` rows until `drop`. With `write`, rows of the store's width and dtype are written to disk later."""
@@ -106,7 +99,7 @@ class EncoderStore:
             if key in self._pending:
                 return
             if self._pending and pending + rows.nbytes > self._queue_bytes:
-                self._counts["skipped"] += 1
+                self.stats.skipped += 1
                 return
             self._pending[key] = rows
         self._writer.submit(self._write, key, rows, self._folder)
@@ -119,7 +112,8 @@ class EncoderStore:
         if rows is None:
             rows = self._read(key, num_rows, self._folder)
         found = rows is not None and rows.shape[0] == num_rows
-        self._counts["disk_hits" if found else "disk_misses"] += 1
+        self.stats.disk_hits += found
+        self.stats.disk_misses += not found
         if rows is None or not found:
             return None
         self.rows[key] = rows.to(self._device)
@@ -145,30 +139,22 @@ class EncoderStore:
         if self._folder is not None:
             self._writer.shutdown()
 
-    @property
-    def stats(self) -> StoreStats:
-        return StoreStats(**self._counts)
-
     def _fits(self, rows: Tensor) -> bool:
         return rows.ndim == 2 and rows.shape[1] == self._width and rows.dtype == self.dtype
 
     def _write(self, key: str, rows: Tensor, folder: _Folder) -> None:
         try:
-            size = folder.write(key, _to_bytes(key, rows))
-            if size:
-                self._counts["writes"] += 1
-                self._counts["written_bytes"] += size
+            self.stats.writes += folder.write(key, _to_bytes(key, rows))
         except OSError as error:
-            self._counts["failed"] += 1
+            self.stats.failed += 1
             folder.warn(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); going on without")
         finally:
             with self._lock:
                 del self._pending[key]
 
     def _read(self, key: str, num_rows: int, folder: _Folder) -> Tensor | None:
-        expected = num_rows * self._width * self.dtype.itemsize
         try:
-            data = folder.read(key, expected + _MAX_HEADER)
+            data = folder.read(key, num_rows * self.row_bytes + _MAX_HEADER)
             if data is None:
                 return None
             rows = _from_bytes(key, data)
@@ -178,7 +164,7 @@ class EncoderStore:
         except OSError as error:
             folder.warn(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); going on without")
         except (ValueError, KeyError, TypeError) as error:
-            self._counts["damaged"] += 1
+            self.stats.damaged += 1
             _log.warning("deleted damaged encoder rows %s: %s", folder.file(key), error)
             folder.delete(folder.file(key))
         return None
@@ -215,10 +201,10 @@ class _Folder:
         self._touch(path)
         return data
 
-    def write(self, key: str, data: bytes) -> int:
-        """Write a file and return its bytes; 0 if they exceed the capacity, and nothing is written."""
+    def write(self, key: str, data: bytes) -> bool:
+        """Write a file; False if it is larger than the capacity, and nothing is written."""
         if len(data) > self.capacity:
-            return 0
+            return False
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._check_owner()
@@ -232,7 +218,7 @@ class _Folder:
             self.delete(Path(name))
             raise
         self._allowance -= len(data)
-        return len(data)
+        return True
 
     def delete(self, path: Path) -> bool:
         """Delete a file. Returns False if that fails; a file that is already gone counts as deleted."""

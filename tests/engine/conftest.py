@@ -10,7 +10,7 @@ import pytest
 import torch
 from sensorium.engine.core import EngineCore
 from sensorium.engine.kv_cache.block_pool import BlockPools
-from sensorium.engine.kv_cache.groups import PoolSpec, group_layers
+from sensorium.engine.kv_cache.groups import group_layers
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.scheduler.encoder_cache import EncoderCache
 from sensorium.engine.scheduler.limits import SchedulerLimits
@@ -134,15 +134,16 @@ def make_core(
 ) -> EngineCore:
     """An engine around the toy; `encoder_rows` fit into its encoder cache. `late`: looks that a call beside steps needs."""
     model = model or ToyModel()
-    pools = [PoolSpec(blocks, group.spec.kind, group.spec.window) for group in group_layers(model.cache_specs)]
+    specs = [group.spec for group in group_layers(model.cache_specs)]
+    num_blocks = [blocks] * len(specs)
     device = torch.device("cpu")
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prompt_attention, caching, encode_beside=async_scheduling)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
-    scheduler = Scheduler(BlockPools(pools, block_size, max_cached), encoder, limits)
+    scheduler = Scheduler(BlockPools(specs, num_blocks, block_size, max_cached), encoder, limits)
     runner = ModelRunner(
         model,
-        [blocks] * len(pools),
+        num_blocks,
         block_size,
         device,
         store,

@@ -1,12 +1,15 @@
 """BlockPool and BlockPools: allocation, reference counts, the prefix cache and its eviction."""
 
 import pytest
+import torch
 from sensorium.engine.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockPools
-from sensorium.engine.kv_cache.groups import PoolSpec
+from sensorium.models.interface import CacheSpec
+
+FULL, WINDOW = CacheSpec("full", 1, 8, torch.float32), CacheSpec("window", 1, 8, torch.float32, 3)
 
 
 def test_blocks_grow_and_shrink_in_all_groups_together():
-    kv = BlockPools([PoolSpec(5)] * 2, block_size=4)
+    kv = BlockPools([FULL] * 2, [5, 5], block_size=4)
     blocks = kv.grow(kv.empty, [9, 9])
     assert [len(held) for held in blocks] == [3, 3]
     assert kv.grow(blocks, [12, 12]) is blocks
@@ -99,5 +102,5 @@ def test_null_blocks_are_ignored():
 
 
 def test_capacity_is_unbounded_where_all_groups_have_windows():
-    assert BlockPools([PoolSpec(5, "window", 3)], 4).capacity > 1 << 40
-    assert BlockPools([PoolSpec(5, "window", 3), PoolSpec(9)], 4).capacity == 36
+    assert BlockPools([WINDOW], [5], 4).capacity > 1 << 40
+    assert BlockPools([WINDOW, FULL], [5, 9], 4).capacity == 36

@@ -14,7 +14,7 @@ from sensorium.engine.config import make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.doctor import explain
 from sensorium.engine.setup.max_items import ItemLimits, MaxItem, find_max_item, last_true, max_rows, num_rows
-from sensorium.engine.setup.memory import encoder_cache_budget
+from sensorium.engine.setup.memory import max_sizes
 from sensorium.engine.setup.resolve import load_processing
 from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
@@ -105,14 +105,14 @@ def test_videos_are_tried_up_to_the_most_frames_a_processor_admits() -> None:
 def test_the_default_encoder_cache_holds_four_max_items(tmp_path: Path) -> None:
     info = processing(TINY_VL, images_kwargs={"max_pixels": 1 << 20})
     config = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}})
-    assert encoder_cache_budget(config, info, 512, 2048) == 128 << 20
-    assert encoder_cache_budget(config, info, 1 << 16, 2048) == 4 * 2047 << 16
+    assert max_sizes(config, info, 512, 2048).encoder_cache_bytes == 128 << 20
+    assert max_sizes(config, info, 1 << 16, 2048).encoder_cache_bytes == 4 * 2047 << 16
     rows = max_rows(info, "image", config.media, 1 << 20)
-    assert encoder_cache_budget(config, info, 1 << 16, 1 << 20) == 4 * rows << 16
+    assert max_sizes(config, info, 1 << 16, 1 << 20).encoder_cache_bytes == 4 * rows << 16
     few = make_config(TINY_VL, {"limit_mm_per_prompt": {"video": 0}, "encoder_cache_bytes": 2047 * 512})
-    assert encoder_cache_budget(few, info, 512, 2048) == 2047 * 512
+    assert max_sizes(few, info, 512, 2048).encoder_cache_bytes == 2047 * 512
     with pytest.raises(ConfigError, match=r"encoder_cache_bytes=1048064 is too small: the largest image has 2048"):
-        encoder_cache_budget(few, info, 512, 2049)
+        max_sizes(few, info, 512, 2049)
 
 
 def picture(side: int) -> dict[str, Any]:

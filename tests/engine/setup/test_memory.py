@@ -90,7 +90,7 @@ def test_planned_weights_in_8_bits(audio: Path) -> None:
 def test_planned_caches_equal_the_allocated_ones() -> None:
     config, files = make_config(TINY_VL, {"max_model_len": 512, **SMALL}), load_model_files(TINY_VL)
     info = load_processing(files, {})
-    core = load_engine(config, files, info, Tokenizer(files.path)).core
+    core, _ = load_engine(config, files, info, Tokenizer(files.path))
     plan = explain(config)
     assert plan.kv_cache == sum(cache.nbytes for cache in core.runner.caches.tensors)
     assert plan.encoder_cache == core.scheduler.encoder_cache.capacity
@@ -229,7 +229,8 @@ def test_a_step_has_room_for_the_largest_bidirectional_span(
     monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300, "audio": 1500})
     info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3})
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
-    assert memory.max_sizes(config, info, 500) == MaxSizes(500, 1500, rows)
+    sizes = memory.max_sizes(config, info, 1, 500)
+    assert (sizes.max_model_len, sizes.keys, sizes.step_rows) == (500, 1500, rows)
 
 
 def step(model: Any, requests: int, computed: int, new: int) -> Any:

@@ -17,10 +17,10 @@ def test_without_a_folder_it_is_a_dict():
     store = make(None)
     rows = rows_of(0)
     store.put("a", rows)
-    assert store.get("a") is rows
-    assert "a" in store
+    assert store.rows.get("a") is rows
+    assert "a" in store.rows
     store.drop(["a", "unknown"])
-    assert store.get("a") is None
+    assert store.rows.get("a") is None
     assert store.load(key_of(0), 5) is None
     store.flush()
     store.close()
@@ -37,7 +37,7 @@ def test_rows_have_the_same_bits_after_a_restart(tmp_path, dtype):
     first.close()
     second = make(tmp_path / "new" / "folder", dtype=dtype)
     found = second.load(key_of(1), 7)
-    assert found is second.get(key_of(1))
+    assert found is second.rows.get(key_of(1))
     assert found.dtype == dtype
     assert torch.equal(found.view(torch.uint8), rows.view(torch.uint8))
     assert second.load(key_of(2), 7) is None
@@ -122,7 +122,7 @@ def test_a_key_that_is_not_a_hash_touches_no_file(tmp_path, key):
     assert store.load(key, 5) is None
     store.close()
     assert not list(tmp_path.rglob("*"))
-    assert store.get(key) is not None
+    assert store.rows.get(key) is not None
 
 
 def test_rows_of_another_width_or_dtype_are_not_written(tmp_path):

@@ -96,7 +96,7 @@ def test_disk_errors_log_one_warning(tmp_path, monkeypatch, caplog, code):
     store.close()
     assert caplog.text.count(os.strerror(code)) == 1
     assert store.stats.failed == 3
-    assert store.get(key_of(0)) is not None
+    assert store.rows.get(key_of(0)) is not None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
