@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the engine of `LLM` for coroutines of any number of event loops."""
+"""`AsyncLLM`: `LLM` for coroutines of any number of event loops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +22,15 @@ KINDS = ("delta", "cumulative", "final")
 
 
 class AsyncLLM:
-    """A model that answers coroutines; `async with` closes it.
+    """A model for coroutines. `async with` closes it.
 
     Args:
-        model: folder of a checkpoint, or an `LLM` that is shared with callers that are not asynchronous.
-        max_waiting: requests the engine holds at most; further ones wait for their turn before they are looked at.
-        options: those of `LLM`.
+        model: path of a checkpoint's folder, or an `LLM` to share with synchronous callers.
+        max_waiting: maximum number of requests in the engine. Further requests wait before their arguments are read.
+        options: options of `LLM`.
 
     Raises:
-        ConfigError, CheckpointError: as `LLM`.
+        ConfigError, CheckpointError: see `LLM`.
     """
 
     def __init__(self, model: str | os.PathLike[str] | LLM, max_waiting: int = 1024, **options: Any) -> None:
@@ -50,28 +51,28 @@ class AsyncLLM:
         priority: int = 0,
         **chat: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer to one prompt, as `LLM.generate` takes it, or (a list of messages) to one conversation, as it grows.
+        """Answer one prompt or one conversation, and yield outputs as the answer grows.
 
-        Leaving the loop, closing the generator or cancelling the task ends the request and frees what it holds. Whoever
-        is slow to ask for the next output gets all that came in between in one. A prompt that cannot be served has one
-        output with `error`, as with `LLM`.
+        Closing the generator or cancelling the task aborts the request and frees its memory. A slow consumer gets several
+        steps in one output. A prompt that cannot be served yields one output with `error`.
 
         Args:
-            request_id: for `abort`, and in every output; None for one of ours.
-            output_kind: "delta": each output holds what is new since the one before, text and tokens that may yet be taken
-                back (stop strings) not among it; "cumulative": all so far; "final": one output, the whole answer.
-            priority: smaller is served first.
-            chat: with messages, what `LLM.chat` takes beside them: chat_template, tools, mm_processor_kwargs, cache_salt, ...
+            prompt: a prompt as in `LLM.generate`, or a list of messages.
+            request_id: id in every output, and for `abort`. None lets the engine choose one.
+            output_kind: "delta": each output holds the text and tokens since the last one, without an end that a stop string
+                or a repair may still remove. "cumulative": each output holds the answer so far. "final": one output.
+            priority: smaller values are served first.
+            chat: with messages, the options of `LLM.chat`: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 
         Raises:
-            InputError: an argument of a wrong type, a request_id that is in use, a closed engine.
+            InputError: an argument has a wrong type, the request_id is in use, or the engine sleeps or was closed.
         """
         if output_kind not in KINDS:
             raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(KINDS)}")
         return self._outputs(self.llm.request(prompt, sampling_params, priority, request_id, **chat), output_kind)
 
     async def answer(self, handle: RequestHandle) -> RequestOutput:
-        """The whole answer to a request of `LLM.request`. Cancelling ends it, as with `generate`."""
+        """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""
         async with aclosing(self._outputs(handle, "final")) as outputs:
             return await anext(outputs)
 
@@ -97,19 +98,19 @@ class AsyncLLM:
             self._places.give()
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its last output has the finish reason "abort". Unknown and finished ones are ignored."""
+        """End a request; its last output has the finish reason "abort". Unknown and finished ids are ignored."""
         await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))
 
     async def sleep(self) -> None:
-        """As `LLM.sleep`."""
+        """Do the same as `LLM.sleep` without blocking the event loop."""
         await asyncio.wrap_future(self._engine_loop.sleep())
 
     async def wake_up(self) -> None:
-        """As `LLM.wake_up`; other coroutines run meanwhile."""
+        """Do the same as `LLM.wake_up` without blocking the event loop."""
         await asyncio.wrap_future(self._engine_loop.wake_up())
 
     def close(self) -> None:
-        """End every request with an error, and the engine's threads. Waits for the step that is being computed."""
+        """End every request with an error, and the engine's threads. Wait for the running step."""
         self.llm.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -121,7 +122,7 @@ class AsyncLLM:
 
 @dataclass(frozen=True)
 class _Port:
-    """Where the engine's thread leaves news for one event loop: one call for all of its requests."""
+    """Passes news to one event loop, in one call for all its requests. Ports of the same loop are equal."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -135,43 +136,31 @@ def _ring(handles: list[RequestHandle]) -> None:
 
 
 class _Places:
-    """A semaphore for coroutines of several event loops, first come first served."""
+    """A first-come, first-served semaphore for coroutines of several event loops."""
 
     def __init__(self, free: int) -> None:
         self._free, self._lock = free, threading.Lock()
-        self._line: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._queue: deque[tuple[asyncio.AbstractEventLoop, Future[None]]] = deque()
 
     async def take(self) -> None:
-        loop = asyncio.get_running_loop()
+        turn: Future[None] = Future()
         with self._lock:
             if self._free:
                 self._free -= 1
                 return
-            turn = loop.create_future()
-            self._line.append((loop, turn))
+            self._queue.append((asyncio.get_running_loop(), turn))
         try:
-            await turn
+            await asyncio.wrap_future(turn)
         except asyncio.CancelledError:
-            with self._lock:
-                waiting = (loop, turn) in self._line
-                if waiting:
-                    self._line.remove((loop, turn))
-            if not waiting:
+            if not turn.cancel():  # the place was given meanwhile
                 self.give()
             raise
 
     def give(self) -> None:
         with self._lock:
-            while self._line:
-                loop, turn = self._line.popleft()
-                try:
-                    loop.call_soon_threadsafe(_grant, turn)
+            while self._queue:
+                loop, turn = self._queue.popleft()
+                if not loop.is_closed() and turn.set_running_or_notify_cancel():
+                    turn.set_result(None)
                     return
-                except RuntimeError:  # that event loop is closed
-                    continue
             self._free += 1
-
-
-def _grant(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)

@@ -3,7 +3,7 @@
 A family says how its prompts attend to themselves (`ProcessingInfo.prompt_attention`):
 
 - "causal": every token sees the tokens before it. A prompt can be cut after any token.
-- "bidirectional_items": adjacent tokens of one item see each other (pictures of Gemma 3). Each run of them is a span.
+- "bidirectional_items": adjacent tokens of one item see each other (images of Gemma 3). Each run of them is a span.
 - "bidirectional_prompt": all tokens of the prompt see each other (the prefix-LM of PaliGemma). The prompt is one span.
 """
 

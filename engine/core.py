@@ -1,6 +1,6 @@
-"""The engine's core: it queues sequences, computes them step by step and says what each step added.
+"""The engine's core. It queues sequences and computes them step by step.
 
-Callers use its verbs only (add, append, truncate, pause, abort, step, sleep, wake_up), see `core_client.CoreClient`.
+Callers use its verbs only: add, append, truncate, pause, abort, step, sleep and wake_up, see `core_client.CoreClient`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .types import (
 from .worker.grammar import GrammarFactory
 from .worker.model_runner import AsyncStepOutput, ModelRunner
 
-_SNAPSHOT_SECONDS = 0.05  # how old a snapshot of the statistics may be while nothing begins or ends
+_SNAPSHOT_SECONDS = 0.05  # maximum age of a snapshot of the statistics while no sequence begins or ends
 _NOTHING = SchedulerOutput(step=0, scheduled=())
 
 
@@ -78,42 +78,41 @@ class _Flight:
 
 
 class EngineCore:
-    """Scheduler and model runner behind the verbs of `CoreClient`: the client's form in this process.
+    """Scheduler and model runner behind the verbs of `CoreClient`, in this process.
 
-    All arguments and results are plain data that `codec` turns into bytes. Only `compile_grammar` may be called from several
-    threads.
+    Arguments and results are plain data that `codec` can encode. Only `compile_grammar` is thread-safe.
     """
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: ModelReloader | None = None
     ) -> None:
-        """`source` is where the runner's model came from; without it the engine cannot sleep."""
+        """Without `source`, which reloads the runner's model, the engine cannot sleep."""
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.info = _info(scheduler, runner, source)
         self.asleep = False
         self._encoder_calls = self._disk_hits = 0
-        self._asked: dict[str, EncodeTask] = {}  # by hash: items that are being encoded
-        self._flight: _Flight | None = None  # a step whose tokens were not looked at yet
-        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests that wait for their grammar
-        self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of live requests
-        self._snapshot, self._snapshot_due = EngineStats(), 0.0
+        self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
+        self._flight: _Flight | None = None  # a launched step whose tokens are not booked yet
+        self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
+        self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of unfinished requests alive
+        self._snapshot, self._snapshot_time, self._snapshot_counts = EngineStats(), 0.0, (0, 0, 0, 0)
 
     def bind_thread(self, num_threads: int) -> None:
-        """Prepare the calling thread to step: torch's threads and its GPU."""
+        """Set torch's threads and the GPU of the calling thread, which will call `step`."""
         use_threads(num_threads)
         if self.runner.device.type == "cuda":
             torch.cuda.set_device(self.runner.device)
 
     def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Compile in the calling thread, so that `add` finds it done. InputError when it cannot be compiled."""
+        """Compile a grammar in the calling thread, so that `add` finds it compiled. Raise InputError if it is invalid."""
         self._grammar_factory.check(wanted)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a sequence. A grammar that is not compiled yet is compiled in a thread; until then the request waits here.
+        """Queue a sequence. If its grammar has to be compiled, this runs in another thread and the sequence waits for it.
 
         Raises:
             InputError: an empty or too long prompt, a token outside the vocabulary, misplaced items, an item in quarantine,
-                a grammar known to be invalid, an unknown adapter, or a sleeping engine.
+                an invalid grammar, an unknown adapter, or a sleeping engine.
         """
         if self.asleep:
             raise InputError(ASLEEP, code="engine_asleep")
@@ -125,7 +124,6 @@ class EngineCore:
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_adapter(request.adapter)
         self._check_items(request.features if request.cross is None else (*request.features, request.cross))
-        self._snapshot_due = 0.0
         if request.request_id in self._compiling:
             raise InputError(f"request {request.request_id!r} is already being served")
         if params.structured_outputs is not None:
@@ -147,47 +145,44 @@ class EngineCore:
         close: bool = False,
         adapter: str | None = None,
     ) -> None:
-        """Continue a sequence with these tokens, items placed in its own token count; a new answer follows.
+        """Add tokens and items to a sequence that is held open, and answer again. Item offsets count from its first token.
 
-        `close` ends the sequence with that answer or, without tokens, as soon as it is idle. `adapter` computes the whole
-        sequence from now on; None keeps the adapter it has.
+        Args:
+            close: end the sequence with that answer or, without tokens, as soon as it is idle.
+            adapter: adapter that computes the whole sequence from now on; None keeps the current one.
 
         Raises:
-            InputError: an unknown sequence or adapter, one too long, a token outside the vocabulary, misplaced items.
+            InputError: an unknown sequence or adapter, a sequence that is too long, a token outside the vocabulary, or
+                misplaced items.
         """
         self._check_tokens("token_ids", token_ids)
         self._check_items(features)
         self._check_adapter(adapter or "")
-        self._snapshot_due = 0.0
         self.scheduler.append(request_id, token_ids, features, close, adapter)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
-        """Roll a sequence back to its first `num_tokens` tokens, cache included; InputError if that cuts an item."""
-        self._snapshot_due = 0.0
+        """Roll a sequence and its KV cache back to the first `num_tokens` tokens. Raise InputError if that cuts an item."""
         self.scheduler.truncate(request_id, num_tokens)
 
     def pause(self, request_id: str) -> None:
-        """End the current answer of a sequence that is held open; InputError for an unknown one."""
-        self._snapshot_due = 0.0
+        """End the current answer of a sequence that is held open. Raise InputError for an unknown sequence."""
         self.scheduler.pause(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Remove a sequence and free all it holds; unknown ones are ignored. The worker frees its part with the next step."""
-        self._snapshot_due = 0.0
+        """Remove a sequence; unknown ones are ignored. The worker frees its memory in the next step."""
         self._compiling.pop(request_id, None)
         self._grammars.pop(request_id, None)
         self.scheduler.abort(request_id)
 
     def close(self) -> None:
-        """Nothing to do: memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
     def sleep(self) -> None:
-        """Free all memory that `wake_up` can allocate again, caches included. Does nothing if the engine sleeps already.
+        """Free weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
 
         Raises:
-            InputError: there are sequences, or no checkpoint to wake up from.
+            InputError: there are sequences, or the model came from no checkpoint.
         """
-        self._snapshot_due = 0.0
         if self._source is None:
             raise InputError("an engine whose model came from no checkpoint cannot sleep")
         if self.scheduler.requests or self._compiling:
@@ -200,7 +195,7 @@ class EngineCore:
             self.runner.sleep(self._source.build_on_meta())
 
     def wake_up(self) -> None:
-        """Allocate memory and read the weights again. Does nothing if the engine is awake; if it fails, the engine sleeps on.
+        """Allocate memory and read the weights again. Do nothing if the engine is awake. On failure it stays asleep.
 
         Raises:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
@@ -221,10 +216,10 @@ class EngineCore:
         self.asleep = False
 
     def step(self) -> CoreOutputs:
-        """Compute one batch and return what it added. An exception ends the sequences of this step only.
+        """Compute one batch and return its outputs. An exception ends the sequences of this step only.
 
-        Where the runner overlaps, the next step is launched before the tokens of this one are on the host, if it is only one
-        more row for each sequence. What it computes for sequences that ended meanwhile is dropped.
+        With async scheduling, a decode step is launched before the tokens of the previous step are on the host. Its results
+        for sequences that have ended meanwhile are dropped.
         """
         failed = self._add_compiled() if self._compiling else ()
         flight, self._flight = self._flight, None
@@ -235,15 +230,13 @@ class EngineCore:
         self._flight = self._launch_after(flight)
         outputs = self._collect(flight)
         for output in outputs:
-            if output.finish_reason is not None:
-                self._snapshot_due = 0.0
-                if output.request_id not in self.scheduler.requests:
-                    self._grammars.pop(output.request_id, None)
+            if output.finish_reason is not None and output.request_id not in self.scheduler.requests:
+                self._grammars.pop(output.request_id, None)
         return CoreOutputs((*failed, *outputs) if failed else outputs, False, self._publish())
 
     @property
     def stats(self) -> EngineStats:
-        """Counts since the start, and what is held now."""
+        """Counters since the start, and current values."""
         return replace(
             self.scheduler.stats,
             waiting=len(self.scheduler.waiting) + len(self._compiling),
@@ -253,10 +246,11 @@ class EngineCore:
         )
 
     def _publish(self) -> EngineStats:
-        """A snapshot after this step; the last one while it is recent and nothing began or ended since."""
-        now = time.monotonic()
-        if now >= self._snapshot_due:
-            self._snapshot, self._snapshot_due = self.stats, now + _SNAPSHOT_SECONDS
+        """Return the last snapshot of the statistics, or a new one if it is old or a sequence began or ended since."""
+        scheduler, now = self.scheduler, time.monotonic()
+        counts = len(scheduler.requests), len(scheduler.running), len(scheduler.waiting), len(self._compiling)
+        if counts != self._snapshot_counts or now - self._snapshot_time >= _SNAPSHOT_SECONDS:
+            self._snapshot, self._snapshot_time, self._snapshot_counts = self.stats, now, counts
         return self._snapshot
 
     @property
@@ -266,7 +260,7 @@ class EngineCore:
         return self.runner.grammars
 
     def _add_compiled(self) -> tuple[TokenOutput, ...]:
-        """Hand requests whose grammar is compiled to the scheduler; return the errors of those that failed."""
+        """Hand requests whose grammar is compiled to the scheduler. Return an output for each one that failed."""
         failed = []
         for name, (request, compiled) in [entry for entry in self._compiling.items() if entry[1][1].done()]:
             del self._compiling[name]
@@ -276,14 +270,13 @@ class EngineCore:
                 self._grammars[name] = compiled
             except Exception as error:
                 failed.append(TokenOutput(name, (), finish_reason="error", error=error_info(error, "compiling a grammar")))
-            self._snapshot_due = 0.0
         return tuple(failed)
 
     def _launch(self, output: SchedulerOutput | None, after: AsyncStepOutput | None = None) -> _Flight | None:
-        """Start a step; None if there is nothing to do."""
+        """Launch a step. Return None if there is nothing to do."""
         if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder_cache.pending):
             return None
-        if output.encode:  # tasks whose rows were dropped on their way get no result
+        if output.encode:  # forget tasks whose rows were dropped: they get no result
             coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder_cache.pending}
             self._asked = coming | {task.hash: task for task in output.encode}
         sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
@@ -294,13 +287,14 @@ class EngineCore:
             return _Flight(output, sequences, epochs, error)
 
     def _launch_after(self, flight: _Flight) -> _Flight | None:
-        """Start the step after that one; None if it has to wait for the tokens."""
+        """Launch the step after this one. Return None if it needs this one's tokens on the host."""
         step = flight.step
         if isinstance(step, BaseException) or step.sampled_token_ids is None:
             return None
         return self._launch(self.scheduler.schedule_ahead(flight.output), step)
 
     def _collect(self, flight: _Flight) -> tuple[TokenOutput, ...]:
+        """Wait for a step and book its results."""
         output = flight.output
         try:
             if isinstance(flight.step, BaseException):
@@ -309,7 +303,7 @@ class EngineCore:
         except BaseException as error:
             if isinstance(error, Exception):
                 self.scheduler.requeue_messages(output)
-            else:  # an interrupt: sequences go on, and the next step must not use tokens that were never booked
+            else:  # an interrupt: sequences go on, but the next step must not use tokens that were never booked
                 after, self._flight = self._flight, None
                 if after is not None and isinstance(after.step, BaseException):
                     self._lose(after.output)
@@ -319,13 +313,15 @@ class EngineCore:
             unmade = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), unmade)
         broken = self._book_items(done)
-        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]  # booking one changes no other
+        wanted = [
+            flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))
+        ]  # booking one result changes no other
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
         results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
         return (*results, *self._fail_others(broken))
 
     def _lose(self, output: SchedulerOutput) -> None:
-        """A step was interrupted: count its items as not encoded and send its side messages again."""
+        """Undo an interrupted step: mark its items as not encoded, and send its side messages again."""
         for task in output.encode:
             self._asked.pop(task.hash, None)
             self.scheduler.encoder_cache.discard(task.hash)
@@ -357,7 +353,7 @@ class EngineCore:
         return broken
 
     def _fail_others(self, broken: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
-        """End the other sequences that hold an item that broke the encoder, or that asked for an item that failed."""
+        """End the sequences that asked for a failed item and, if the item itself makes the encoder fail, all that hold it."""
         failed = []
         for task, result in broken:
             names = self.scheduler.encoder_cache.users_of(result.hash) if result.item_failed else [task.request_id]

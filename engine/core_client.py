@@ -1,4 +1,4 @@
-"""What callers may ask of an engine's core, in whichever process it runs."""
+"""The interface of an engine's core, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ASLEEP = "the engine is asleep; call wake_up() first"
 
 
 class CoreClient(Protocol):
-    """Plain data in and out. The verbs and `stats` belong to one thread; `compile_grammar` may be called from any.
+    """The verbs of a core. Arguments and results are plain data. `core.EngineCore` documents the verbs and their errors.
 
-    `EngineCore` is the form in this process and documents what the verbs mean and raise.
+    One thread uses the verbs and `stats`. `compile_grammar` is thread-safe.
     """
 
     @property
@@ -25,10 +25,10 @@ class CoreClient(Protocol):
     def stats(self) -> EngineStats: ...
 
     def bind_thread(self, num_threads: int) -> None:
-        """Called once, in the thread that will call the verbs; `num_threads` is for torch's operations."""
+        """Prepare the calling thread for the verbs. `num_threads`: number of torch's threads."""
 
     def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Do now what would delay the request later, if that helps here; InputError for an invalid grammar."""
+        """Compile a grammar before its request is added, if the core is in this process. Raise InputError if it is invalid."""
 
     def add(self, request: EngineRequest) -> None: ...
 
@@ -54,4 +54,4 @@ class CoreClient(Protocol):
     def wake_up(self) -> None: ...
 
     def close(self) -> None:
-        """Free what the client holds outside this process; the verbs raise an error afterwards."""
+        """End the core's process, if it has one. The verbs raise an error afterwards."""

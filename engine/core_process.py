@@ -1,4 +1,4 @@
-"""The client of a core in a process of its own; the program there is `core_server`. Every verb is one message and one reply."""
+"""Client of a core in a process of its own, which runs `core_server`. Each verb is one message and one reply."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from .logits_processors import import_path
 from .sampling_params import StructuredOutputsParams
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
-_CLOSE_SECONDS = 10.0  # for a child that was asked to end; then it is killed
+_CLOSE_SECONDS = 10.0  # until a child that was asked to end is killed
 PACKAGE = __name__.partition(".")[0]
 
 
 class ProcessCore:
-    """The second form of `CoreClient`. One thread at a time calls the verbs; `compile_grammar` and `close` may be others.
+    """`CoreClient` of a core in a child process. One thread uses the verbs; `compile_grammar` and `close` are thread-safe.
 
-    When the child dies, the verb under way and every later one raise EngineDeadError, except that `abort` and `close` do
-    nothing: the child's sequences are gone. When this process dies, the child ends at once.
+    If the child dies, the current verb and all later ones raise EngineDeadError; `abort` and `close` do nothing then. If this
+    process dies, the child ends at once.
 
     Raises:
-        ConfigError, CheckpointError: as in this process.
-        EngineDeadError: the child ended while it was loading.
+        ConfigError, CheckpointError: see `load_engine`.
+        EngineDeadError: the child ended while it loaded the model.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -45,7 +45,7 @@ class ProcessCore:
         with theirs:
             self._process = _start(theirs)
         self._channel, self._closed, self._dead = Channel(connection), False, ""
-        self._registered: set[str] = set()  # logits processors that the child knows
+        self._registered: set[str] = set()  # logits processors that are registered in the child
         self._finalizer = weakref.finalize(self, _end, self._process, self._channel)
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
         try:
@@ -67,10 +67,10 @@ class ProcessCore:
         return self._stats
 
     def bind_thread(self, num_threads: int) -> None:
-        """Nothing to do: the child's own thread computes."""
+        """Do nothing: the verbs run in the child."""
 
     def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Nothing to do: the child compiles in a thread of its own after `add`."""
+        """Do nothing: the child compiles the grammar in a thread of its own after `add`."""
 
     def add(self, request: EngineRequest) -> None:
         for name in request.params.processors:
@@ -113,12 +113,12 @@ class ProcessCore:
         self._ask("wake_up")
 
     def close(self) -> None:
-        """Let the child finish what it writes and end; it is killed if that takes longer than 10 s."""
+        """End the child. It is killed if that takes longer than 10 s."""
         self._closed = True
         self._finalizer()
 
     def _ask(self, verb: str, *arguments: object) -> Any:
-        """One round trip; raises what the verb raised there."""
+        """Call a verb of the child and return its result. Raise the error that the verb raised there."""
         if self._dead:
             raise EngineDeadError(self._dead)
         if self._closed:
@@ -133,7 +133,7 @@ class ProcessCore:
         except (EOFError, OSError):
             self._kill()
             raise EngineDeadError(self._dead) from None
-        except BaseException:  # an interrupt: the reply would be taken for that of the next verb
+        except BaseException:  # an interrupt: the next verb would get this reply
             self._kill()
             raise
         for name, severity, text in records:
@@ -143,7 +143,7 @@ class ProcessCore:
         return value
 
     def _kill(self) -> None:
-        """The child is dead, or no use any more: reap it."""
+        """Kill and reap the child."""
         self._finalizer.detach()
         self._process.kill()
         status = self._process.wait()
@@ -153,8 +153,8 @@ class ProcessCore:
 
 
 def _start(connection: Connection[Any, Any]) -> subprocess.Popen[bytes]:
-    """The child, in a session of its own: Ctrl-C in a terminal reaches this process only."""
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # it finds modules where this process does
+    """Start the child, in a session of its own so that Ctrl-C in a terminal reaches this process only."""
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # the child imports from the same places
     options = [part for option in sys.warnoptions for part in ("-W", option)]
     command = [sys.executable, "-P", *options, "-m", f"{__package__}.core_server", str(connection.fileno())]
     return subprocess.Popen(
@@ -167,7 +167,7 @@ def _start(connection: Connection[Any, Any]) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
-    """Ask the child to end, and wait for it."""
+    """Ask the child to end and wait for it."""
     try:
         channel.send(*pack(("close", ())))
         process.wait(_CLOSE_SECONDS)
@@ -178,7 +178,7 @@ def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
 
 
 def _exception(name: str, arguments: Sequence[Any], state: dict[str, Any]) -> BaseException:
-    """The exception that `_described` told of; unknown classes become RuntimeErrors."""
+    """Return the exception that the server described. Unknown classes become RuntimeErrors."""
     kind = getattr(mm_errors, name, None) or getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return RuntimeError(f"{name}: {' '.join(map(str, arguments))}")
@@ -191,7 +191,7 @@ _cores: weakref.WeakSet[ProcessCore] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """A forked child of this process must neither end the core nor keep its socket open."""
+    """Close the channels in a forked child of this process, which must neither end the cores nor keep their pipes open."""
     for core in list(_cores):
         core._finalizer.detach()
         core._channel.close()

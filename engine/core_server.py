@@ -1,4 +1,4 @@
-"""The program of a core's own process: it loads the model and answers the verbs of `core_process.ProcessCore`."""
+"""Program of a core's own process. It loads the model and answers the verbs of `core_process.ProcessCore`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(f"{__package__}.core_server")
 
 
 class _Records(logging.Handler):
-    """Collects log records, which go to the parent with the next reply."""
+    """Collects log records for the next reply to the parent, which logs them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Records(logging.Handler):
 
 
 def _register(name: str, path: str) -> None:
-    """A logits processor, by "module:name"."""
+    """Register a logits processor from its path, "module:name"."""
     try:
         factory = resolve_name(path)
     except (Exception, SystemExit) as error:
@@ -57,14 +57,14 @@ def _register(name: str, path: str) -> None:
 
 
 def _described(error: BaseException) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """An exception as plain data."""
+    """Return an exception as plain data: class name, arguments and attributes."""
     if isinstance(error, SensoriumError):
         return type(error).__name__, error.args, error.__dict__
     return type(error).__name__, (str(error),), {}
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """In a thread: end this process as soon as the other side of the socket is gone, even in the middle of a step."""
+    """End this process as soon as the other side of the pipe is closed, even during a step. Runs in a thread."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     poll.poll()
@@ -72,24 +72,24 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 class _Server:
-    """Answers one verb after the other until "close"."""
+    """Answers verbs until "close"."""
 
     def __init__(self, channel: Channel, records: _Records) -> None:
         self._channel, self._records = channel, records
         self._core: Any = None
 
     def run(self) -> None:
-        """EOFError or OSError when the parent is gone."""
+        """Answer verbs. Raise EOFError or OSError if the parent is gone."""
         while True:
             verb, arguments = self._channel.receive()
             if verb == "close":
                 return
             failed, value = self._answer(verb, arguments)
-            del arguments  # the tensors of a request live no longer than the request
+            del arguments  # so that tensors are freed with their request
             self._channel.send(*pack((failed, value, self._records.take())))
 
     def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
-        """Whether the verb failed, and its result or error."""
+        """Return (False, result) or (True, error) of a verb."""
         try:
             if verb == "load":
                 return False, self._load(*arguments)
@@ -116,7 +116,7 @@ class _Server:
 
 
 def main() -> None:
-    """The child's program; its argument is the number of a socket."""
+    """Run the child's program. Its argument is the file descriptor of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()

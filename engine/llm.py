@@ -1,4 +1,4 @@
-"""`LLM`: a checkpoint's folder in, answers out. The face of the package; the work is done elsewhere."""
+"""`LLM`: the synchronous interface of an engine."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from .types import EngineStats, RequestOutput
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
-_REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt, given beside messages
+_REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
 
 
 class LLM:
-    """A model, loaded and ready to answer.
+    """A loaded model.
 
     Args:
-        model: folder of a checkpoint as the Hub ships it.
-        metrics: True or a CollectorRegistry: numbers for Prometheus, see `engine.frontend.metrics`.
-        tracing: True or a TracerProvider: OpenTelemetry spans, one per request with one per stage in it.
-        options: what else sizes the engine: max_num_batched_tokens, block_size, kv_cache_memory_bytes,
-            gpu_memory_fraction, media_workers, media_device, media (what may come in), mm_processor_cache_bytes, trust_uuid.
-            All options are explained at `engine.config.EngineConfig`.
+        model: path of a checkpoint's folder in the layout of the Hugging Face Hub.
+        metrics: True or a prometheus_client.CollectorRegistry to export metrics, see `engine.frontend.metrics`.
+        tracing: True or a TracerProvider to export OpenTelemetry spans: one per request, with one child per stage.
+        options: further options of the engine. `engine.config.EngineConfig` documents all options.
 
-    `speech` says how the model is asked to write down speech, None if it does not.
+    Attributes:
+        default_params: sampling parameters of requests that give none.
+        speech: the model's interface for transcription, or None.
 
     Raises:
-        ConfigError: an unknown or contradictory option, an unknown architecture, also one that a checkpoint brings code for.
-        CheckpointError: missing, surplus or unreadable weights or tokenizer files.
+        ConfigError: an unknown or contradictory option, or an architecture that is not supported.
+        CheckpointError: weights or tokenizer files are missing, surplus or unreadable.
     """
 
     def __init__(
@@ -121,22 +121,22 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
     ) -> list[RequestOutput]:
-        """CompletionBuilder one prompt or a list of them, in the order asked.
+        """Answer one prompt or a list of prompts. Return the outputs in the order of the prompts.
+
+        A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are answered.
+        Interrupting the call aborts unfinished requests and frees their memory.
 
         Args:
             prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
-                `{"image": one or a list, "video": ...}`; each item takes one slot of the prompt. More keys:
+                `{"image": one or a list, "video": ...}`; each item takes one placeholder of the prompt. More keys:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
-                (shares no cache with other salts), "fit": "context" (media shrink to the room there is).
-            sampling_params: one for all, one per prompt, or None for the checkpoint's defaults.
-            use_tqdm: show a progress bar where stderr is a terminal.
-            priority: of all prompts, or one per prompt; smaller is served first.
-
-        A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are
-        answered. Interrupting the call aborts what is left and frees its memory.
+                (shares no cache with other salts), "fit": "context" (shrink media until the prompt fits).
+            sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
+            use_tqdm: show a progress bar if stderr is a terminal.
+            priority: one for all prompts, or one per prompt; smaller values are served first.
 
         Raises:
-            InputError: `prompts`, `sampling_params` or `priority` of a wrong type or length.
+            InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
         listed = _listed(prompts)
         given, urgency = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
@@ -157,22 +157,27 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Any,
     ) -> list[RequestOutput]:
-        """CompletionBuilder one conversation, or a list of them, as `generate` does.
+        """Answer one conversation or a list of conversations, see `generate`.
 
         Args:
-            messages: `{"role", "content"}` with content a string or parts of the types text, image_url, video_url,
-                audio_url (objects with a "url"), input_audio, image, video and audio; a part may carry "uuid" and
-                options of its own. URLs and paths in them obey `media`, see `mm.media.policy.MediaPolicy`.
-            chat_template: Jinja source instead of the checkpoint's own.
-            continue_final_message: leave the last message open, for the model to go on with.
-            tools, chat_template_kwargs: handed to the template.
+            messages: `{"role", "content"}`. The content is a string or a list of parts of the types text, image_url,
+                video_url, audio_url (objects with a "url"), input_audio, image, video and audio. A part may have "uuid" and
+                its own options. `media` restricts URLs and paths, see `mm.media.policy.MediaPolicy`.
+            chat_template: Jinja template that replaces the checkpoint's.
+            continue_final_message: leave the last message open, so that the model continues it.
+            tools, chat_template_kwargs: variables of the template.
             request: mm_processor_kwargs, cache_salt and fit, as in a prompt of `generate`.
 
         Raises:
-            InputError: `messages` of a wrong type, an unknown argument, or no chat template anywhere.
+            InputError: `messages` has a wrong type, an argument is unknown, or there is no chat template.
         """
         options = self._chat_options(
-            add_generation_prompt, chat_template, continue_final_message, tools, chat_template_kwargs, **request
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            **request,
         )
         conversations = _conversations(messages)
         given = self._params(sampling_params, len(conversations))
@@ -180,28 +185,31 @@ class LLM:
         return self._answers(handles, use_tqdm)
 
     def serve(self, handles: Sequence[RequestHandle], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield (index, whole answer) of each request as it finishes. Closing the generator aborts the rest."""
+        """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
         with _progress(len(handles), use_tqdm) as progress:
             for index, output in self._engine_loop.serve(handles):
                 progress.update(1)
                 yield index, output
 
     def stream(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> Iterator[RequestOutput]:
-        """The answer to one prompt (or, as a list of messages, one conversation) as it grows.
+        """Answer one prompt or one conversation (a list of messages), and yield outputs as the answer grows.
 
-        Every output holds all text so far and never takes any back; the last one is `finished`. Closing the
-        generator ends the request. With messages, `chat` is what `LLM.chat` takes beside them.
+        Each output holds all text so far, and later outputs remove none of it. Closing the generator aborts the request.
+
+        Args:
+            chat: with messages, the options of `chat`.
         """
         handle = self.request(prompt, sampling_params, **chat)
         return (output for _, output in self._engine_loop.serve([handle], stream=True))
 
     def live(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> LiveSession:
-        """A conversation whose tokens stay in the cache: `answer()`, then `append(more)`, and the next answer.
+        """Open a session whose tokens stay in the KV cache: `answer()`, then `append(more)`, and the next answer.
 
-        Prompt and `chat` are as `stream` takes them.
+        Args:
+            prompt, chat: see `stream`.
 
         Raises:
-            InputError: parameters that ask for several answers.
+            InputError: `sampling_params.n` is above 1.
         """
         return LiveSession(self._engine_loop, self._inputs, self.request(prompt, sampling_params, **chat))
 
@@ -213,14 +221,15 @@ class LLM:
         request_id: str | None = None,
         **chat: Any,
     ) -> RequestHandle:
-        """One prompt or, as a list of messages, one conversation, for `serve` or `AsyncLLM.answer`, once.
+        """Make a request for one prompt or one conversation (a list of messages), for `serve` or `AsyncLLM.answer`.
 
-        InputError for wrong arguments.
+        Raises:
+            InputError: an argument has a wrong type or is unknown.
         """
         (params,) = self._params(sampling_params, 1)
         (priority,) = _priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
-            raise InputError(f"request_id is a text that is not empty, not {str(request_id)[:40]!r}")
+            raise InputError(f"request_id must be a non-empty string, not {str(request_id)[:40]!r}")
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         if chat:
@@ -228,31 +237,31 @@ class LLM:
         return self._handle(prompt, params, None, priority, request_id)
 
     def sleep(self) -> None:
-        """Give back the memory of weights, caches and buffers, until `wake_up`; twice is harmless.
+        """Free the memory of weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
 
-        What is kept: tokenizer, processed items (in `mm_processor_cache_bytes`), and encoder rows in `encoder_cache_dir`.
+        The tokenizer, the cache of processed items, and encoder rows in `encoder_cache_dir` are kept.
 
         Raises:
-            InputError: requests are being served or live sessions are open; the engine was closed.
+            InputError: requests are being served, live sessions are open, or the engine was closed.
         """
         self._engine_loop.sleep().result()
 
     def wake_up(self) -> None:
-        """Read the weights again and go on with empty caches; where it is awake already, nothing happens.
+        """Read the weights again, with empty caches. Do nothing if the engine is awake.
 
         Raises:
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
-            InputError: there is too little memory; the engine was closed.
+            InputError: there is too little memory, or the engine was closed.
         """
         self._engine_loop.wake_up().result()
 
     @property
     def asleep(self) -> bool:
-        """Whether requests are refused until `wake_up`."""
+        """True while requests are refused, from `sleep` to `wake_up`."""
         return self._engine_loop.asleep
 
     def close(self) -> None:
-        """End every request with an error, threads and codec workers; also done when nobody holds the model any more."""
+        """End every request with an error, and all threads and processes. Garbage collection of the model does the same."""
         self._engine_loop.close()
         self._inputs.media.close()
 
@@ -263,15 +272,15 @@ class LLM:
         self.close()
 
     def plan(self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None) -> list[ItemPlan]:
-        """What each item of a prompt will take, from the headers of its media; nothing is decoded.
+        """Return the tokens, encoder rows and bytes of each item from the headers of its media. Nothing is decoded.
 
         Args:
-            prompt: as `generate` takes it; the text may be missing, as in `{"multi_modal_data": {...}}`.
+            prompt: a prompt as in `generate`. Its text is optional, as in `{"multi_modal_data": {...}}`.
             mm_processor_kwargs: options of this request.
 
         Raises:
-            InputError: a prompt of another form.
-            MediaError: an item that would be refused, by modality and index.
+            InputError: the prompt has another form.
+            MediaError: an item would be refused.
         """
         if mm_processor_kwargs is not None:
             if not isinstance(prompt, Mapping):
@@ -280,51 +289,37 @@ class LLM:
         return self._inputs.plan(prompt)
 
     def explain(self) -> MemoryPlan:
-        """The memory this engine takes at most, and the largest items it takes; `print` shows a table."""
+        """Return the maximum memory of this engine and the largest items it accepts. `print` shows a table."""
         return explain(self.config)
 
     @property
     def hidden_size(self) -> int:
-        """Numbers in a vector that `pool` gives."""
+        """Length of the vectors of `embed`."""
         return self._engine_loop.core.info.hidden_size
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine counts: sequences, blocks, caches, preemptions. At most 50 ms old while requests are computed."""
+        """Counters of sequences, blocks, caches and preemptions, at most 50 ms old while requests are computed."""
         return self._engine_loop.stats
 
     @property
     def mm_cache_stats(self) -> CacheStats:
-        """Hits, misses, evictions and bytes of the cache of processed items."""
+        """Statistics of the cache of processed items."""
         return self._inputs.media.stats
 
-    def _chat_options(
-        self,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **request: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What `InputProcessor.parse_chat` takes beside messages, from what `chat` takes beside them."""
-        template = chat_template or self._template
+    def _chat_options(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
+        for name in options:
+            if name not in (*_RENDERING, *_REQUEST):
+                raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")
+        template = options.pop("chat_template", None) or self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:
-                how = "this model writes down speech: ask it with transcribe, or with a rendered prompt"
+                how = "this model transcribes speech: call transcribe, or give a rendered prompt"
             raise InputError(f"the checkpoint has no chat template; {how}")
-        for name in request:
-            if name not in _REQUEST:
-                raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")
-        render = {
-            **(chat_template_kwargs or {}),
-            "template": template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-        }
-        return render, request
+        request = {name: options.pop(name) for name in _REQUEST if name in options}
+        return {**(options.pop("chat_template_kwargs", None) or {}), **options, "template": template}, request
 
     def _handle(
         self,
@@ -334,13 +329,13 @@ class LLM:
         priority: int = 0,
         request_id: str | None = None,
     ) -> RequestHandle:
-        """A request. `chat` holds the options of a conversation, None for a prompt."""
+        """Make a request. `chat`: render and request options of a conversation, None for a prompt."""
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         return RequestHandle(partial(prepare, reserve), params, priority, request_id)
 
     def _reserve(self, params: SamplingParams) -> int:
-        """Tokens that media made to fit leave for the answer: what may be asked, at most a quarter of the context."""
+        """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
     def _answers(self, handles: Sequence[RequestHandle], use_tqdm: bool) -> list[RequestOutput]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PoolingParams:
-    """What a request computes from the last token's hidden state of its prompt.
+    """Parameters of a request that computes a vector from the hidden state of the prompt's last token.
 
     Args:
         token_ids: return the logits of these tokens; if empty, return the hidden state, scaled to length 1.

@@ -1,4 +1,4 @@
-"""A conversation whose tokens stay in the cache between its turns. Knows no chat template."""
+"""`LiveSession`: a conversation whose tokens stay in the KV cache between its turns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from .types import RequestOutput
 
 
 class LiveSession:
-    """One sequence, held open: a prompt, its answer, more, the next answer. `with` closes it; so does
-    forgetting it.
+    """A sequence that is held open: a prompt, its answer, more input, the next answer.
 
-    Made by `LLM.live`. Every turn is answered with the same sampling parameters. A stop string ends a turn; of its tokens those
-    that are made stay in the sequence. For one thread at a time.
+    Made by `LLM.live`. It ends with `close`, with its `with` block, or when it is garbage collected. Every turn uses the same
+    sampling parameters. A stop string ends a turn; its tokens stay in the sequence. Use by one thread at a time.
     """
 
     def __init__(self, engine_loop: EngineLoop, inputs: InputProcessor, handle: RequestHandle) -> None:
@@ -31,18 +30,18 @@ class LiveSession:
         self._handle = handle
         handle.keep = True
         self._last: RequestOutput | None = None
-        self._kept: tuple[int, ...] = ()  # tokens of the sequence, when a turn is over
+        self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         engine_loop.submit([handle], self._mail.put, stream=True)
         engine_loop.drop_with(self, self._handle)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the sequence after the last answer that was taken: what `truncate` counts."""
+        """All tokens of the sequence after the last complete answer."""
         return self._kept
 
     def stream(self) -> Iterator[RequestOutput]:
-        """The answer of this turn as it grows; each output holds all of it so far."""
+        """Yield outputs as the answer of this turn grows. Each one holds the answer so far."""
         while self._last is None:
             self._mail.get()
             output = self._handle.take()
@@ -55,18 +54,18 @@ class LiveSession:
                 yield output
 
     def answer(self) -> RequestOutput:
-        """The whole answer of this turn; waits for it."""
+        """Wait for the whole answer of this turn and return it."""
         for _ in self.stream():
             pass
         assert self._last is not None
         return self._last
 
     def append(self, part: object) -> None:
-        """Go on with more text, tokens or media, in any form of a prompt; the next answer follows.
+        """Add text, tokens or media, in any form of a prompt, and begin the next answer.
 
         Raises:
-            InputError: a part that cannot be served or does not fit, or a session that has ended.
-            MediaError: an item that is refused or cannot be decoded or processed.
+            InputError: the part cannot be served or does not fit, or the session has ended.
+            MediaError: an item is refused, or cannot be decoded or processed.
         """
         self.answer()
         begun = self._inputs.parse(part, more=True)
@@ -91,7 +90,7 @@ class LiveSession:
         self._items, self._last = items, None
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` of `token_ids`, cache included; InputError if that cuts an item."""
+        """Roll the sequence and its KV cache back to `num_tokens` tokens. Raise InputError if that cuts an item."""
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
             raise InputError(f"truncate takes a number of tokens, not {str(num_tokens)[:40]!r}")
         self.answer()
@@ -101,7 +100,7 @@ class LiveSession:
         self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
 
     def close(self) -> None:
-        """Free all it holds; a running answer is aborted."""
+        """End the session and free its memory. A running answer is aborted."""
         self._engine_loop.drop(self._handle)
 
     def __enter__(self) -> LiveSession:
@@ -112,11 +111,12 @@ class LiveSession:
 
 
 def _placed(features: Sequence[MultiModalFeature]) -> tuple[tuple[int, str], ...]:
+    """Return offset and modality of each item."""
     return tuple((feature.range.offset, feature.modality) for feature in features)
 
 
 def _sequence(handle: RequestHandle) -> str:
-    """The name of the session's sequence. In the loop's thread."""
+    """Return the id of the session's sequence. Runs in the loop's thread."""
     if not handle.keep:
         raise InputError("the live session has ended; begin a new one")
     (name,) = handle.builder.answers

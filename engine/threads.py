@@ -1,4 +1,4 @@
-"""How many threads torch's operations take and which GPU is theirs, by thread of ours. Knows nothing that runs in them."""
+"""Sets the number of torch's threads and the current GPU of a thread."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Result = TypeVar("Result")
 
 
 def use_threads(count: int) -> None:
-    """So many threads for torch's operations in this thread, whatever others are set to.
+    """Set how many threads torch's operations use in the calling thread.
 
-    torch keeps the number per thread, but gives a thread at its first operation what any thread was set to last; so that is
-    made to happen now.
+    torch keeps this number per thread, but a thread inherits the number that any thread set last at its first operation. The
+    first call here makes that happen before the number is set.
     """
     torch.get_num_threads()
     torch.set_num_threads(count)
 
 
 def computing_on(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels, events and pinned memory of this thread are that GPU's meanwhile; a thread begins with the first one."""
+    """Return a context in which kernels, events and pinned memory of this thread use that GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def in_passing(work: Callable[[], Result]) -> Result:
-    """`work()` in a thread that ends with it, and with it its team of OpenMP threads.
+    """Run `work()` in a thread of its own, so that the thread's team of OpenMP threads ends with it.
 
-    Every thread that computes in parallel has a team of its own. While there are more of them than cores, libgomp lets them
-    sleep between operations instead of waiting awake, and waking them takes longer than the products of a decode step.
+    Each thread that computes in parallel has its own OpenMP team. With more OpenMP threads than cores, libgomp puts them to
+    sleep between operations, and waking them takes longer than the matrix products of a decode step.
     """
     with ThreadPoolExecutor(1, "sensorium-load", initializer=use_threads, initargs=(torch.get_num_threads(),)) as pool:
         return pool.submit(work).result()

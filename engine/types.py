@@ -96,7 +96,7 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """What a worker needs to run one step. A request is sent once; later steps refer to it by id.
+    """A step to run, from the scheduler to a worker. A request is sent once; later steps refer to it by id.
 
     Args:
         updates: changes of known requests in the order they were made; they apply after `new_requests`.
@@ -126,7 +126,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class SequenceStats:
-    """What the caches saved for a sequence.
+    """Use of the caches and preemptions of a sequence.
 
     Args:
         cached_tokens: prompt tokens that the prefix cache had when the sequence was first scheduled.
@@ -142,14 +142,14 @@ class SequenceStats:
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """What one step added to one sequence.
+    """Result of one step for one sequence.
 
     Args:
         finish_reason: None, "stop", "length", "repetition", "abort" or "error".
         num_removed: number of tokens to remove from the end of the answer (repair of a loop); then there are no new tokens.
         timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
-        stats: what the caches saved; with the last output of an answer only.
-        pooled: float32 `[n]`, what `EngineRequest.pooling` requests.
+        stats: with the last output of an answer only.
+        pooled: float32 `[n]`, the result of `EngineRequest.pooling`.
     """
 
     request_id: str
@@ -237,14 +237,20 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class CoreInfo:
-    """What callers need to know about a core. It never changes while the core lives, asleep or awake.
+    """Constants of a core.
 
     Args:
-        max_model_len: tokens of prompt and answer together. max_num_seqs: sequences computed together at most.
-        vocab_size: every token id is below it. hidden_size: length of an embedding that `EngineRequest.pooling` asks for.
-        row_bytes: of one encoder row. dtype: of weights and rows, as in "bfloat16". device: as in "cpu" or "cuda:0".
-        adapters: names that `EngineRequest.adapter` takes. modalities: of items that it encodes.
-        structured_outputs: whether requests may ask for a grammar. can_sleep: whether `sleep` works.
+        max_model_len: maximum number of tokens of prompt and answer together.
+        max_num_seqs: maximum number of sequences per step.
+        vocab_size: token ids are below it.
+        hidden_size: length of the hidden state that `EngineRequest.pooling` returns.
+        row_bytes: bytes of one encoder row.
+        dtype: dtype of weights and encoder rows, such as "bfloat16".
+        device: the model's device, such as "cpu" or "cuda:0".
+        adapters: valid names of `EngineRequest.adapter`.
+        modalities: modalities of items that the model takes.
+        structured_outputs: True if requests may have a grammar.
+        can_sleep: True if `sleep` works.
     """
 
     max_model_len: int
@@ -262,12 +268,12 @@ class CoreInfo:
 
 @dataclass(frozen=True)
 class CoreOutputs:
-    """What one step of the core adds.
+    """Result of one step of the core.
 
     Args:
-        outputs: by sequence, those that the step added something to or ended.
-        idle: there was nothing to compute.
-        stats: a snapshot, exact where a sequence began or ended since the last one, else at most 50 ms old.
+        outputs: one output per sequence that got tokens or ended.
+        idle: True if there was nothing to compute.
+        stats: a snapshot of the statistics, at most 50 ms old; new if a sequence began or ended since the last one.
     """
 
     outputs: tuple[TokenOutput, ...]
@@ -277,7 +283,7 @@ class CoreOutputs:
 
 @dataclass(frozen=True)
 class ItemTrace:
-    """How one item of a prompt was processed.
+    """Sizes, caches and timings of one processed item of a prompt.
 
     Args:
         source_bytes: bytes of the item as given or downloaded, encoded or as pixels; 0 for a uuid without data.
@@ -321,7 +327,7 @@ class RequestOutput:
 
     Args:
         outputs: the answers, in order of `index`.
-        finished: whether this is the last output of the request.
+        finished: True for the last output of the request.
         error: why the request failed, or None.
         items: size, tokens and frames of each item, and whether `fit` made it smaller.
         timings: seconds of fetch, plan, decode, process, queue, encode, prefill and decode_steps. "queue" is the time spent

@@ -175,10 +175,8 @@ class InputProcessor:
         plans = tuple(final_plan(*entry) for entry in zip(items, processed, spans, strict=True))
         trace = tuple(_trace(*entry) for entry in zip(items, processed, plans, timings, strict=True))
         features, item_of = _features(items, processed, spans, ranges)
-        stages, adapter = (
-            _stage_seconds(items, plan_seconds, timings, remote=bool(parsed.fetches)),
-            self.adapter(feature.modality for feature in features),
-        )
+        stages = _stage_seconds(items, plan_seconds, timings, remote=bool(parsed.fetches))
+        adapter = self.adapter(feature.modality for feature in features)
         cross = features[0] if features and self._cross_attention else None
         if cross is not None:
             features, item_of = (), ()

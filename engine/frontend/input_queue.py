@@ -72,9 +72,9 @@ class InputQueue:
         self._in_progress: dict[QueueEntry, None] = {}  # started and not held yet, in order
         self._count: Counter[str] = Counter()  # entries per stage
         self._turn = self._arrivals = 0
-        self._bytes = 0  # of held entries
+        self._bytes = 0  # processed media of held entries
         self._starting = False
-        self._average_bytes = 0.0  # of a prompt with media, as a moving average
+        self._average_bytes = 0.0  # moving average of processed media per prompt
 
     @property
     def num_waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""The thread of an EngineLoop, which refers to the loop only while there is work."""
+"""The thread of an EngineLoop. It holds a reference to the loop only while there is work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _engine_loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 
 def start_loop(engine_loop: EngineLoop, commands: SimpleQueue[Any], num_threads: int) -> threading.Thread:
-    """Start the thread. It ends when the loop is closed or collected; either puts None into `commands`.
+    """Start the thread. It ends when the loop is closed or garbage collected; both put None into `commands`.
 
     Args:
-        num_threads: for torch's operations.
+        num_threads: number of torch's threads.
     """
     arguments = (weakref.ref(engine_loop), commands, num_threads)
     thread = threading.Thread(target=_run, args=arguments, name="sensorium-engine", daemon=True)
@@ -38,7 +38,7 @@ def _run(ref: weakref.ref[EngineLoop], commands: SimpleQueue[Any], num_threads: 
         if engine_loop is None or engine_loop.closed:
             break
         engine_loop.turn(command)
-        command, busy = None, engine_loop.busy  # `closed` again: the turn may have taken the None that wakes this thread
+        command, busy = None, engine_loop.busy  # busy if closed: the turn may have taken the None
         del engine_loop
         if not busy:
             command = commands.get()
@@ -48,7 +48,7 @@ def _run(ref: weakref.ref[EngineLoop], commands: SimpleQueue[Any], num_threads: 
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that computes while the interpreter shuts down would crash it."""
+    """Close all loops at exit: a thread that computes while the interpreter shuts down would crash it."""
     for engine_loop in list(_engine_loops):
         if engine_loop.process == os.getpid():
             engine_loop.close()

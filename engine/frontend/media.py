@@ -25,9 +25,9 @@ from ...mm.media import gate
 from ...mm.media.isolate import keep_workers
 from ...mm.media.policy import MediaPolicy
 from ...mm.parse import MediaSource
-from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader
+from ...mm.types import EmbeddingItem, ItemPlan
 from ...processors.device import MediaDevice, processing_on
-from ...processors.interface import ProcessingInfo, Span
+from ...processors.interface import ProcessingInfo
 from ..errors import error_text, is_out_of_memory
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
 
@@ -197,7 +197,18 @@ class MultiModalProcessor:
             headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, self.settings.policy))
             grids = processed.geometries if processed else tuple(item_info.geometry(header) for header in headers)
             spans = tuple(item_info.spans(source.modality, grids))
-            plan = self._plan(source, headers, grids, spans, processed)
+            rows = sum(grid.num_embeds for grid in grids)
+            plan = ItemPlan(
+                source.modality,
+                source.index,
+                processed.size if processed is not None else headers[0].size,
+                grid_of_pieces(grids, spans),
+                sum(span.max_added_tokens for span in spans),
+                rows,
+                rows * self.settings.row_bytes,
+                all(header.exact for header in headers),
+                processed.frames if processed is not None else merge_frame_plans([header.frames for header in headers]),
+            )
         return PlannedItem(source, item_info, key, content, plan, grids, spans, headers, processed)
 
     def _content(self, source: MediaSource, tenant: str | None) -> str:
@@ -216,27 +227,6 @@ class MultiModalProcessor:
 
     def _key(self, modality: str, content: str, info: ProcessingInfo, tenant: str | None) -> str:
         return digest("sensorium.item", tenant, modality, content, info.options_key(modality), self.settings.fingerprint)
-
-    def _plan(
-        self,
-        source: MediaSource,
-        headers: Sequence[MediaHeader],
-        grids: Sequence[ItemGeometry],
-        spans: Sequence[Span],
-        processed: ProcessedItem | None,
-    ) -> ItemPlan:
-        rows = sum(grid.num_embeds for grid in grids)
-        return ItemPlan(
-            source.modality,
-            source.index,
-            processed.size if processed is not None else headers[0].size,
-            grid_of_pieces(grids, spans),
-            sum(span.max_added_tokens for span in spans),
-            rows,
-            rows * self.settings.row_bytes,
-            all(header.exact for header in headers),
-            processed.frames if processed is not None else merge_frame_plans([header.frames for header in headers]),
-        )
 
     def _can_shrink(self, item: PlannedItem) -> bool:
         if item.source.data is None or isinstance(item.source.data, EmbeddingItem):
