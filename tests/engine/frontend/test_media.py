@@ -22,7 +22,7 @@ from sensorium.mm.types import Media
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
-LOCAL = MediaPolicy(allow_private_hosts=True, timeout=60.0, max_seconds=60.0)
+LOCAL = MediaPolicy(allow_private_hosts=True, allowed_media_ports=None, timeout=60.0, max_seconds=60.0)
 
 
 def png(width: int) -> bytes:
