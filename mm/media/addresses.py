@@ -62,8 +62,8 @@ def is_public(address: Address) -> bool:
 def _translated(bits: int) -> list[ipaddress.IPv4Address]:
     """Return the IPv4 addresses that a NAT64 gateway with a prefix of its own could read from an IPv6 address (RFC 6052, 2.2).
 
-    Bits 64 to 71 and the bits after the IPv4 address are zero in such an address. Ordinary interface numbers such as ::1 read as
-    0.0.0.1, which no gateway translates.
+    Bits 64 to 71 and the bits after the IPv4 address are zero in such an address. Ordinary interface numbers such as ::1 read
+    as 0.0.0.1, which no gateway translates.
     """
     if bits >> 56 & 0xFF:
         return []
