@@ -1,4 +1,4 @@
-"""Options and checkpoint files that contradict themselves are one-line errors; the memory plan is a closed form."""
+"""Wrong options and checkpoint files give errors of one line; the memory plan is computed from sizes alone."""
 
 import json
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_devices():
 
 
 def test_a_gpu_has_a_number(monkeypatch):
-    """`torch.cuda.set_device` refuses one without, and in another thread it would mean another."""
+    """`torch.cuda.set_device` needs an index, and "cuda" means another device in another thread."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, number in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
@@ -142,7 +142,7 @@ def test_remote_code_in_a_list_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["config", "processor_config"])
 @pytest.mark.parametrize("known", ["A", "Qwen2VLForConditionalGeneration"])
 def test_json_that_nests_without_end_is_refused(tmp_path, kind, name, known):
-    """Below what the reader of JSON itself refuses: whatever walks it later must not fail instead."""
+    """The nesting is below the limit of the JSON parser, but too deep for later recursion."""
     opened, closed = ('{"a":', "}") if isinstance(kind, dict) else ("[", "]")
     write(tmp_path, config={"architectures": [known]})
     for depth in (100, 900):
