@@ -1,6 +1,7 @@
 """Wrong options and checkpoint files give errors of one line; the memory plan is computed from sizes alone."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,19 @@ def test_the_fingerprint_follows_config_and_weights(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
     two = load_model_files(tmp_path).fingerprint
     assert len({one, two, load_model_files(write(tmp_path, config={"a": 2})).fingerprint}) == 3
+
+
+def test_the_content_digest_reads_every_byte_of_the_weights(tmp_path):
+    weights = write(tmp_path, config={"a": 1}) / "model.safetensors"
+    weights.write_bytes(b"x" * 3_000_000)
+    files, times = load_model_files(tmp_path), (weights.stat().st_atime_ns, weights.stat().st_mtime_ns)
+    known = files.content_digest()
+    assert files.content_digest() == known
+    weights.write_bytes(b"x" * 1_500_000 + b"y" + b"x" * 1_499_999)
+    os.utime(weights, ns=times)  # as package stores do that normalise times
+    other = load_model_files(tmp_path)
+    assert other.fingerprint == files.fingerprint
+    assert other.content_digest() != known
 
 
 @pytest.mark.parametrize("name", ["config", "preprocessor_config", "processor_config", "tokenizer_config"])
