@@ -35,7 +35,7 @@ class ModelFiles:
     """The JSON files of a checkpoint. A file that does not exist is an empty mapping.
 
     Args:
-        fingerprint: hash of config.json and of names, sizes and times of the weight files. It tells whether a folder has changed
+        fingerprint: hash of config.json and of names, sizes and times of the weight files. It tells whether a folder changed
             while an engine runs; `content_digest` tells two checkpoints apart.
     """
 
