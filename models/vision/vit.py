@@ -222,8 +222,8 @@ def _natural_order(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
     return out
 
 
-def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in VisionTower and a projector after it, for so many patches in one call, pixels included."""
+def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Bytes alive in VisionTower and the projector after it, if any, for so many patches in one call, pixels included."""
     row, states = c.width * dtype.itemsize, len(c.states)
     rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
     kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
@@ -233,7 +233,7 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
     norm = row + norm_bytes(c.width, c.rms, dtype, limits) if c.post_norm else row
     end = max(row + kept + norm, reordered)
-    projector = projector_bytes(out, states, patches, dtype, limits)
+    projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, positions, rows of patches
     if not fused("varlen_attention", limits.device, dtype):
         held += torch_attention_tiles(patches, c.head_dim, dtype)
