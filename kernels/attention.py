@@ -35,9 +35,8 @@ def paged_attention_reference(
         first, last = meta.query_start_loc[i], meta.query_start_loc[i + 1]
         token = torch.arange(length, device=q.device)
         where = meta.block_tables[i].long()[token // meta.block_size] * meta.block_size + token % meta.block_size
-        sides = _dequantized(slots[:, where], q.shape[2], torch.float32).repeat_interleave(
-            group, 2
-        )  # [planes, length, heads, dim]
+        # [planes, length, heads, dim]
+        sides = _dequantized(slots[:, where], q.shape[2], torch.float32).repeat_interleave(group, 2)
         for row, start, stop in zip(range(first, last), *meta.key_ranges(i).tolist(), strict=True):
             keys, values = sides[0, start:stop], sides[-1, start:stop]
             scores = _apply_soft_cap(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)

@@ -34,7 +34,8 @@ def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tup
             probs: np.ndarray = (row / temperature).softmax(-1).numpy()
             good = not math.isnan(probs[0])  # else all of them are NaN
             if good:
-                tokens[i] = _sample_row(probs, int(top_k), top_p, math.exp(log_min_p), number)
+                threshold = _threshold(probs, int(top_k), top_p, math.exp(log_min_p))
+                tokens[i] = _first_above(probs if threshold is None else probs * (probs >= threshold), number)
         if not good:
             wrong[i] = NO_TOKEN_ALLOWED if values[i].max() == -math.inf else NOT_FINITE
     return torch.tensor(tokens, dtype=torch.int64), torch.tensor(wrong, dtype=torch.int64)
@@ -45,11 +46,6 @@ def _mask_(values: np.ndarray, words: np.ndarray) -> None:
     for i in np.flatnonzero((words != -1).any(-1)):
         allowed = np.unpackbits(words[i].view(np.uint8), count=values.shape[1], bitorder="little").view(bool)
         values[i, ~allowed] = -np.inf
-
-
-def _sample_row(probs: np.ndarray, top_k: int, top_p: float, min_p: float, number: float) -> int:
-    threshold = _threshold(probs, top_k, top_p, min_p)
-    return _first_above(probs if threshold is None else probs * (probs >= threshold), number)
 
 
 def _threshold(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.float32 | None:

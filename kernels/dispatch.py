@@ -132,12 +132,8 @@ def can_run(op: str, name: str, device: torch.device, dtype: torch.dtype, width:
     if name == "native":
         return native.available(device, dtype) and _cpu_supports(op, dtype)
     if name == "triton":
-        return (
-            (device.type == "cuda" or interpreted())
-            and has_triton()
-            and dtype in _TRITON_DTYPES
-            and width <= _MAX_WIDTH.get(op, width)
-        )
+        has_device = device.type == "cuda" or interpreted()
+        return has_device and has_triton() and dtype in _TRITON_DTYPES and width <= _MAX_WIDTH.get(op, width)
     if name == "numpy":
         return device.type == "cpu"
     return name != "onednn" or _onednn_packs(device, dtype)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,17 +48,10 @@ _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _failed_captures: dict[Any, torch.cuda.CUDAGraph] = {}  # by pool handle
 
 Result = TypeVar("Result")
-Made = TypeVar("Made", covariant=True)
-
-
-class Replayable(Protocol[Made]):
-    """A recorded forward. `replay` runs it on the current content of its inputs; the next replay overwrites the result."""
-
-    def replay(self) -> Made: ...
 
 
 class CallGraph(Generic[Result]):
-    """The calls of one forward, the memory that they use, and the result."""
+    """The calls of one forward (or the launch of a CUDA graph), the memory that they use, and the result."""
 
     def __init__(self, calls: Sequence[Callable[[], object]], memory: Sequence[object], result: Result) -> None:
         self.calls, self._memory, self._result = tuple(calls), tuple(memory), result
@@ -82,21 +75,6 @@ class WatchedInts(Sequence[int]):
     def __getitem__(self, index: Any) -> Any:
         self.was_read = True
         return self._values[index]
-
-    def __iter__(self) -> Iterator[int]:
-        self.was_read = True
-        return iter(self._values)
-
-
-class CudaGraph(Generic[Result]):
-    """A CUDA graph, with the tables that it reads and its result. `replay` is as in CallGraph."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, tables: Sequence[Tensor], result: Result) -> None:
-        self._graph, self._tables, self._result = graph, tuple(tables), result
-
-    def replay(self) -> Result:
-        self._graph.replay()
-        return self._result
 
 
 @dataclass(frozen=True)
@@ -124,7 +102,7 @@ def capture_pool(device: torch.device) -> CapturePool:
     return CapturePool(torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
 
 
-def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Result, CudaGraph[Result] | None]:
+def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Result, CallGraph[Result] | None]:
     """Do what `capture` does, on a GPU. Raises CaptureFailed if only the capture fails.
 
     The forward first runs eagerly, because compilation and allocation on first use cannot be captured.
@@ -146,7 +124,7 @@ def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Resu
         _log.warning("a forward is not recorded", exc_info=True)
         _end(graph, pool)
         raise CaptureFailed(result, str(error)) from error
-    return result, CudaGraph(graph, [*sent.captured, *tables.values()], kept)
+    return result, CallGraph([graph.replay], [graph, *sent.captured, *tables.values()], kept)
 
 
 @contextmanager
@@ -182,10 +160,11 @@ def capture(
     Memory that one part of the forward has released is reused by later parts, so a graph holds about as much as the forward.
     """
     same = {_address(tensor) for tensor in constants}
-    recorder, reads = (
-        _CallRecorder(lambda tensor: _address(tensor) in same),
-        _HostReadDetector(lambda tensor: _address(tensor) in same),
-    )
+
+    def is_constant(tensor: Tensor) -> bool:
+        return _address(tensor) in same
+
+    recorder, reads = _CallRecorder(is_constant), _HostReadDetector(is_constant)
     with native.recording(recorder.native), reads, recorder:
         result = forward()
     if recorder.data_dependent or reads.found or any(values.was_read for values in watched):
@@ -281,9 +260,8 @@ class _CallRecorder(_OperatorMode):
         super().__init__(constants)
         self.calls: list[Callable[[], object]] = []
         self._external: dict[int, Tensor] = {}  # by address: tensors that existed before, such as weights
-        self._allocated: dict[
-            int, tuple[Tensor, list[weakref.ref[Tensor]]]
-        ] = {}  # by address: memory, and the tensors that use it
+        # by address: memory, and the tensors that use it
+        self._allocated: dict[int, tuple[Tensor, list[weakref.ref[Tensor]]]] = {}
 
     def memory(self) -> list[object]:
         return [*self._external.values(), *(memory for memory, _ in self._allocated.values())]
@@ -300,11 +278,13 @@ class _CallRecorder(_OperatorMode):
         there = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in there]
         if func in _ALLOCATIONS:
-            return self._allocate(result)
+            if not self._reuse_memory(result, copied=False):
+                self._allocated[_address(result)] = (result.detach(), [weakref.ref(result)])
+            return result
         self.data_dependent |= torch.Tag.nondeterministic_seeded in func.tags or self.reads(func, args, {_aten.index.Tensor})
         if len({_address(leaf) for leaf in fresh}) == len(fresh):  # no two share a storage
             for leaf in fresh:
-                self._move(leaf)
+                self._reuse_memory(leaf, copied=True)
         for leaf in fresh:
             self._allocated.setdefault(_address(leaf), (leaf.detach(), []))
         if fresh or func._schema.is_mutable:
@@ -316,33 +296,22 @@ class _CallRecorder(_OperatorMode):
                 self._allocated[_address(leaf)][1].append(weakref.ref(leaf))
         return result
 
-    def _allocate(self, like: Tensor) -> Tensor:
-        """Return the tensor in released memory of the same size, if there is any."""
-        released = self._released(like)
-        if released is not None:
-            memory, users = released
-            users[:] = [weakref.ref(like.set_(memory, 0, like.shape, like.stride()))]
-            return like
-        self._allocated[_address(like)] = (like.detach(), [weakref.ref(like)])
-        return like
+    def _reuse_memory(self, tensor: Tensor, copied: bool) -> bool:
+        """Move a new tensor into memory of its size that no tensor of the forward uses any more; False if there is none.
 
-    def _move(self, result: Tensor) -> None:
-        """Move an operator's result into released memory of the same size, if there is any."""
-        released = self._released(result)
-        if released is not None:
-            memory, users = released
-            memory.copy_(result.untyped_storage())
-            users[:] = [weakref.ref(result.set_(memory, result.storage_offset(), result.shape, result.stride()))]
-
-    def _released(self, like: Tensor) -> tuple[torch.UntypedStorage, list[weakref.ref[Tensor]]] | None:
-        """Return memory of the size of `like` that no tensor of the forward uses any more, and the list of its users."""
-        if _address(like) == 0:
-            return None
-        size = like.untyped_storage().nbytes()
+        `copied`: with its content.
+        """
+        if _address(tensor) == 0:
+            return False
+        size = tensor.untyped_storage().nbytes()
         for memory, users in self._allocated.values():
             if _address(memory) and memory.untyped_storage().nbytes() == size and all(user() is None for user in users):
-                return memory.untyped_storage(), users
-        return None
+                storage = memory.untyped_storage()
+                if copied:
+                    storage.copy_(tensor.untyped_storage())
+                users[:] = [weakref.ref(tensor.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()))]
+                return True
+        return False
 
 
 def _address(tensor: Tensor) -> int:

@@ -122,10 +122,10 @@ class AttentionMetadata:
 
     def first_block(self, request: int) -> int:
         """Return the first logical block that any row of a request attends to."""
-        before = self.seq_lens[request] - (
-            self.query_start_loc[request + 1] - self.query_start_loc[request]
-        )  # position of its first row
-        return 0 if self.window is None else max(0, before + 1 - self.window) // self.block_size
+        if self.window is None:
+            return 0
+        rows = self.query_start_loc[request + 1] - self.query_start_loc[request]
+        return max(0, self.seq_lens[request] - rows + 1 - self.window) // self.block_size
 
     def _width(self, request: int) -> int:
         """Return the number of blocks from `first_block` on."""
@@ -139,7 +139,7 @@ class AttentionMetadata:
         tables = self.block_tables if everything else self.block_tables[torch.tensor(requests, device=device)]
         if self.window is None:
             blocks, start = tables[:, :width], None
-        else:  # entries behind the end of a table are those of block 0
+        else:  # entries after the end of a table are those of block 0
             there = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
             blocks, start = tables.gather(1, there), stop - self.window
         key = first[:, None] * size + torch.arange(width * size, device=device)

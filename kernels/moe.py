@@ -18,6 +18,9 @@ from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear_reference
 from .int8 import Int8Weight, int8_linear_reference
 
+Expert = Callable[[int, Tensor], Tensor]
+"""Computes the rows `[n, dim]` of the expert with this number."""
+
 
 @dataclass(frozen=True)
 class RoutingConfig:
@@ -99,9 +102,7 @@ def _best_groups(offered: Tensor, rule: RoutingConfig) -> Tensor:
     return kept.flatten(1)
 
 
-def loop_experts_reference(
-    x: Tensor, topk_weights: Tensor, topk_ids: Tensor, expert: Callable[[int, Tensor], Tensor]
-) -> Tensor:
+def loop_experts_reference(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, expert: Expert) -> Tensor:
     """Compute `loop_experts` row by row."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for row, (own, experts) in enumerate(zip(topk_weights, topk_ids.tolist(), strict=True)):
@@ -110,9 +111,7 @@ def loop_experts_reference(
     return out.to(x.dtype)
 
 
-def loop_experts(
-    x: Tensor, topk_weights: Tensor, topk_ids: Tensor, experts: int, expert: Callable[[int, Tensor], Tensor]
-) -> Tensor:
+def loop_experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, experts: int, expert: Expert) -> Tensor:
     """Run `expert(number, rows)` once per expert on all its rows, and sum the weighted results: `[rows, dim]`."""
     order = topk_ids.flatten().argsort(stable=True)
     made = x.new_empty(len(order), x.shape[1])

@@ -11,7 +11,6 @@ from .rope import rotate_
 
 QKNorms = tuple[Tensor, Tensor, float, float]
 """Weights `[dim]` of the query and key norm, their eps, and the offset that is added to both weights."""
-PreparedQKV = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def prepare_qkv(
@@ -21,7 +20,7 @@ def prepare_qkv(
     cos_sin: tuple[Tensor, Tensor] | None,
     interleaved: bool = False,
     qk_norms: QKNorms | None = None,
-) -> PreparedQKV:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Apply QK norm and rotary embedding in place. On a GPU, one kernel also writes keys and values to the cache.
 
     Args:

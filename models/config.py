@@ -71,7 +71,7 @@ _AXES = (1, 3, 4)  # of positions: one; time, height, width; or these three afte
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text part of a config.json: `text_config`, `language_config` or `llm_config` if present, else all of it."""
+    """Return the text part of a config.json: `text_config`, `language_config` or `llm_config` if present, else all of it."""
     nested = (config.get(key) for key in ("text_config", "language_config", "llm_config"))
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
@@ -84,7 +84,7 @@ def check_activation(key: str, act: str) -> str:
 
 
 def check_parts(config: Mapping[str, Any]) -> None:
-    """ConfigError for a section of config.json that is no object, or for an absurd number of layers or experts."""
+    """Raise ConfigError for a section of config.json that is no object, or for an absurd number of layers or experts."""
     for key, value in config.items():
         if key.endswith("_config") and not isinstance(value, Mapping | None):
             raise ConfigError(f"{key} in config.json is {typed(value)}; it must be an object")
@@ -135,7 +135,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
 
 
 def _tied(config: Mapping[str, Any], stack: Stack) -> bool:
-    """True if the config or its text part ties the head; if neither says, the stack's default."""
+    """Return True if the config or its text part ties the head; if neither says, the stack's default."""
     values = [part.get("tie_word_embeddings") for part in (config, get_text_config(config))]
     return any(values) if any(value is not None for value in values) else bool(stack.defaults.get("tie_word_embeddings"))
 
@@ -182,7 +182,7 @@ def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
 
 
 def _window(text: Mapping[str, Any], layer: int) -> int | None:
-    """The sliding window of a layer: by `layer_types`, by a pattern whose last layer is full, or from a first layer on."""
+    """Return a layer's sliding window: by `layer_types`, by a pattern whose last layer is full, or from a first layer on."""
     window, layer_types = text.get("sliding_window"), text.get("layer_types")
     if layer_types:
         kind = layer_types[layer]
@@ -199,7 +199,7 @@ def _window(text: Mapping[str, Any], layer: int) -> int | None:
 
 
 def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpec:
-    """Rotary positions of layers of this layer type, for heads of `dim` numbers."""
+    """Return the rotary positions of layers of this layer type, for heads of `dim` numbers."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise ConfigError(f"rope_parameters in config.json is {rope!r}; it must be an object")
@@ -228,7 +228,7 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
 
 
 def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of frequency scaling with `rope_type`, lengths and factor filled in; empty for the default type."""
+    """Return the parameters of frequency scaling with `rope_type`, lengths and factor filled in; empty for the default type."""
     rope_type = scaling_type(rope)
     if rope_type == "default":
         return {}
@@ -269,7 +269,7 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
 
 
 def _sparse(text: Mapping[str, Any], layer: int) -> bool:
-    """True if the layer's MLP is a mixture of experts. Each rule is from other configs, which leave out the other keys."""
+    """Return True if the layer's MLP is a mixture of experts. Each rule reads keys that other configs lack."""
     if text.get("mlp_layer_types"):
         return bool(text["mlp_layer_types"][layer] == "sparse")
     last = text.get("moe_layer_end_index", -1)
@@ -281,7 +281,7 @@ def _sparse(text: Mapping[str, Any], layer: int) -> bool:
 
 
 def positive_int(config: Mapping[str, Any], key: str, file: str = "config.json") -> int:
-    """The positive integer under `key`; ConfigError names the key and the file otherwise."""
+    """Return the positive integer under `key`; ConfigError names the key and the file otherwise."""
     value = require(config, key, file)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{key} in {file} is {repr(value)[:60]}; it must be a positive integer")
@@ -289,7 +289,7 @@ def positive_int(config: Mapping[str, Any], key: str, file: str = "config.json")
 
 
 def _positive(config: Mapping[str, Any], key: str) -> float:
-    """The finite number above 0 under `key`; ConfigError names the key otherwise."""
+    """Return the finite number above 0 under `key`; ConfigError names the key otherwise."""
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{key} in config.json is {value!r}; it must be a number above 0")
@@ -297,7 +297,7 @@ def _positive(config: Mapping[str, Any], key: str) -> float:
 
 
 def require(config: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
-    """The value under `key`; ConfigError names the key and the file if it is missing."""
+    """Return the value under `key`; ConfigError names the key and the file if it is missing."""
     if config.get(key) is None:
         raise ConfigError(f"{file} lacks {key!r}; it is not complete")
     return config[key]

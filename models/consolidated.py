@@ -85,7 +85,7 @@ _AUDIO_PREFIX = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The kind of a params.json ("images", "merged images" with a patch merger, "audio"), and the Hub's config.json.
+    """Return the layout of a params.json ("images", "merged images" with a patch merger, "audio") and the Hub's config.json.
 
     Raises:
         ConfigError: an unsupported feature or a missing key, by name, or a text-only model.
@@ -93,17 +93,16 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     _check(params, _REFUSED, _NEEDED)
     vision, multimodal = _part(params, "vision_encoder"), _part(params, "multimodal")
     audio = _part(multimodal, next(iter(multimodal))) if multimodal else {}
-    text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
-    text |= {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
+    text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
     if vision:
-        return _with_pictures(vision, common)
+        return _image_config(vision, common)
     if audio:
         return "audio", common | _audio_sections(audio)
     raise ConfigError(f"{FILE} has no vision_encoder and no audio encoder (multimodal); text-only models are not served")
 
 
-def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _image_config(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     merge = vision.get("spatial_merge_size", 1)
     shapes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
     config = {
@@ -120,7 +119,7 @@ def _with_pictures(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tupl
 
 
 def _audio_sections(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The audio part of config.json; `feature_extractor` holds what the Hub has in a file of its own."""
+    """Return the audio part of config.json; `feature_extractor` holds what the Hub has in a file of its own."""
     audio = _part(params, "encoder_args")
     _check(audio, _REFUSED_AUDIO, _NEEDED[:-1])
     mel = _MEL_DEFAULTS | {
@@ -140,7 +139,7 @@ def _audio_sections(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The object under this key, empty if the key is missing; ConfigError if it is no object."""
+    """Return the object under this key, empty if the key is missing; ConfigError if it is no object."""
     part = owner.get(key)
     if not isinstance(part, dict | None):
         raise ConfigError(f"{key} in {FILE} is {typed(part)}; it must be an object")
@@ -148,7 +147,7 @@ def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str]) -> None:
-    """ConfigError for a refused feature that is set, or for a missing key."""
+    """Raise ConfigError for a refused feature that is set, or for a missing key."""
     found = [key for key in refused if part.get(key)]
     if found:
         raise ConfigError(f"{found[0]} in {FILE} is not supported; use the checkpoint in the Hub's layout")

@@ -56,9 +56,9 @@ class StepLimits:
     """The largest step that can be scheduled; memory plans follow from it.
 
     Args:
-        rows: of the step.
-        keys: that the rows of all sequences read together.
-        longest: keys of one sequence.
+        rows: rows of the step.
+        keys: keys that the rows of all sequences read together.
+        longest: most keys of one sequence.
         int8: weights are quantised to 8 bits.
         quantized_kv: keys and values are cached in 8 bits.
     """
@@ -112,7 +112,7 @@ class Model(Protocol):
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not routed
     adapters: Sequence[str]  # names of the adapters it was built with (`models.adapters`)
-    recordable: bool  # whether `embed_multimodal` may be recorded as a graph: it keeps no tensor between calls
+    recordable: bool  # `embed_multimodal` may be recorded as a graph, since it keeps no tensor between calls
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
         """Encode a merged batch of items (from `mm.fields.merge`): one `[rows, row_size]` tensor per item, in order."""
@@ -121,16 +121,16 @@ class Model(Protocol):
         """Return final normed hidden states `[rows, hidden]`; write keys and values into the caches."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """`[n, hidden]` -> float32 logits `[n, vocab]`."""
+        """Compute float32 logits `[n, vocab]` of `[n, hidden]`."""
 
     def forward_bytes(self, limits: StepLimits) -> int:
-        """Upper bound of the bytes alive during `forward`, inputs and result included, without weights and caches."""
+        """Return an upper bound of the bytes alive during `forward`, inputs and result included, without weights and caches."""
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        """Upper bound of the bytes of the processed tensors from which `rows` encoder rows are computed."""
+        """Return an upper bound of the bytes of the processed tensors from which `rows` encoder rows are computed."""
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """Upper bound of the bytes alive during `embed_multimodal` of items with `rows` rows in total, on `limits.device`."""
+        """Return an upper bound of the bytes alive while items with `rows` rows in total are encoded on `limits.device`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill and pack all weights from checkpoint names; CheckpointError for missing, surplus or misshapen tensors."""

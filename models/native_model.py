@@ -1,4 +1,4 @@
-"""The base of models that encode pictures and clips at native size: a packed tower, mergers and a decoder.
+"""The base of models that encode images and videos at native size: a packed tower, mergers and a decoder.
 
 An audio tower may come with them, whose rows have no deepstack levels.
 """
@@ -35,7 +35,7 @@ class NativeModel(DecoderModel):
     The first merger projects the tower's last state to the rows that replace token embeddings. Each further merger projects
     one of the tower's earlier states to a deepstack level.
 
-    Sounds ("audio" items) have `input_features` and `audio_frames`; their deepstack levels are zeros.
+    Audio items have `input_features` and `audio_frames`; their deepstack levels are zeros.
 
     `merger_class`: class of the first merger.
     """
@@ -63,8 +63,8 @@ class NativeModel(DecoderModel):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         if modality == "audio":
             assert self.audio_tower is not None
-            sounds = self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
-            return [F.pad(rows, (0, self.row_size - self.hidden_size)) for rows in sounds]
+            items = self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
+            return [F.pad(rows, (0, self.row_size - self.hidden_size)) for rows in items]
         pixels, grid = (tensors[name] for name in TENSORS[modality])
         grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
         counts = [t * h * w // self.merger.spec.group for t, h, w in grids]
@@ -78,14 +78,14 @@ class NativeModel(DecoderModel):
     def input_bytes(self, modality: str, rows: int) -> int:
         if modality == "audio":
             assert self.audio_tower is not None
-            return self.audio_tower.max_frames(rows) * self.audio_tower.mels * self.dtype.itemsize
+            return self.audio_tower.input_bytes(rows)
         return rows * self.merger.spec.group * self.visual.spec.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         if modality == "audio":
             assert self.audio_tower is not None
             result = rows * (self.hidden_size + self.row_size) * self.dtype.itemsize
-            return max(self.audio_tower.activation_bytes(self.audio_tower.max_frames(rows), limits), result)
+            return max(self.audio_tower.encoder_bytes(rows, limits), result)
         tower, merger, size = self.visual.spec, self.merger.spec, self.dtype.itemsize
         levels, patches, level_bytes = len(self.deepstack_mergers), rows * merger.group, rows * self.hidden_size * size
         peak = max(tower_bytes(tower, patches, merger, self.dtype, limits), self.merger.extra_bytes(rows))
@@ -98,13 +98,13 @@ class NativeModel(DecoderModel):
 
 
 def patch_numbers(vision: Mapping[str, Any]) -> int:
-    """Numbers in a flat patch: channels x frames x height x width."""
+    """Return the numbers in a flat patch: channels x frames x height x width."""
     patch, frames = positive_int(vision, "patch_size"), vision.get("temporal_patch_size", 2)
     return int(vision.get("in_channels", vision.get("in_chans", 3)) * frames * patch * patch)
 
 
 def axial_theta(vision: Mapping[str, Any]) -> float:
-    """Base of the tower's rotary frequencies; ConfigError for another rope type than axial."""
+    """Return the base of the tower's rotary frequencies; ConfigError for another rope type than axial."""
     rope = vision.get("rope_parameters") or {}
     if rope.get("rope_type", "axial") not in ("axial", "default"):
         raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")

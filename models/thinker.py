@@ -15,10 +15,10 @@ TALKER_PREFIXES = ("talker.", "token2wav.", "code2wav.")
 
 
 def thinker_config(config: Mapping[str, Any], tied: bool = False, **defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The thinker's part of a config.json, which may be nested below `thinker_config`.
+    """Return the thinker's part of a config.json, which may be nested below `thinker_config`.
 
     Args:
-        tied: whether the head is tied if this part does not say; its text section is not asked.
+        tied: the head is tied if this part does not say; its text section is ignored.
         defaults: required sections, with defaults of their keys.
 
     Raises:
@@ -34,11 +34,11 @@ def thinker_config(config: Mapping[str, Any], tied: bool = False, **defaults: Ma
 
 
 def with_thinker_prefix(prefixes: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Prefixes for names as they are, and below `thinker.`."""
+    """Return the prefixes for names as they are, and below `thinker.`."""
     return (*((f"thinker.{stored}", name) for stored, name in prefixes), ("thinker.", ""), *prefixes)
 
 
 def check_output_dim(out: int, hidden_size: int) -> None:
-    """ConfigError unless the audio tower's rows have the width of the decoder."""
+    """Raise ConfigError unless the audio tower's rows have the width of the decoder."""
     if out != hidden_size:
         raise ConfigError(f"output_dim {out} of audio_config in config.json is not hidden_size {hidden_size}")

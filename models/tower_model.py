@@ -1,4 +1,4 @@
-"""The base of models with one vision tower and one projector, whose pictures come whole or in tiles of one size."""
+"""The base of models with one vision tower and one projector, whose images come whole or in tiles of one size."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TowerModel(DecoderModel):
         return list(rows.split([t * h * w // self.tower.spec.merge**2 for t, h, w in grids]))
 
     def project(self, rows: Tensor) -> Tensor:
-        """`[patches, width]` in squares -> `[rows, hidden]`."""
+        """Project `[patches, width]` in squares to `[rows, hidden]`."""
         return self.projector(rows if self.merger is None else self.merger(rows))
 
     def input_bytes(self, modality: str, rows: int) -> int:
@@ -69,7 +69,7 @@ class TowerModel(DecoderModel):
 
 
 def feature_states(layer: object, depth: int) -> tuple[int, ...]:
-    """TowerSpec.features for a `vision_feature_layer`, counted from the end if negative; the last layer is the empty tuple.
+    """Return TowerSpec.features for a `vision_feature_layer`, negative from the end; the last layer is the empty tuple.
 
     Raises:
         ConfigError: several layers, or one that the tower does not have.

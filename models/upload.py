@@ -16,8 +16,12 @@ from ..kernels.streams import Event, pinned_buffer
 _BYTES = 32 << 20  # of a buffer: copying it takes about a millisecond, much longer than launching the copy
 
 
-def copier(device: torch.device) -> Callable[[Tensor, Tensor], object]:
-    """A function (target, source) that copies to tensors on `device`, like `Tensor.copy_`."""
+Copy = Callable[[Tensor, Tensor], object]
+"""Copies to the first tensor from the second, like `Tensor.copy_`."""
+
+
+def copier(device: torch.device) -> Copy:
+    """Return the function that copies from the host to tensors on `device`."""
     return Upload() if device.type == "cuda" else Tensor.copy_
 
 
@@ -29,17 +33,14 @@ class Upload:
     """
 
     def __init__(
-        self,
-        pin: Callable[[int], Tensor] | None = None,
-        event: Callable[[], Event] | None = None,
-        size: int = _BYTES,
+        self, pin: Callable[[int], Tensor] | None = None, event: Callable[[], Event] | None = None, size: int = _BYTES
     ) -> None:
         make = event or torch.cuda.Event
         self._size, self._turn = size, 0
         self._buffers = [((pin or pinned_buffer)(size), make()) for _ in range(2)]
 
     def __call__(self, target: Tensor, source: Tensor) -> None:
-        """Copy; a different dtype is converted on the device."""
+        """Copy; another dtype is converted on the device."""
         if source.device.type != "cpu":
             target.copy_(source)
             return

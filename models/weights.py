@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Converter, Convertible, WeightedLayer
 from .layers.linear import Linear, LmHead
-from .upload import copier
+from .upload import Copy, copier
 
 _CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
@@ -113,7 +113,6 @@ def quantize(root: nn.Module, quantization: str) -> None:
     """
     for module in root.modules():
         if isinstance(module, Linear) and not module.exact:
-            assert module.weight is not None, "weights are packed already"
             if quantization == "int8" and not supported(module.weight.device):
                 raise ConfigError(
                     f"quantization={quantization!r} needs a CPU with avx512_vnni, or a GPU and Triton, not this "
@@ -122,8 +121,18 @@ def quantize(root: nn.Module, quantization: str) -> None:
             module.quantization = quantization
 
 
+def weight_bytes(model: Model, device: torch.device, quantization: str | None) -> int:
+    """Return the bytes of all layers as `pack` lays them out on `device`, and of parameters of torch's own layers."""
+    assert isinstance(model, nn.Module)
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, WeightedLayer | LmHead):
+            total += module.packed_bytes(device, quantization is not None)
+    return total
+
+
 def named_layers(root: nn.Module) -> dict[str, tuple[WeightedLayer, dict[str, Tensor]]]:
-    """Canonical tensor name -> its layer, and the memory of all tensors of that layer by name (shards are views)."""
+    """Map canonical tensor names to their layer and to the memory of all its tensors by name (shards are views)."""
     found: dict[str, tuple[WeightedLayer, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
         if isinstance(module, WeightedLayer):
@@ -187,14 +196,7 @@ def _convert(stored: str, whole: Tensor, converter: Converter) -> list[tuple[str
         raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which does not fit the config") from None
 
 
-def _put(
-    tensor: Tensor,
-    stored: str,
-    name: str,
-    layer: WeightedLayer,
-    views: dict[str, Tensor],
-    copy: Callable[[Tensor, Tensor], object],
-) -> None:
+def _put(tensor: Tensor, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy) -> None:
     """Copy to the view of this name, and pack the layer if this was its last one."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
@@ -210,7 +212,7 @@ def _put(
 
 
 def _check_empty(verb: str, names: Iterable[str]) -> None:
-    """CheckpointError if there are any names."""
+    """Raise CheckpointError if there are any names."""
     found = sorted(names)
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""

@@ -1,4 +1,4 @@
-"""The base of models that encode sounds in windows of fixed length, silence included."""
+"""The base of models that encode audio in windows of fixed length, silence included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mm.errors import ConfigError
-from .audio.mel_encoder import MelEncoder, MelEncoderSpec, mel_encoder_bytes
+from .audio.mel_encoder import LARGE, MelEncoder, MelEncoderSpec, mel_encoder_bytes
 from .decoder_model import DecoderModel
 from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec, projector_bytes
@@ -24,18 +24,18 @@ AUDIO_PREFIXES = (
 """Prefixes of encoder and projector in checkpoints of transformers 5; names without `model.` need none."""
 
 
-def config_sections(config: Mapping[str, Any], text: Section, audio: Section) -> tuple[Section, Section]:
-    """text_config and audio_config with the defaults `text` and `audio`; ConfigError if one of them is no object."""
+def config_sections(config: Mapping[str, Any], text: Section) -> tuple[Section, Section]:
+    """Return text_config with the defaults `text`, and audio_config with those of the largest Whisper."""
     parts = [config.get("text_config") or {}, config.get("audio_config") or {}]
     if not all(isinstance(part, Mapping) for part in parts):
         raise ConfigError("text_config and audio_config in config.json must be objects")
-    return text | dict(parts[0]), audio | dict(parts[1])
+    return {**text, **parts[0]}, {**LARGE, **parts[1]}
 
 
 def joined_projector(
     config: Mapping[str, Any], tower: MelEncoderSpec, out: int, inner: int, bias: bool = True
 ) -> ProjectorSpec:
-    """Two layers over four joined rows; ConfigError if the encoder's MLP width, which states the joined width, differs."""
+    """Describe two layers over four joined rows; ConfigError if the encoder's MLP width, which states theirs, differs."""
     if tower.inner != _GROUP * tower.width:
         raise ConfigError(f"intermediate_size of audio_config is {tower.inner}, not {_GROUP} rows of {tower.width}")
     act, layers = config.get("projector_hidden_act", "gelu"), ("linear_1", "linear_2")
@@ -43,10 +43,10 @@ def joined_projector(
 
 
 class WindowModel(DecoderModel):
-    """Rows of a sound's windows, concatenated, joined in groups, projected, and cut to the sound's number of rows.
+    """A model that joins and projects the rows of an item's windows and cuts them to the item's number of rows.
 
-    Reads the tensors of `processors.bases.windows`. Windows are encoded one at a time, so that a long sound needs no more
-    memory than a short one.
+    Reads the tensors of `processors.bases.windows`. Windows are encoded one at a time, so that long audio needs no more
+    memory than short audio.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class WindowModel(DecoderModel):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         windows = list(tensors["input_features"].split(tensors["audio_frames"].tolist()))
         items = zip(tensors["audio_windows"].tolist(), tensors["audio_rows"].tolist(), strict=True)
-        return [self._sound_rows([windows.pop(0) for _ in range(count)], rows) for count, rows in items]
+        return [self._item_rows([windows.pop(0) for _ in range(count)], rows) for count, rows in items]
 
-    def _sound_rows(self, windows: list[Tensor], rows: int) -> Tensor:
+    def _item_rows(self, windows: list[Tensor], rows: int) -> Tensor:
         group, frames, projected = self.multi_modal_projector.spec.group, 2 * self.audio_tower.config.positions, []
         for window in windows:
             silence = window[-1:].expand(frames - len(window), -1)
@@ -75,7 +75,7 @@ class WindowModel(DecoderModel):
         return torch.cat(projected)
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        """Two frames per encoder row; a group may be incomplete, and one frame of silence follows."""
+        """Count two frames per encoder row; a group may be incomplete, and one frame of silence follows."""
         frames = 2 * self.multi_modal_projector.spec.group * (rows + 1) + 1
         return frames * self.audio_tower.config.mels * self.dtype.itemsize
 

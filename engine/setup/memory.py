@@ -13,7 +13,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits
-from ...models.weight_bytes import weight_bytes
+from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo
 from ..config import MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len

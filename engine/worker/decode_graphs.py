@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.dispatch import interpreted
-from ...kernels.graph import CaptureFailed, Replayable, WatchedInts, capture, capture_cuda, capture_pool
+from ...kernels.graph import CallGraph, CaptureFailed, WatchedInts, capture, capture_cuda, capture_pool
 from ...kernels.metadata import AttentionMetadata
 from ...models.interface import ForwardBatch, Model, StepLimits
 
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
-_Run = tuple[Tensor, Replayable[Tensor] | None]
+_Run = tuple[Tensor, CallGraph[Tensor] | None]
 _BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # that are recorded on a GPU
 _MAX_GRAPHS = 64  # on a GPU
 _ROW_INPUT_BYTES = 128  # of a row's token, positions, slots and length
@@ -147,7 +147,7 @@ class _StaticMetadata(AttentionMetadata):
 class _DecodeGraph:
     """A recorded step and the tensors that it reads."""
 
-    graph: Replayable[Tensor]
+    graph: CallGraph[Tensor]
     inputs: ForwardBatch
     groups: tuple[_StaticMetadata, ...]
 

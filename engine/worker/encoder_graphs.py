@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...kernels.dispatch import interpreted
-from ...kernels.graph import CaptureFailed, Replayable, capture_cuda, capture_pool
+from ...kernels.graph import CallGraph, CaptureFailed, capture_cuda, capture_pool
 from ...models.interface import Model, StepLimits
 from ..errors import is_out_of_memory
 
 Rows = list[Tensor]
 Encode = Callable[[str, Mapping[str, Any]], Rows]
-Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, Replayable[Rows] | None]]
+Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, CallGraph[Rows] | None]]
 """Runs an encoder call, given the tensors that are the same in every replay, and returns its rows and its graph, if any."""
 
 MAX_ROWS = 1536  # of a recorded call, such as 30 s of sound; a larger call takes longer than launching its kernels
@@ -141,7 +141,7 @@ class EncoderGraphs:
 class _EncoderGraph:
     """A recorded call and the tensors that it reads."""
 
-    graph: Replayable[Rows]
+    graph: CallGraph[Rows]
     inputs: tuple[Tensor, ...]
 
     def replay(self, inputs: Iterator[Tensor]) -> Rows:

@@ -146,7 +146,7 @@ INLINE v16 pair(const bf16* even, const bf16* odd) {
 }
 #endif
 
-// Convert quantised values without their scale, which is exact, and store them.
+// Convert quantised values without their scale, which is exact.
 INLINE v16 to_float(int quant, v16b x) {
 #ifdef WIDE
     if (quant == INT8) return (v16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)x));
@@ -229,7 +229,7 @@ static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int
         for (int64_t d = 0; d < p.dim; d += 16) {
             const bf16 *even = (const bf16*)v[i] + d, *odd = i + 1 < count ? (const bf16*)v[i + 1] + d : zeros;
             bf16 parts[2][16] = {};
-            if (d + 16 > p.dim) {  // memory behind the last row may not be mapped
+            if (d + 16 > p.dim) {  // memory after the last row may not be mapped
                 memcpy(parts[0], even, (p.dim - d) * sizeof(bf16));
                 memcpy(parts[1], odd, (p.dim - d) * sizeof(bf16));
                 even = parts[0], odd = parts[1];

@@ -167,7 +167,7 @@ def _store_tile(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=UNALIGNED)  # type: ignore[untyped-decorator]
 def _attend_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [rows, heads, DIM], row stride q_stride
-    k_ptr,  # [slots, ROW]: keys [KV_HEADS, DIM], if quantised with padding and scales behind them
+    k_ptr,  # [slots, ROW]: keys [KV_HEADS, DIM], if quantised followed by padding and scales
     v_ptr,  # [slots, ROW]
     k_scale_ptr,  # the same memory as float32 [slots, ROW / 4], which ends with KV_HEADS scales; None: not quantised
     v_scale_ptr,
@@ -232,7 +232,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     table_ptr += request.to(tl.int64) * table_stride
 
     lanes = tl.arange(0, BLOCK_N)
-    # Keys before those that all rows attend to, those keys, and the keys behind them.
+    # Keys before those that all rows attend to, those keys, and the keys after them.
     for phase in tl.static_range(3):
         from_, to = at, full_start
         if phase == 1:

@@ -8,6 +8,7 @@ import torch
 
 from ..metadata import AttentionMetadata
 from . import activation, attention, launch_config, norm, rope, varlen
+from .launch_config import Config
 
 Run = Callable[[], object]
 Measure = Callable[[Run], float]
@@ -15,11 +16,9 @@ _ROWS = 4096
 _PAGE = 16
 
 
-def search(
-    measure: Measure, report: Callable[[str], None], device: torch.device
-) -> dict[tuple[str, str], launch_config.Config]:
+def search(measure: Measure, report: Callable[[str], None], device: torch.device) -> dict[tuple[str, str], Config]:
     """Return (op, shape class) -> configuration faster than the current one. Takes a few minutes, mostly compilation."""
-    found: dict[tuple[str, str], launch_config.Config] = {}
+    found: dict[tuple[str, str], Config] = {}
     for run in workloads(device):
         for op, shape in launch_config.requested_configs(run):
             usual = launch_config.get_config(op, shape)
@@ -30,7 +29,7 @@ def search(
     return found
 
 
-def descend(op: str, config: launch_config.Config, run: Run, measure: Measure) -> launch_config.Config:
+def descend(op: str, config: Config, run: Run, measure: Measure) -> Config:
     """Halve or double one number after the other (stages: one less or more) as long as that helps."""
     for name in config:
         better = True
@@ -40,7 +39,7 @@ def descend(op: str, config: launch_config.Config, run: Run, measure: Measure) -
     return config
 
 
-def _near(config: launch_config.Config, name: str) -> Iterator[launch_config.Config]:
+def _near(config: Config, name: str) -> Iterator[Config]:
     value = config[name]
     for other in (value - 1, value + 1) if name == "num_stages" else (value // 2, value * 2):
         if 1 <= other <= (16 if name == "num_warps" else 8 if name == "num_stages" else 4096):

@@ -230,27 +230,17 @@ def _sort_pairs(topk_ids: Tensor, experts: int, tile: int) -> tuple[Tensor, Tens
     """Return the sorted pairs of all tiles, int32 `[tiles * tile]`, and the expert of each tile, int32 `[tiles]`; -1: none."""
     pairs = topk_ids.numel()
     tiles = pairs if pairs <= experts else experts + (pairs - experts) // tile  # upper bound
-    slots, owners = torch.full((tiles * (tile + 1),), -1, dtype=torch.int32, device=topk_ids.device).split(
-        (tiles * tile, tiles)
-    )
+    table = torch.full((tiles * (tile + 1),), -1, dtype=torch.int32, device=topk_ids.device)
+    slots, owners = table.split((tiles * tile, tiles))
     columns = triton.next_power_of_2(experts)
     chunk = max(16, min(128, _ONE_HOT // columns))
     chunks = triton.cdiv(pairs, chunk)
     counts = torch.empty((chunks, columns), dtype=torch.int32, device=topk_ids.device)
     _count_kernel[(chunks,)](topk_ids, counts, pairs, CHUNK=chunk, COLUMNS=columns, **launch_config.get_config("order"))
     _sort_pairs_kernel[(chunks,)](
-        topk_ids,
-        counts,
-        slots,
-        owners,
-        pairs,
-        chunks,
-        TILE=tile,
-        CHUNK=chunk,
-        COLUMNS=columns,
-        STEP=16,
+        topk_ids, counts, slots, owners, pairs, chunks, TILE=tile, CHUNK=chunk, COLUMNS=columns, STEP=16,
         **launch_config.get_config("order"),
-    )
+    )  # fmt: skip
     return slots, owners
 
 

@@ -128,17 +128,6 @@ def _columns(frames: Tensor, target: int, filter: str) -> Tensor:
     there, taps, shift = table(width, target, filter, frames.device)
     shape = launch_config.get_config("pixels", "columns")
     _columns_kernel[(triton.cdiv(n * height, shape["ROWS"]), triton.cdiv(target, shape["COLUMNS"]))](
-        frames,
-        keep_alive(there),
-        out,
-        n * height,
-        height,
-        width,
-        target,
-        taps,
-        shift,
-        frames.stride(0),
-        frames.stride(1),
-        **shape,
+        frames, keep_alive(there), out, n * height, height, width, target, taps, shift, *frames.stride()[:2], **shape
     )
     return out

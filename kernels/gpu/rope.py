@@ -147,7 +147,7 @@ def _prepare_qkv_kernel(
     k_weight_ptr,
     cos_ptr,  # float32 [rows, HALF]
     sin_ptr,
-    k_cache_ptr,  # [slots, cache_row]: keys [kv_heads, DIM], if quantised with padding and scales behind them
+    k_cache_ptr,  # [slots, cache_row]: keys [kv_heads, DIM], if quantised followed by padding and scales
     v_cache_ptr,
     k_scale_ptr,  # the same memory as float32 [slots, cache_row / 4], which ends with kv_heads scales; None: not quantised
     v_scale_ptr,

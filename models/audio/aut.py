@@ -22,11 +22,10 @@ from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
-from ..memory_formulas import SMALL, linear_bytes
-from .mel_encoder import MelEncoderLayer, MelEncoderSpec, attention_tiles, mel_encoder_spec, mel_layer_bytes
+from ..memory_formulas import SMALL, OpBytes
+from .mel_encoder import MelEncoderLayer, MelEncoderSpec, attention_tiles, mel_encoder_spec, mel_layer_bytes, sinusoids
 
 _EPS = 1e-5
-_TIMESCALE = 10_000.0  # ratio of the highest to the lowest frequency
 CONV_BATCH = 8  # chunks per convolution call: the unfolded input is 9 times as large as the chunks
 
 
@@ -39,7 +38,7 @@ class AutSpec:
         channels: of the convolutions.
         chunk, window: lengths in frames.
         out: width of the result rows.
-        pad_short: a sound shorter than a chunk is padded to a whole chunk, like the last chunk of longer sounds.
+        pad_short: an item shorter than a chunk is padded to a whole chunk, like the last chunk of longer items.
     """
 
     layer: MelEncoderSpec
@@ -50,18 +49,18 @@ class AutSpec:
     pad_short: bool = True
 
     def rows(self, frames: int) -> int:
-        """Rows of a sound."""
+        """Return the number of rows of an item."""
         chunks, rest = divmod(frames, self.chunk)
         return chunks * downsampled(self.chunk) + downsampled(rest)
 
     def windows(self, frames: int) -> list[int]:
-        """Rows of each attention window of a sound."""
+        """Return the rows of each attention window of an item."""
         size, rows = self.window // self.chunk * downsampled(self.chunk), self.rows(frames)
         return [size] * (rows // size) + ([rows % size] if rows % size else [])
 
 
 def downsampled(frames: int) -> int:
-    """Rows after three convolutions of stride 2."""
+    """Return the number of rows after three convolutions of stride 2."""
     return -(-frames // 8)
 
 
@@ -99,20 +98,18 @@ class AutEncoder(nn.Module):
         self.first = Linear(c.width, {"proj1": c.width}, True, dtype, device)
         self.second = Linear(c.width, {"proj2": spec.out}, True, dtype, device)
 
-    @property
-    def mels(self) -> int:
-        return self.spec.layer.mels
-
-    def max_frames(self, rows: int) -> int:
-        """Upper bound of the frames of sounds with so many rows in total."""
+    def _max_frames(self, rows: int) -> int:
+        """Return an upper bound of the frames of items with so many rows in total."""
         return -(-rows * self.spec.chunk // downsampled(self.spec.chunk))
 
-    def activation_bytes(self, frames: int, limits: StepLimits) -> int:
-        """Bytes alive while so many frames are encoded in one call, features included."""
-        return aut_bytes(self.spec, frames, self.dtype, limits)
+    def input_bytes(self, rows: int) -> int:
+        return self._max_frames(rows) * self.spec.layer.mels * self.dtype.itemsize
+
+    def encoder_bytes(self, rows: int, limits: StepLimits) -> int:
+        return aut_bytes(self.spec, self._max_frames(rows), self.dtype, limits)
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
-        """`features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
+        """Encode `features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
         spec, rows = self.spec, [self.spec.rows(n) for n in frames]
         x = torch.cat([self._rows(piece, n) for piece, n in zip(features.split(list(frames)), rows, strict=True)])
         windows = [length for n in frames for length in spec.windows(n)]
@@ -122,14 +119,14 @@ class AutEncoder(nn.Module):
         return list(out.split(rows))
 
     def _rows(self, features: Tensor, rows: int) -> Tensor:
-        """One item `[frames, mels]` -> `[rows, width]`; the last chunk is padded with zeros."""
+        """Encode one item `[frames, mels]` -> `[rows, width]` before the layers; the last chunk is padded with zeros."""
         chunk = self.spec.chunk if self.spec.pad_short else min(self.spec.chunk, len(features))
         padding = -len(features) % chunk
         chunks = F.pad(features.to(self.dtype), (0, 0, 0, padding)).view(-1, chunk, self.spec.layer.mels)
         return torch.cat([self._convolved(part) for part in chunks.split(CONV_BATCH)])[:rows]
 
     def _convolved(self, chunks: Tensor) -> Tensor:
-        """`[chunks, frames, mels]` -> `[chunks * rows, width]`, positions added."""
+        """Convolve `[chunks, frames, mels]` -> `[chunks * rows, width]` and add positions."""
         x = chunks.transpose(1, 2)[..., None]  # [chunks, bands, time, channels]
         for layer in self.convolutions:
             windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)  # [chunks, bands, time, channels, 3, 3]
@@ -140,24 +137,18 @@ class AutEncoder(nn.Module):
         return positioned.flatten(0, 1)
 
 
-def sinusoids(length: int, width: int) -> Tensor:
-    """Float32 `[length, width]`: sines, then cosines, of frequencies from 1 to 1 / 10,000."""
-    step = torch.log(torch.tensor(_TIMESCALE, dtype=torch.float64)).item() / (width // 2 - 1)
-    angles = torch.arange(length)[:, None] * torch.exp(-step * torch.arange(width // 2).float())
-    return torch.cat((angles.sin(), angles.cos()), 1)
-
-
 def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in AutEncoder for so many frames in one call, features included."""
+    """Return the bytes alive in AutEncoder for so many frames in one call, features included."""
+    ops = OpBytes(dtype, limits)
     s, layer, channels = dtype.itemsize, c.layer, c.channels
     mels, row, rows = layer.mels * s, layer.width * s, c.rows(frames)
     padded = -(-frames // c.chunk) * c.chunk
     bands, batch = -(-layer.mels // 2), min(padded, CONV_BATCH * c.chunk)  # after the first convolution; frames per call
     outputs = bands * batch // 2  # of one channel, after the first convolution
     unfolded = (bands + 2) * (batch // 2 + 2 * batch // c.chunk) + 9 * -(-outputs // 4)  # zero-padded, then in windows of 9
-    first = batch * mels * 9 // 8 + outputs * (9 * s + linear_bytes(9, channels, outputs, dtype, limits) + channels * s)
+    first = batch * mels * 9 // 8 + outputs * (9 * s + ops.linear(9, channels, outputs) + channels * s)
     second = channels * s * (outputs + unfolded)
-    second += outputs // 4 * (linear_bytes(9 * channels, channels, outputs // 4, dtype, limits) + channels * s)
-    layers, end = mel_layer_bytes(layer, rows, dtype, limits), 3 * row + 2 * c.out * s
-    held = SMALL + frames * mels + attention_tiles(c.layer, rows, dtype, limits)
+    second += outputs // 4 * (ops.linear(9 * channels, channels, outputs // 4) + channels * s)
+    layers, end = mel_layer_bytes(layer, rows, ops), 3 * row + 2 * c.out * s
+    held = SMALL + frames * mels + attention_tiles(c.layer, rows, ops)
     return held + max(padded * mels + rows * row + max(first, second), rows * max(layers, end))

@@ -14,8 +14,7 @@ from ...kernels.activation import activation
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
-from .aut import sinusoids
-from .mel_encoder import MelEncoderLayer, MelEncoderSpec, averaged, mel_encoder_bytes, windows
+from .mel_encoder import MelEncoderLayer, MelEncoderSpec, averaged, mel_encoder_bytes, sinusoids, windows
 
 _EPS = 1e-5
 
@@ -26,7 +25,7 @@ class ChunkedEncoder(nn.Module):
     __call__: Callable[..., list[Tensor]]
 
     def __init__(self, c: MelEncoderSpec, out: int, dtype: torch.dtype, device: torch.device) -> None:
-        """`c.positions`: rows of a chunk, half of its frames."""
+        """Build the layers; `c.positions` is the number of rows of a chunk, half of its frames."""
         super().__init__()
         self.config, self.dtype = c, dtype
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
@@ -36,32 +35,30 @@ class ChunkedEncoder(nn.Module):
         self.ln_post = Norm(c.width, _EPS, True, dtype, device)
         self.proj = Linear(c.width, {"proj": out}, True, dtype, device)
 
-    @property
-    def mels(self) -> int:
-        return self.config.mels
-
-    def max_frames(self, rows: int) -> int:
-        """Upper bound of the frames of a sound: convolution and average divide by 4, up to three frames are dropped."""
+    def _max_frames(self, rows: int) -> int:
+        """Return the most frames of an item: convolution and average divide by 4, up to three frames are dropped."""
         return 4 * rows + 3
 
-    def activation_bytes(self, frames: int, limits: StepLimits) -> int:
-        """Bytes alive while so many frames are encoded in one call, features included."""
-        return mel_encoder_bytes(self.config, frames, self.proj.outputs, self.dtype, limits)
+    def input_bytes(self, rows: int) -> int:
+        return self._max_frames(rows) * self.config.mels * self.dtype.itemsize
+
+    def encoder_bytes(self, rows: int, limits: StepLimits) -> int:
+        return mel_encoder_bytes(self.config, self._max_frames(rows), self.proj.outputs, self.dtype, limits)
 
     def chunks(self, frames: int) -> list[int]:
-        """Frames of each chunk of a sound."""
+        """Return the frames of each chunk of an item."""
         size = 2 * self.config.positions
         return [size] * (frames // size) + ([frames % size] if frames % size else [])
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
-        """`features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
-        chunks = [n for sound in frames for n in self.chunks(sound)]
-        rows, sounds = [(n + 1) // 2 for n in chunks], [(n + 1) // 2 for n in frames]
+        """Encode `features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
+        chunks = [n for item in frames for n in self.chunks(item)]
+        rows, items = [(n + 1) // 2 for n in chunks], [(n + 1) // 2 for n in frames]
         x = features.to(self.dtype)
         x = activation("gelu", self.conv1(windows(x, chunks, chunks, 1)))
         x = activation("gelu", self.conv2(windows(x, chunks, rows, 2)))
         x = x + torch.cat([self.positions[:n] for n in rows])
         for layer in self.layers:
             x = layer(x, rows)
-        pooled = torch.cat([averaged(sound, 2) for sound in x.split(sounds)])
-        return list(self.proj(self.ln_post(pooled)).split([n // 2 for n in sounds]))
+        pooled = torch.cat([averaged(item, 2) for item in x.split(items)])
+        return list(self.proj(self.ln_post(pooled)).split([n // 2 for n in items]))

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
 from ..config import positive_int
+from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
-from ..memory_formulas import torch_attention_tiles
+from ..memory_formulas import OpBytes
 
 _EPS = 1e-5
 
@@ -179,12 +180,12 @@ class Conformer(TensorModule):
         return x
 
 
-def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype) -> int:
-    """Bytes alive in Conformer for so many rows in one call, inputs included."""
+def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Return the bytes alive in Conformer for so many rows in one call, inputs included."""
     s, w, inner = dtype.itemsize, c.width, c.heads * c.head_dim
     mlp = 2 * w + 2 * c.inner  # x, normed, before and after the activation
     attention = 2 * w + 4 * inner  # queries, keys, values, results
     convolution = 2 * w + 4 * c.conv_width  # both halves, the gated half, its convolution
     block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and torch's copies of both
-    tiles = torch_attention_tiles(c.block, c.head_dim, dtype)
+    tiles = OpBytes(dtype, limits).torch_attention_tiles(c.block, c.head_dim)
     return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s + tiles

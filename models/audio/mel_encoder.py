@@ -1,6 +1,6 @@
 """The packed Whisper encoder: log-mel frames of items of many requests in one call.
 
-The published form always computes 30 s and includes the silence; here only the rows of the sound are computed, with equal
+The published form always computes 30 s and includes the silence; here only the rows of the item are computed, with equal
 results: the convolutions see the first silent frames after it, and attention sees none.
 
 Source: arXiv 2212.04356 (two convolutions, the second of stride 2, a table of positions, pre-norm layers).
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.activation import activation
-from ...kernels.dispatch import backend, fused
+from ...kernels.dispatch import backend
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
@@ -27,27 +27,18 @@ from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
-from ..memory_formulas import (
-    FLOAT32,
-    SMALL,
-    attention_copies,
-    linear_bytes,
-    linear_result,
-    norm_bytes,
-    torch_attention_tiles,
-    torch_rotary,
-)
+from ..memory_formulas import FLOAT32, SMALL, OpBytes
 
 _EPS = 1e-5
 LARGE: Mapping[str, int] = {
-    "d_model": 1280,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "encoder_layers": 32,
-    "max_source_positions": 1500,
+    "hidden_size": 1280,
+    "num_attention_heads": 20,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 1500,
     "num_mel_bins": 128,
 }
-"""Sizes of the largest Whisper, for families initialised from it (arXiv 2407.10759, 2503.20215) that leave them out."""
+"""Sizes of the largest Whisper, for configs that leave them out. The names are aliases, so that any name in a config wins."""
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -77,7 +68,7 @@ class MelEncoderSpec:
 
     Args:
         mels: mel bands per frame.
-        positions: rows of the longest sound, half of its frames.
+        positions: rows of the longest item, half of its frames.
         key_bias: the key projection has a bias.
         rotary_dim: leading numbers of a head that are rotated by rotary positions of base `theta`; 0: positions come from a
             table.
@@ -108,7 +99,7 @@ def mel_encoder_spec(audio: Mapping[str, Any]) -> MelEncoderSpec:
 
 
 def layer_sizes(config: Mapping[str, Any], side: str) -> dict[str, Any]:
-    """Sizes of the "encoder" or "decoder" side: inner, heads, layers, act; ConfigError like `mel_encoder_spec`."""
+    """Read the sizes of the "encoder" or "decoder" side: inner, heads, layers, act; ConfigError like `mel_encoder_spec`."""
     width, heads = positive_int(config, "d_model"), positive_int(config, f"{side}_attention_heads")
     if width % heads:
         raise ConfigError(f"d_model {width} is no multiple of {side}_attention_heads {heads}")
@@ -157,7 +148,7 @@ class MelEncoder(nn.Module):
 
     Args:
         pool: adjacent rows averaged to one before the last norm; rows that fill no group are dropped.
-        silence: silent frames follow each sound in the input; otherwise the convolutions see zeros after it.
+        silence: silent frames follow each item in the input; otherwise the convolutions see zeros after it.
     """
 
     __call__: Callable[..., list[Tensor]]
@@ -174,21 +165,21 @@ class MelEncoder(nn.Module):
         self.layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=c.names.end)
 
     def rows(self, frames: int) -> int:
-        """Rows of a sound, before pooling."""
+        """Return the number of rows of an item, before pooling."""
         return (frames + 1) // 2
 
     def forward(self, features: Tensor, frames: Sequence[int], trailing: Sequence[int | None] = ()) -> list[Tensor]:
         """Encode the items.
 
         Args:
-            features: `[frames, mels]`: per item the frames of its sound, then silence up to `2 * rows + 1` frames (or up to
-                the longest sound of the encoder, if that is less).
-            frames: frames of each sound, without silence.
-            trailing: per item, the number of rows after its sound that are computed too; their frames must be in `features`.
-                They attend to the sound and are not attended to. None: no such rows. Empty: none for any item.
+            features: `[frames, mels]`: per item its own frames, then silence up to `2 * rows + 1` frames (or up to
+                the longest item of the encoder, if that is less).
+            frames: frames of each item, without silence.
+            trailing: per item, the number of rows after its own that are computed too; their frames must be in `features`.
+                They attend to the item and are not attended to. None: no such rows. Empty: none for any item.
         """
-        sound_rows = [self.rows(n) for n in frames]
-        lengths = [n + (more or 0) for n, more in zip(sound_rows, trailing, strict=True)] if trailing else sound_rows
+        item_rows = [self.rows(n) for n in frames]
+        lengths = [n + (more or 0) for n, more in zip(item_rows, trailing, strict=True)] if trailing else item_rows
         follows = [self.silence or more is not None for more in trailing or [None] * len(frames)]
         outputs = [2 * rows if more else n for rows, n, more in zip(lengths, frames, follows, strict=True)]
         inputs = [min(n + more, 2 * self.config.positions) for n, more in zip(outputs, follows, strict=True)]
@@ -199,13 +190,13 @@ class MelEncoder(nn.Module):
             x = x + torch.cat([self.embed_positions.weight[:n] for n in lengths])
         cos_sin = self._cos_sin(lengths)
         for layer in self.layers:
-            x = layer(x, sound_rows, cos_sin, trailing)
+            x = layer(x, item_rows, cos_sin, trailing)
         pooled = [averaged(rows, self.pool) for rows in x.split(lengths)]
         normed = self.layer_norm(torch.cat(pooled))
         return list(normed.split([len(rows) for rows in pooled]))
 
     def _cos_sin(self, lengths: Sequence[int]) -> CosSin:
-        """Cosines and sines of each row's position in its sound; None if positions come from a table."""
+        """Return cosines and sines of each row's position in its item; None if positions come from a table."""
         if not self.config.rotary_dim:
             return None
         half, device = self.config.rotary_dim // 2, self.device
@@ -215,7 +206,7 @@ class MelEncoder(nn.Module):
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
-    """The position table, for checkpoints that do not store it: sines, then cosines, of periods from 2 pi to 20,000 pi."""
+    """Return the position table that some checkpoints do not store: sines, then cosines, of periods from 2 pi to 20,000 pi."""
     half = width // 2
     angles = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
     return torch.cat((angles.sin(), angles.cos()), dim=1)
@@ -224,7 +215,7 @@ def sinusoids(positions: int, width: int) -> Tensor:
 def _attend_with_trailing(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
 ) -> Tensor:
-    """`varlen_attention`, with `trailing` rows after each item that attend to its other rows and are not attended to."""
+    """Run `varlen_attention`; `trailing` rows after each item attend to its other rows and are not attended to."""
     out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
     for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
         own, rest = slice(start, start + length), slice(start + length, start + length + more)
@@ -237,7 +228,7 @@ def _attend_with_trailing(
 
 
 def windows(x: Tensor, inputs: Sequence[int], outputs: Sequence[int], stride: int) -> Tensor:
-    """The inputs of a convolution of three taps, zero-padded per item: `[sum(inputs), c]` -> `[sum(outputs), 3 * c]`."""
+    """Return the inputs of a convolution of three taps, zero-padded per item: `[sum(inputs), c]` -> `[sum(outputs), 3 * c]`."""
     out = x.new_zeros(sum(outputs), x.shape[1], 3)  # in the order of the stored weights
     for source, target in zip(x.split(list(inputs)), out.split(list(outputs)), strict=True):
         for tap, (shifted, first) in enumerate(((source[stride - 1 :], 1), (source, 0), (source[1:], 0))):
@@ -255,42 +246,38 @@ def averaged(rows: Tensor, pool: int) -> Tensor:
 
 
 def mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in MelEncoder and a projection to `out_width`, for at most so many frames, features included.
+    """Return the bytes alive in MelEncoder and a projection to `out_width`, for at most so many frames, features included.
 
     Slightly fewer frames can need more memory than `frames`: their rows are padded, for which inputs are copied.
     """
-    return max(_mel_encoder_bytes(c, n, out_width, dtype, limits) for n in range(max(1, frames - 3), frames + 1))
+    ops = OpBytes(dtype, limits)
+    return max(_mel_encoder_bytes(c, n, out_width, ops) for n in range(max(1, frames - 3), frames + 1))
 
 
-def _mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    s, w, rows = dtype.itemsize, c.width, (frames + 1) // 2
+def _mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, ops: OpBytes) -> int:
+    s, w, rows = ops.dtype.itemsize, c.width, (frames + 1) // 2
     mels, row = c.mels * s, c.width * s
-    convolution = 3 * mels + linear_bytes(3 * c.mels, w, frames, dtype, limits)
-    first = max(convolution, linear_result(w, frames, dtype, limits) + row)  # or before and after gelu
-    second = max(3 * row + linear_bytes(3 * w, w, rows, dtype, limits), linear_result(w, rows, dtype, limits) + row)
+    convolution = 3 * mels + ops.linear(3 * c.mels, w, frames)
+    first = max(convolution, ops.linear_result(w, frames) + row)  # or before and after gelu
+    second = max(3 * row + ops.linear(3 * w, w, rows), ops.linear_result(w, rows) + row)
     cos_sin = c.rotary_dim * FLOAT32
-    layers = max(3 * row, cos_sin + mel_layer_bytes(c, rows, dtype, limits))  # x, positions, their sum
-    end = cos_sin + 2 * row + norm_bytes(w, False, dtype, limits) + 2 * out_width * s
-    held = SMALL + frames * mels + attention_tiles(c, rows, dtype, limits)
+    layers = max(3 * row, cos_sin + mel_layer_bytes(c, rows, ops))  # x, positions, their sum
+    end = cos_sin + 2 * row + ops.norm(w, False) + 2 * out_width * s
+    held = SMALL + frames * mels + attention_tiles(c, rows, ops)
     return held + max(frames * first, frames * row + rows * second, rows * max(layers, end))
 
 
-def mel_layer_bytes(c: MelEncoderSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes per row in MelEncoderLayer: the residual stream, attention or MLP, and their sum."""
-    s, w = dtype.itemsize, c.width
-    row, norm = w * s, norm_bytes(w, False, dtype, limits)
-    qkv, copies = 3 * row, attention_copies(w, dtype, limits.device)
-    out = linear_bytes(w, w, rows, dtype, limits)
-    attention = row + max(norm + qkv, row + qkv + row + copies, row + qkv + row + out, 2 * row)
-    if c.rotary_dim and backend("rotary", limits.device, dtype) != "native":
-        attention = max(attention, row + qkv + torch_rotary(c.heads * c.rotary_dim, s))
-    inner = c.inner * s
-    first, last = linear_bytes(w, c.inner, rows, dtype, limits), linear_bytes(c.inner, w, rows, dtype, limits)
+def mel_layer_bytes(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
+    """Return the bytes per row in MelEncoderLayer: the residual stream, attention or MLP, and their sum."""
+    s, w = ops.dtype.itemsize, c.width
+    row, norm = w * s, ops.norm(w, False)
+    qkv, copies = 3 * row, ops.attention_copies(w)
+    attention = row + max(norm + qkv, row + qkv + row + copies, row + qkv + row + ops.linear(w, w, rows), 2 * row)
+    if c.rotary_dim and backend("rotary", ops.limits.device, ops.dtype) != "native":
+        attention = max(attention, row + qkv + ops.torch_rotary(c.heads * c.rotary_dim))
     # beside x, the layer's input is held by the caller
-    mlp = 2 * row + max(norm + first, linear_result(c.inner, rows, dtype, limits) + inner, inner + last)
-    return max(attention, mlp)
+    return max(attention, 2 * row + max(norm + ops.linear(w, c.inner, rows), ops.mlp(w, c.inner, c.inner, rows)))
 
 
-def attention_tiles(c: MelEncoderSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    native = fused("varlen_attention", limits.device, dtype)
-    return 0 if native else torch_attention_tiles(rows, c.width // c.heads, dtype)
+def attention_tiles(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
+    return 0 if ops.fused("varlen_attention") else ops.torch_attention_tiles(rows, c.width // c.heads)

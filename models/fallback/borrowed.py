@@ -60,7 +60,7 @@ def attend(
     softcap: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """`query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
+    """Attend: `query [1, heads, rows, dim]`, keys and values with their own heads -> `[1, rows, heads, dim of values]`.
 
     Raises:
         ConfigError: the step was not passed on, or an argument that our attention does not support.
@@ -83,7 +83,7 @@ def attend(
 
 
 def class_of(config: Mapping[str, Any]) -> Any:
-    """The class that config.json names; ConfigError if transformers does not have it."""
+    """Return the class that config.json names; ConfigError if transformers does not have it."""
     name = str((config.get("architectures") or ["none"])[0])
     try:
         import transformers
@@ -169,7 +169,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
 
 
 def attention_of(parsed: Any) -> dict[str, str]:
-    """Our attention for the decoder, the class's default for encoders."""
+    """Choose our attention for the decoder and the class's default for encoders."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
@@ -178,7 +178,7 @@ def attention_of(parsed: Any) -> dict[str, str]:
 
 
 def _axes(decoder: Any) -> int:
-    """Number of position axes; ConfigError for others than 1 and 3 (time, height, width)."""
+    """Return the number of position axes; ConfigError unless it is 1 or 3 (time, height, width)."""
     sections = next((module.mrope_section for module in decoder.modules() if getattr(module, "mrope_section", None)), (0,))
     axes = len(next(iter(sections.values())) if isinstance(sections, dict) else sections)
     if axes not in (1, 3):
@@ -187,7 +187,7 @@ def _axes(decoder: Any) -> int:
 
 
 def _record(outer: Any, decoder: Any, text: Any, axes: int) -> tuple[tuple[AttentionCall, ...], int]:
-    """The attention layers, and the bytes per row of a step."""
+    """Return the attention layers and the bytes per row of a step."""
     dtype = outer.dtype
     try:
         return _layers(decoder, text, axes), _row_bytes(decoder, text, axes)
@@ -201,7 +201,7 @@ def _record(outer: Any, decoder: Any, text: Any, axes: int) -> tuple[tuple[Atten
 
 
 def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
-    """What each layer needs, from a pass on the meta device; ConfigError for a layer whose state is not keys and values."""
+    """Record what each layer needs in a pass on the meta device; ConfigError for a layer whose state is not keys and values."""
     unsupported = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     if unsupported:
         index = text.layer_types.index(unsupported[0])
@@ -218,7 +218,7 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
 
 
 def _meta_inputs(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:
-    """Arguments of a decoder call with so many rows on the meta device."""
+    """Return the arguments of a decoder call with so many rows on the meta device."""
     positions = torch.arange(rows, device="meta")[None]
     return {
         "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=dtype, device="meta"),
@@ -233,7 +233,7 @@ def _kind_of(decoder: Any, index: int) -> str:
 
 
 def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
-    """Peak bytes per row of a step in the decoder, from a pass on the meta device."""
+    """Return the peak bytes per row of a step in the decoder, from a pass on the meta device."""
     inputs = _meta_inputs(decoder.dtype, text, axes, _MEASURED_ROWS)
     with torch.inference_mode(), Peak() as peak:
         decoder(**inputs, **{STEP: PagedStep()})
@@ -242,7 +242,7 @@ def _row_bytes(decoder: Any, text: Any, axes: int) -> int:
 
 
 def twin(root: Any, part: Any, forward: Callable[..., Any]) -> Any:
-    """A copy of `root` that shares weights and calls `forward` instead of the forward of its submodule `part`."""
+    """Return a copy of `root` that shares weights and calls `forward` instead of the forward of its submodule `part`."""
     copied = copy.copy(root)
     if root is part:
         copied.forward = forward
@@ -268,5 +268,5 @@ def make_encoders(outer: Any) -> None:
 
 
 def line(error: BaseException) -> str:
-    """The message of an error in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

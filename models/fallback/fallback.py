@@ -67,7 +67,7 @@ class Fallback(nn.Module):
         return torch.device("cpu") if self.outer.get_output_embeddings().weight.is_meta else self.device
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """The embeddings that the class passes to its decoder for an item's tokens; one item per call, which avoids padding."""
+        """Return the embeddings that the class passes to its decoder for an item; one item per call avoids padding."""
         items = [{name: value[i] for name, value in tensors.items()} for i in range(len(tensors[TOKENS]))]
         return [self._decoder_inputs(item)["inputs_embeds"][0] for item in items]
 
@@ -96,7 +96,7 @@ class Fallback(nn.Module):
         return -(-rows * inputs // rows_measured)
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """In proportion to the measured item."""
+        """Scale the measured item's peak to `rows`."""
         rows_measured, _, peak = self._measured[modality]
         return -(-rows * peak // rows_measured)
 
@@ -183,7 +183,7 @@ class Fallback(nn.Module):
         return hidden[0]
 
     def _decoder_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with which the class calls its decoder."""
+        """Return the arguments with which the class calls its decoder."""
         known = signature(self.outer.base_model.forward).parameters
         try:
             self._encode(**{name: value for name, value in inputs.items() if name in known}, use_cache=False)
@@ -227,7 +227,7 @@ def _cache_spec(layer: AttentionCall, dtype: torch.dtype) -> CacheSpec:
 
 
 def _check_decoder_inputs(inputs: Mapping[str, Any], positions: Tensor) -> None:
-    """ConfigError if a class passes more to its decoder than embeddings and these positions, int64 `[axes, rows]`."""
+    """Raise ConfigError if a class passes more to its decoder than embeddings and these positions, int64 `[axes, rows]`."""
     extra = [
         key for key, value in inputs.items() if key not in _DECODER_INPUTS and value is not None and not isinstance(value, bool)
     ]
@@ -245,7 +245,7 @@ def _check_decoder_inputs(inputs: Mapping[str, Any], positions: Tensor) -> None:
 def _two_batches(
     ids: Tensor, positions: Tensor, span: PlaceholderRange, rows: Tensor, specs: tuple[CacheSpec, ...]
 ) -> list[ForwardBatch]:
-    """A prompt in two steps, with an item's rows at `span` and new caches."""
+    """Return a prompt as two steps, with an item's rows at `span` and new caches."""
     total, size, device = len(ids), 16, ids.device
     blocks = -(-total // size)
     caches = [torch.zeros(2, blocks, size, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device) for spec in specs]

@@ -98,7 +98,7 @@ class DeepseekOcr(DecoderModel):
         return ((_NORM.sub(r"\1.norm", name), tensor) for name, tensor in weights)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """`tensors["tiles"]` `[items, 4]`: rows and columns of tiles, and patches along a side of a tile and of the whole."""
+        """Read `tensors["tiles"]` `[items, 4]`: rows and columns of tiles, patches along a side of a tile and of the whole."""
         items = tensors["tiles"].tolist()
         tile_sizes = [side**2 for rows, columns, side, _ in items for _ in range(rows * columns)]
         tiles = iter(tensors["pixel_values_local"].split(tile_sizes))
@@ -111,16 +111,16 @@ class DeepseekOcr(DecoderModel):
         return results
 
     def _encode_patches(self, patches: Tensor, side: int) -> Tensor:
-        """`[side^2, patch_dim]` -> `[rows, hidden]`; one image at a time, so that its bits do not depend on the batch."""
+        """Encode `[side^2, patch_dim]` -> `[rows, hidden]`; one image at a time, so that bits do not depend on the batch."""
         return self.projector(self.encode(self.sam(patches, side)))
 
     def encode(self, rows: Tensor) -> Tensor:
-        """SAM's rows of a square image -> as many rows for the projector."""
+        """Encode SAM's rows of a square image to as many rows for the projector."""
         side = math.isqrt(len(rows))
         return torch.cat((self.clip(rows, [(1, side, side)])[-1], rows), 1)
 
     def lines(self, tiles: Sequence[Tensor], columns: int) -> Sequence[Tensor]:
-        """Rows of square tiles in a grid of so many columns -> rows of the decoder, line by line across the grid."""
+        """Arrange the rows of square tiles in a grid of so many columns line by line across the grid."""
         if not tiles:
             return ()
         rows, side = len(tiles) // columns, math.isqrt(len(tiles[0]))
@@ -134,18 +134,18 @@ class DeepseekOcr(DecoderModel):
         return rows * spec.downsampling**2 * spec.tower.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """The largest tile, beside the inputs and the result."""
+        """Return the bytes of the largest tile, of the inputs and of the result."""
         spec = self.sam.spec
         tile = self.max_tile(rows)
         held = self.input_bytes(modality, rows) + (rows + tile) * self.hidden_size * self.dtype.itemsize
         return held + max(sam_bytes(spec, tile * spec.downsampling**2, self.dtype, limits), self.second_bytes(tile, limits))
 
     def max_tile(self, rows: int) -> int:
-        """The largest number of rows that one tile of an image with so many rows can have."""
+        """Return the largest number of rows that one tile of an image with so many rows can have."""
         return max((side**2 for side in SIDES if side * (side + 1) < rows), default=min(SIDES) ** 2)
 
     def second_bytes(self, tile: int, limits: StepLimits) -> int:
-        """Bytes alive in the second encoder and the projector for a tile of so many rows."""
+        """Return the bytes alive in the second encoder and the projector for a tile of so many rows."""
         clip, joined = self.clip.spec, 2 * self.clip.spec.width * tile * self.dtype.itemsize
         return joined + tower_bytes(clip, tile, self.projector.spec, self.dtype, limits)
 
@@ -181,7 +181,7 @@ class DeepseekOcr2(DeepseekOcr):
 
 
 def _hub(vision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A vision_config in the Hub's layout; the publisher's own has its parts under `width`, with other key names.
+    """Return a vision_config in the Hub's layout; the publisher's own has its parts under `width`, with other key names.
 
     The published config of the second model states wrong channels for SAM's last convolution; they equal the encoder's width.
     """
@@ -198,7 +198,7 @@ def _hub(vision: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sam(vision: Mapping[str, Any], down: tuple[int, ...]) -> SamSpec:
-    """`down`: channels of the convolutions if the config does not state them."""
+    """Read SAM's tower. `down`: channels of the convolutions if the config does not state them."""
     sam = {**_SAM, **(vision.get("sam_config") or {})}
     width, patch = positive_int(sam, "hidden_size"), positive_int(sam, "patch_size")
     if not sam["use_abs_pos"]:

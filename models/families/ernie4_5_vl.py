@@ -58,7 +58,7 @@ class Resampler(TensorModule):
 
 
 class Ernie45VL(DecoderModel):
-    """Images and videos. Their tokens, start and end tokens included, are routed to the vision experts."""
+    """A model of images and videos. Their tokens, start and end tokens included, are routed to the vision experts."""
 
     prefixes = (
         ("model.vision_tower.", "visual."),
@@ -100,7 +100,7 @@ class Ernie45VL(DecoderModel):
         return max(tower_bytes(tower, patches, first, self.dtype, limits), held + max(pairs, temporal))
 
     def _squares(self, modality: str, rows: int) -> int:
-        """Squares of patches that are encoded for so many rows."""
+        """Return the number of squares of patches that are encoded for so many rows."""
         return rows * (PAIR if modality == "video" else 1)
 
 
@@ -124,7 +124,7 @@ def _tower(vision: Mapping[str, Any]) -> TowerSpec:
 
 
 def _frame_pairs(items: Sequence[tuple[int, int]]) -> Tensor:
-    """Int64 index that puts the squares of two adjacent frames side by side; items are `(frames, squares per frame)`.
+    """Return an int64 index that puts the squares of two adjacent frames side by side; items are `(frames, squares each)`.
 
     Example: two frames of two squares, then an image of one square: 0 2 1 3 and 4 4.
     """

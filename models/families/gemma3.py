@@ -20,17 +20,14 @@ _MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
 
 
 class Gemma3(TowerModel):
-    """Pictures."""
+    """A model of images."""
 
     prefixes = (
         (f"model.multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
         (f"multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
         *TOWER_PREFIXES,
     )
-    ignored = (
-        "tower.head.",
-        "tower.embeddings.position_ids",
-    )  # a pooling head; a buffer in old checkpoints
+    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config, "gemma3_text"))

@@ -136,7 +136,7 @@ def _specs(config: Mapping[str, Any], stack: Stack) -> tuple[DecoderSpec, TowerS
 
 
 def _mtp_prefixes(config: Mapping[str, Any], spec: DecoderSpec, default: int) -> tuple[str, ...]:
-    """Prefixes of the layers for multi-token prediction, which follow the decoder's and are not used.
+    """Return prefixes of the layers for multi-token prediction, which follow the decoder's and are not used.
 
     `default`: their number, if config.json does not state it.
     """

@@ -15,34 +15,21 @@ from ..decoder_model import TEXT_PREFIXES
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES, WindowModel, config_sections, joined_projector
 
-AUDIO: dict[str, Any] = {  # defaults that the published config.json leaves out
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 20,
-    "max_position_embeddings": 1500,
-    "num_mel_bins": 128,
-}
+# defaults that the published config.json leaves out
 TEXT = {
-    "vocab_size": 59264,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-}
+    "vocab_size": 59264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 _NAMES = MelEncoderNames(("input_layernorm", "post_attention_layernorm"), "o_proj", ("mlp.fc1", "mlp.fc2"), "norm")
 
 
 class GlmAsr(WindowModel):
-    """Sounds."""
+    """A model of audio."""
 
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        text, audio = config_sections(config, TEXT, AUDIO)
+        text, audio = config_sections(config, TEXT)
         decoder = decoder_spec({"tie_word_embeddings": True, **config, "text_config": text}, STACKS["llama"])
         tower = replace(mel_encoder_spec(audio), names=_NAMES)
         rope: Mapping[str, Any] = audio.get("rope_parameters") or {}

@@ -87,7 +87,7 @@ class Granite4Vision(LlavaBase):
     pinpoints = PINPOINTS_336
 
     def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """The config names the layer before which a level is added, DecoderSpec the layer after which it is."""
+        """Read the decoder. A level is added before the layer that the config names, and after the one in DecoderSpec."""
         return decoder_spec(config, STACK, deepstack=tuple(layer - 1 for layer in sorted(_target_layers(config)) if layer))
 
     def feature_layers(self, config: Mapping[str, Any]) -> int | Sequence[int]:
@@ -122,7 +122,7 @@ class Granite4Vision(LlavaBase):
         return math.ceil(rows * self.max_patches_per_row / self.rate**2)
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """The peak is in the tower, or after it: its states, one projector, and all levels concatenated."""
+        """Return the peak in the tower, or after it: its states, one projector, and all levels concatenated."""
         spec, s = self.vision_tower.spec, self.dtype.itemsize
         patches, out = self.max_patches(modality, rows), self.hidden_size
         tower = tower_bytes(spec, patches, ProjectorSpec(spec.width, out, ("out_linear",)), self.dtype, limits)
@@ -131,7 +131,7 @@ class Granite4Vision(LlavaBase):
 
 
 def _target_layers(config: Mapping[str, Any]) -> list[int]:
-    """The decoder layer of each projector; ConfigError if two have the same."""
+    """Return the decoder layer of each projector; ConfigError if two have the same."""
     corners = config.get("spatial_target_layers") or (12, 15, 18, 21)
     layers = [layer for _, layer in require(config, "deepstack_layer_map")] + list(corners)
     if len(set(layers)) < len(layers) or len(corners) != len(CORNERS):
@@ -158,7 +158,7 @@ def _window_spec(config: Mapping[str, Any], width: int, side: int, out: int) -> 
 
 
 def _to_windows(plane: Tensor, size: int) -> Tensor:
-    """`[tiles, h, w, width]` -> `[windows, size^2, width]`, tile by tile, row by row."""
+    """Cut `[tiles, h, w, width]` into `[windows, size^2, width]`, tile by tile, row by row."""
     tiles, h, w, width = plane.shape
     windows = plane.reshape(tiles, h // size, size, w // size, size, width).transpose(2, 3)
     return windows.reshape(-1, size * size, width)

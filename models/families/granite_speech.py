@@ -20,26 +20,15 @@ from ..layers.builder import Builder
 from ..layers.qformer import QFormer, QFormerSpec
 from ..text.stacks import STACKS
 
-ENCODER = {  # defaults that the published config.json leaves out
-    "input_dim": 160,
-    "num_layers": 10,
-    "hidden_dim": 1024,
-    "feedforward_mult": 4,
-    "num_heads": 8,
-    "output_dim": 42,
-    "context_size": 200,
-    "max_pos_emb": 512,
-    "conv_kernel_size": 15,
-    "conv_expansion_factor": 2,
-}
+# defaults that the published config.json leaves out
+ENCODER = {
+    "input_dim": 160, "num_layers": 10, "hidden_dim": 1024, "feedforward_mult": 4, "num_heads": 8, "output_dim": 42,
+    "context_size": 200, "max_pos_emb": 512, "conv_kernel_size": 15, "conv_expansion_factor": 2,
+}  # fmt: skip
 PROJECTOR = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "encoder_hidden_size": 1408,
-    "cross_attention_frequency": 2,
-}
+    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    "encoder_hidden_size": 1408, "cross_attention_frequency": 2,
+}  # fmt: skip
 STACK = replace(STACKS["granite"], defaults={**STACKS["granite"].defaults, "attention_multiplier": 1.0})
 
 
@@ -59,7 +48,7 @@ class WindowProjector(TensorModule):
 
 
 class GraniteSpeech(DecoderModel):
-    """Sounds."""
+    """A model of audio."""
 
     prefixes = (("model.encoder.", "encoder."), ("model.projector.", "projector."), *TEXT_PREFIXES)
 
@@ -81,24 +70,24 @@ class GraniteSpeech(DecoderModel):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         lengths = tensors["audio_frames"].tolist()
         rows = self.encoder(tensors["input_features"].to(self.dtype), lengths)
-        sounds = [
-            F.pad(sound, (0, 0, 0, -len(sound) % self.window)).view(-1, self.window, rows.shape[1])
-            for sound in rows.split(lengths)
+        items = [
+            F.pad(item, (0, 0, 0, -len(item) % self.window)).view(-1, self.window, rows.shape[1])
+            for item in rows.split(lengths)
         ]
-        # per sound, since the bits of torch's attention depend on the number of windows; scaled like token embeddings
-        return [self.projector(windows).mul_(self.spec.embed_scale) for windows in sounds]
+        # per item, since the bits of torch's attention depend on the number of windows; scaled like token embeddings
+        return [self.projector(windows).mul_(self.spec.embed_scale) for windows in items]
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return self._encoder_rows(rows) * self.encoder.spec.inputs * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         spec, size = self.qformer_spec, self.dtype.itemsize
-        encoder = conformer_bytes(self.encoder.spec, self._encoder_rows(rows), self.dtype)
+        encoder = conformer_bytes(self.encoder.spec, self._encoder_rows(rows), self.dtype, limits)
         qformer = self._encoder_rows(rows) * (2 * spec.encoder_width + 2 * spec.width) + rows * (3 * spec.width + spec.inner)
         return max(encoder, self.input_bytes(modality, rows) + qformer * size)
 
     def _encoder_rows(self, rows: int) -> int:
-        """Upper bound of the conformer's rows for so many result rows."""
+        """Return an upper bound of the conformer's rows for so many result rows."""
         return -(-rows // self.queries) * self.window
 
 

@@ -94,7 +94,7 @@ def hub_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a config.json of the publisher's layout to the Hub's; ConfigError for features of older models."""
     vision, text = {**_CHAT_VISION, **require(config, "vision_config")}, require(config, "llm_config")
     if config.get("ps_version", "v1") != "v2":
-        raise ConfigError("ps_version in config.json is not v2, so pictures would be transposed; use a newer checkpoint")
+        raise ConfigError("ps_version in config.json is not v2, so images would be transposed; use a newer checkpoint")
     return {
         "downsample_ratio": config.get("downsample_ratio", 0.5),
         "text_config": text,
@@ -135,7 +135,7 @@ def _tower(config: Mapping[str, Any]) -> TowerSpec:
 
 
 def _square(value: Any, key: str) -> int:
-    """A side that config.json gives as one number or as two equal ones."""
+    """Return a side that config.json gives as one number or as two equal ones."""
     sides = set(value) if isinstance(value, list | tuple) else {value}
     if len(sides) != 1:
         raise ConfigError(f"{key} in vision_config is {value}; only squares are supported")

@@ -13,7 +13,7 @@ from ...mm.errors import ConfigError
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
-from ..layers.basic import Converter, Convertible
+from ..layers.basic import Converter, Convertible, renamed
 from ..layers.connectors import Projector, ProjectorSpec, squares
 from ..native_model import axial_theta
 from ..text.stacks import stack_of
@@ -44,7 +44,7 @@ class MoonViT(VisionTower, Convertible):
             old, new = f"{path}.encoder.blocks.{i}", f"{path}.layers.{i}"
             for kind in ("weight", "bias"):
                 for before, after in _FIRST_NAMES:
-                    yield f"{old}.{before}.{kind}", partial(_renamed, f"{new}.{after}.{kind}")
+                    yield f"{old}.{before}.{kind}", renamed(f"{new}.{after}.{kind}")
                 yield f"{old}.wqkv.{kind}", partial(self._split_qkv, new, kind)
 
     def _split_qkv(self, layer: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +56,7 @@ class MoonViT(VisionTower, Convertible):
 
 
 class KimiK25(DecoderModel):
-    """Images, and chunks of videos: the frames of a chunk share their rows."""
+    """A model of images and of chunks of videos, whose frames share their rows."""
 
     prefixes = (
         ("model.vision_tower.", "visual."),
@@ -78,14 +78,11 @@ class KimiK25(DecoderModel):
         self.merge, self.frames = _merge(vision), positive_int(vision, "pos_emb_time")
         self.visual = MoonViT(_tower(vision, self.frames), dtype, device)
         width, eps = self.visual.spec.width, config.get("projection_layer_norm_eps", vision.get("projector_ln_eps", 1e-5))
-        self.merger = Projector(
-            ProjectorSpec(width, self.hidden_size, ("in_proj", "out_proj"), self.merge**2, norm="pre_norm", eps=eps),
-            dtype,
-            device,
-        )
+        merger = ProjectorSpec(width, self.hidden_size, ("in_proj", "out_proj"), self.merge**2, norm="pre_norm", eps=eps)
+        self.merger = Projector(merger, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """`pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[items, 3]`."""
+        """Read `pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[items, 3]`."""
         grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid_thw"].tolist()]
         (state,) = self.visual(tensors["pixel_values"].flatten(1), grids)
         averaged = [(1, h, w) for _, h, w in grids]
@@ -96,7 +93,7 @@ class KimiK25(DecoderModel):
         return rows * self.merge**2 * self.frames * self.visual.spec.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """The worst case: all rows are of chunks with the maximum of frames."""
+        """Return the worst case: all rows are of chunks with the maximum of frames."""
         tower, merger, patches = self.visual.spec, self.merger.spec, rows * self.merge**2
         return tower_bytes(tower, patches * self.frames, merger, self.dtype, limits)
 
@@ -122,7 +119,7 @@ def _tower(vision: Mapping[str, Any], frames: int) -> TowerSpec:
 
 
 def _later_names(vision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The vision config of the first checkpoints with the key names of later ones."""
+    """Rename the keys in a vision config of the first checkpoints to those of later ones."""
     return {key.removeprefix("vt_").removeprefix("init_"): value for key, value in vision.items()}
 
 
@@ -134,10 +131,6 @@ def _merge(vision: Mapping[str, Any]) -> int:
 
 
 def _average_frames(patches: Tensor, grids: list[Grid]) -> Tensor:
-    """`[patches, width]` -> the mean over the frames of each item."""
+    """Average `[patches, width]` over the frames of each item."""
     items = patches.split([t * h * w for t, h, w in grids])
     return torch.cat([item.view(t, h * w, -1).mean(0) for item, (t, h, w) in zip(items, grids, strict=True)])
-
-
-def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield name, tensor

@@ -47,5 +47,5 @@ class LightOnOcr(TowerModel):
         return tower_bytes(self.tower.spec, self._max_patches(rows), self.merger_spec, self.dtype, limits)
 
     def _max_patches(self, rows: int) -> int:
-        """The worst case: pictures of one square each, with almost another one beside and below it."""
+        """Return the worst case: images of one square each, with almost another one beside and below it."""
         return rows * (2 * self.side - 1) ** 2

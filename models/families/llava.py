@@ -36,23 +36,13 @@ PREFIXES = (
     *TEXT_PREFIXES,
 )
 _CLIP: Mapping[str, Any] = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "image_size": 336,
-}
+    "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "patch_size": 14, "image_size": 336,
+}  # fmt: skip
 _SIGLIP: Mapping[str, Any] = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "image_size": 384,
-}
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26,
+    "num_attention_heads": 16, "patch_size": 14, "image_size": 384,
+}  # fmt: skip
 
 
 class LlavaBase(DecoderModel):
@@ -94,16 +84,16 @@ class LlavaBase(DecoderModel):
         self.ignored = tuple(f"vision_tower.{name}" for name in unused)
 
     def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """The decoder; the published models do not apply the text config's factor of logits."""
+        """Read the decoder; the published models do not apply the text config's factor of logits."""
         return decoder_spec(config, stack_of(config, self.text), logit_scale=1.0)
 
     def feature_layers(self, config: Mapping[str, Any]) -> int | Sequence[int]:
-        """The tower's states that are used, by number, from the end if negative."""
+        """Return the tower's states that are used, by number, from the end if negative."""
         layers: int | Sequence[int] = config.get("vision_feature_layer", self.layer)
         return layers
 
     def max_tiles(self, config: Mapping[str, Any]) -> int | None:
-        """Number of tiles beyond which an image's rows are pooled; None: never."""
+        """Return the number of tiles beyond which an image's rows are pooled; None: never."""
         return None
 
     def build_projectors(self, config: Mapping[str, Any]) -> None:
@@ -118,7 +108,7 @@ class LlavaBase(DecoderModel):
         self.multi_modal_projector = Projector(projector, self.dtype, self.vision_tower.device)
 
     def encode(self, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Projected rows per item, `[tiles, rows of a tile, hidden]`."""
+        """Return projected rows per item, `[tiles, rows of a tile, hidden]`."""
         states, grids = self.tower_states(tensors)
         used = [states[layer] for layer in self.layers]
         rows = self.multi_modal_projector(used[0] if len(used) == 1 else torch.cat(used, 1))
@@ -130,13 +120,13 @@ class LlavaBase(DecoderModel):
         return [item.view(t, -1, self.hidden_size) for item, (t, _, _) in zip(items, grids, strict=True)]
 
     def tower_states(self, tensors: Mapping[str, Any]) -> tuple[dict[int, Tensor], list[Grid]]:
-        """The tower's states by number, `[rows, width]` of all items, and the items' grids."""
+        """Return the tower's states by number, `[rows, width]` of all items, and the items' grids."""
         grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
         states = self.vision_tower(tensors["pixel_values"], grids)
         return dict(zip(self.vision_tower.spec.states, states, strict=True)), grids
 
     def in_lines(self, tiles: Tensor, lines: Sequence[int]) -> Tensor:
-        """The whole image's rows, then those of its tiles line by line, each line followed by `image_newline`.
+        """Return the whole image's rows, then those of its tiles line by line, each line followed by `image_newline`.
 
         `tiles` `[tiles + 1, side^2, hidden]`, the first one is the whole image; `lines` as the family's processor creates them
         -> `[rows, hidden]`.
@@ -155,7 +145,7 @@ class LlavaBase(DecoderModel):
         return torch.cat((tiles[0], ended.flatten(0, 1)))
 
     def max_patches(self, modality: str, rows: int) -> int:
-        """Upper bound of the patches that are encoded for so many rows."""
+        """Return an upper bound of the patches that are encoded for so many rows."""
         return math.ceil(rows * self.max_patches_per_row) if self.pinpoints else rows
 
     def input_bytes(self, modality: str, rows: int) -> int:
@@ -210,7 +200,7 @@ class LlavaOnevision(LlavaBase):
 
 
 def _feature_layers(layers: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """States of the tower by number, 0 before its first layer; ConfigError for a layer that it does not have."""
+    """Return states of the tower by number, 0 before its first layer; ConfigError for a layer that it does not have."""
     several = [layers] if isinstance(layers, int) else list(layers)
     found = tuple(depth + 1 + layer if layer < 0 else layer for layer in several)
     if not found or any(not 0 <= layer <= depth for layer in found):
@@ -219,5 +209,5 @@ def _feature_layers(layers: int | Sequence[int], depth: int) -> tuple[int, ...]:
 
 
 def _resized(planes: Tensor, size: tuple[int, int]) -> Tensor:
-    """`[n, h, w, hidden]` resized bilinearly, without antialiasing."""
+    """Resize `[n, h, w, hidden]` bilinearly, without antialiasing."""
     return F.interpolate(planes.permute(0, 3, 1, 2), size, mode="bilinear").permute(0, 2, 3, 1)

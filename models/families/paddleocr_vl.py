@@ -25,7 +25,7 @@ _VISION = {
 
 
 class PaddleOcrVL(NativeModel):
-    """Pictures. The text config may be at the top level of config.json."""
+    """A model of images. The text config may be at the top level of config.json."""
 
     prefixes = (
         ("model.visual.vision_model.", "visual."),

@@ -20,13 +20,10 @@ _VISION: Mapping[str, Any] = {
 
 
 class PaliGemma(TowerModel):
-    """Pictures, one row per patch."""
+    """A model of images, with one row per patch."""
 
     prefixes = TOWER_PREFIXES
-    ignored = (
-        "tower.head.",
-        "tower.embeddings.position_ids",
-    )  # a pooling head; a buffer in old checkpoints
+    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config, "gemma"))

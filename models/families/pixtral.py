@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: pictures of any size, a tower with 2-D rotary positions, a Mistral decoder (arXiv 2410.07073)."""
+"""Pixtral and Mistral 3: images of any size, a tower with 2-D rotary positions, a Mistral decoder (arXiv 2410.07073)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Mistral3Consolidated(TowerModel):
 
 
 def pixtral_specs(config: Mapping[str, Any], defaults: PixtralDefaults) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec]:
-    """Decoder, tower without merging, and the projector of two layers."""
+    """Read the decoder, the tower without merging, and the projector of two layers."""
     stack = stack_of(config, defaults.decoder)
     known = {"tie_word_embeddings": defaults.tied, **stack.defaults}
     text = decoder_spec(config, replace(stack, defaults=known, interleaved=defaults.interleaved))
@@ -132,7 +132,7 @@ def pixtral_specs(config: Mapping[str, Any], defaults: PixtralDefaults) -> tuple
 def mistral3_specs(
     config: Mapping[str, Any], defaults: PixtralDefaults
 ) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec, ProjectorSpec]:
-    """Decoder, tower whose patches come in squares, projector, and the merger before it."""
+    """Read the decoder, the tower whose patches come in squares, the projector, and the merger before it."""
     text, tower, projector = pixtral_specs(config, defaults)
     merge = positive_int({"spatial_merge_size": 2, **config}, "spatial_merge_size")
     merger = ProjectorSpec(

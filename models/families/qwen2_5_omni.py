@@ -22,7 +22,7 @@ _NAMES = replace(GATED_BLOCKS, qkv=("attn.q", "attn.k", "attn.v"))
 
 
 class Qwen25Omni(NativeModel):
-    """Pictures, clips and sounds."""
+    """A model of images, videos and audio."""
 
     prefixes = with_thinker_prefix((("model.audio_tower.", "audio_tower."), *PREFIXES))
     ignored = (*TALKER_PREFIXES, "audio_tower.audio_bos_eos_token.")  # the published model does not use the latter either
@@ -30,9 +30,7 @@ class Qwen25Omni(NativeModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         config = thinker_config(config, vision_config={}, text_config=TEXT, audio_config=AUDIO)
         decoder, audio = decoder_spec(config, STACK), config["audio_config"]
-        tower, merger = qwen25_tower(
-            require(config, "vision_config"), replace(GATED_BLOCKS, qkv=("attn.q", "attn.k", "attn.v"))
-        )
+        tower, merger = qwen25_tower(require(config, "vision_config"), _NAMES)
         check_output_dim(positive_int(audio, "output_dim"), decoder.hidden_size)
         encoder = replace(mel_encoder_spec(audio), positions=positive_int(audio, "n_window"))
         super().__init__(decoder, tower, (merger,), dtype, device, ChunkedEncoder(encoder, decoder.hidden_size, dtype, device))

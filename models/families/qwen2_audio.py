@@ -18,7 +18,7 @@ from ..text.stacks import STACKS
 
 
 class Qwen2Audio(DecoderModel):
-    """Sounds of at most 30 s."""
+    """A model of audio of at most 30 s per item."""
 
     prefixes = (
         ("model.audio_tower.", "audio_tower."),
@@ -29,9 +29,8 @@ class Qwen2Audio(DecoderModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         if not isinstance(require(config, "text_config"), Mapping) or not isinstance(require(config, "audio_config"), Mapping):
             raise ConfigError("text_config and audio_config in config.json must be objects")
-        super().__init__(
-            decoder_spec(config, STACKS["qwen2"], tied=False), dtype, device
-        )  # the head of this family is never tied
+        # the head of this family is never tied
+        super().__init__(decoder_spec(config, STACKS["qwen2"], tied=False), dtype, device)
         audio = mel_encoder_spec({**LARGE, **config["audio_config"]})
         self.audio_tower = MelEncoder(audio, dtype, device, pool=2)
         self.multi_modal_projector = Projector(ProjectorSpec(audio.width, self.hidden_size, ("linear",)), dtype, device)
@@ -50,5 +49,5 @@ class Qwen2Audio(DecoderModel):
 
 
 def _max_frames(rows: int) -> int:
-    """Convolution and average divide by 4; up to three frames are dropped, and two of the silence are read."""
+    """Return the most frames: convolution and average divide by 4; up to 3 are dropped, and 2 of the silence are read."""
     return 4 * rows + 5

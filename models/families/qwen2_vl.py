@@ -53,7 +53,7 @@ class Qwen25VL(NativeModel):
 
 
 def qwen25_tower(vision: Mapping[str, Any], names: TowerNames) -> tuple[TowerSpec, ProjectorSpec]:
-    """Tower and merger of Qwen2.5."""
+    """Read tower and merger of Qwen2.5."""
     if vision.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"vision hidden_act {vision['hidden_act']!r} is not supported; known is silu")
     shared = _shared_fields(vision)

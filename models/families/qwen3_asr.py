@@ -15,30 +15,19 @@ from ..interface import StepLimits
 from ..text.stacks import STACKS
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config
 
-AUDIO = {  # defaults that the published config.json leaves out
-    "num_mel_bins": 128,
-    "encoder_layers": 24,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "d_model": 1024,
-    "n_window": 50,
-    "n_window_infer": 800,
-    "downsample_hidden_size": 480,
-    "output_dim": 3584,
-}
+# defaults that the published config.json leaves out
+AUDIO = {
+    "num_mel_bins": 128, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "d_model": 1024,
+    "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584,
+}  # fmt: skip
 TEXT = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 65536,
-}
+    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536,
+}  # fmt: skip
 
 
 class Qwen3ASR(DecoderModel):
-    """Sounds. If positions have several axes, a sound advances on all of them."""
+    """A model of audio. If positions have several axes, an item advances on all of them."""
 
     prefixes = (
         ("thinker.audio_tower.", "audio_tower."),
@@ -62,7 +51,7 @@ class Qwen3ASR(DecoderModel):
         return self.audio_tower(tensors["input_features"], tensors["audio_frames"].tolist())
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        return self.audio_tower.max_frames(rows) * self.audio_tower.mels * self.dtype.itemsize
+        return self.audio_tower.input_bytes(rows)
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        return self.audio_tower.activation_bytes(self.audio_tower.max_frames(rows), limits)
+        return self.audio_tower.encoder_bytes(rows, limits)

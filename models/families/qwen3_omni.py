@@ -1,4 +1,4 @@
-"""Qwen3-Omni's thinker (arXiv 2509.17765): Qwen3-VL with experts, and the AuT encoder for sounds."""
+"""Qwen3-Omni's thinker (arXiv 2509.17765): Qwen3-VL with experts, and the AuT encoder for audio."""
 
 from __future__ import annotations
 
@@ -9,28 +9,20 @@ from typing import Any
 import torch
 
 from ..audio.aut import AutEncoder, aut_spec
+from ..audio.mel_encoder import LARGE
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix
 from .qwen3_vl import PREFIXES, STACK, qwen3_specs
 
-AUDIO = {  # defaults that the published config.json leaves out
-    "d_model": 1280,
-    "downsample_hidden_size": 480,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "encoder_layers": 32,
-    "n_window": 50,
-    "n_window_infer": 800,
-    "num_mel_bins": 128,
-    "output_dim": 3584,
-}
+# defaults that the published config.json leaves out
+AUDIO = {**LARGE, "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584}
 TEXT = {"head_dim": None, "rope_theta": 1e6, "norm_topk_prob": True}
 _MERGER = ProjectorSpec(0, 0, ("mlp.0", "mlp.2"), norm="ln_q")  # names of its norm and layers
 
 
 class Qwen3Omni(NativeModel):
-    """Pictures, clips and sounds."""
+    """A model of images, videos and audio."""
 
     prefixes = with_thinker_prefix(
         (

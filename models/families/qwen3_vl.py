@@ -50,16 +50,11 @@ class Qwen3VL(NativeModel):
 def qwen3_specs(
     config: Mapping[str, Any], stack: Stack, merger: ProjectorSpec
 ) -> tuple[DecoderSpec, TowerSpec, tuple[ProjectorSpec, ...]]:
-    """Decoder, tower and mergers. `merger` gives the names of a merger's norm and layers."""
+    """Read decoder, tower and mergers. `merger` gives the names of a merger's norm and layers."""
     vision = require(config, "vision_config")
     tower = _tower(vision)
-    first = replace(
-        merger,
-        width=tower.width,
-        out=positive_int(vision, "out_hidden_size"),
-        group=tower.merge**2,
-        eps=tower.eps,
-    )
+    out = positive_int(vision, "out_hidden_size")
+    first = replace(merger, width=tower.width, out=out, group=tower.merge**2, eps=tower.eps)
     levels = len(tower.features) - 1
     decoder = decoder_spec(config, stack, deepstack=tuple(range(levels)))
     return decoder, tower, (first, *[replace(first, joined_norm=True)] * levels)

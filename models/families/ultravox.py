@@ -23,14 +23,11 @@ from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..text.stacks import stack_of
 
-AUDIO = {  # defaults that the published config.json leaves out
-    "d_model": 384,
-    "encoder_layers": 4,
-    "encoder_attention_heads": 6,
-    "encoder_ffn_dim": 1536,
-    "max_source_positions": 1500,
+# defaults that the published config.json leaves out
+AUDIO = {
+    "d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536, "max_source_positions": 1500,
     "num_mel_bins": 80,
-}
+}  # fmt: skip
 _EPS = 1e-6
 _ELSEWHERE = {"audio_model_id": "audio_config", "text_model_id": "text_config"}
 _MERGE = "merge its config and weights into this checkpoint"
@@ -65,7 +62,7 @@ class UltravoxProjector(TensorModule):
 
 
 class Ultravox(DecoderModel):
-    """Sounds. Their windows are items of one encoder call."""
+    """A model of audio, whose windows are items of one encoder call."""
 
     prefixes = TEXT_PREFIXES
 
@@ -96,7 +93,7 @@ class Ultravox(DecoderModel):
         return list(self.multi_modal_projector(torch.cat(stacked)).split(tensors["audio_rows"].tolist()))
 
     def _trailing_rows(self, frames: list[int], windows: list[int]) -> list[int | None]:
-        """Rows after the sound of each window that are joined to its last rows; empty if there are none.
+        """Return the rows after each window's audio that are joined to its last rows; empty if there are none.
 
         Only the last of several windows has them: it is padded, so that its last result row is complete.
         """

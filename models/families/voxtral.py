@@ -19,31 +19,16 @@ from ..text.spec import DecoderSpec
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES, WindowModel, config_sections, joined_projector
 
-AUDIO = {  # defaults that the published config.json leaves out
-    "hidden_size": 1280,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 20,
-    "max_source_positions": 1500,
-    "num_mel_bins": 128,
-}
+# defaults that the published config.json leaves out
 TEXT = {
-    "vocab_size": 131072,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e8,
-}
+    "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e8,
+}  # fmt: skip
 _PREFIXES = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
 
 
 class Voxtral(WindowModel):
-    """Sounds, in the Hub's layout."""
+    """Voxtral in the Hub's layout."""
 
     prefixes = _PREFIXES
 
@@ -66,7 +51,7 @@ class VoxtralConsolidated(WindowModel):
 
 
 def _specs(config: Mapping[str, Any], interleaved: bool) -> tuple[DecoderSpec, MelEncoderSpec, ProjectorSpec]:
-    text, audio = config_sections(config, TEXT, AUDIO)
+    text, audio = config_sections(config, TEXT)
     tower = mel_encoder_spec(audio)
     decoder = decoder_spec({**config, "text_config": text}, replace(STACKS["llama"], interleaved=interleaved), tied=False)
     return decoder, tower, joined_projector(config, tower, decoder.hidden_size, decoder.hidden_size, bias=False)

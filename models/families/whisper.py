@@ -1,4 +1,4 @@
-"""Whisper (arXiv 2212.04356): an encoder for 30 s of sound, and a decoder that reads its rows by cross-attention."""
+"""Whisper (arXiv 2212.04356): an encoder for 30 s of audio, and a decoder that reads its rows by cross-attention."""
 
 from __future__ import annotations
 

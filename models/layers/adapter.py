@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels.linear import LinearWeight, linear, pack
 from ..interface import StepLimits
-from ..memory_formulas import linear_bytes, linear_result, packed_weight_bytes
+from ..memory_formulas import OpBytes, packed_weight_bytes
 from .basic import WeightedLayer
 
 
@@ -40,7 +40,7 @@ class AdapterMask:
         self.masks: list[Tensor] = []  # per adapter, bool `[rows, 1]`, True: not applied; empty if no row has an adapter
 
     def set(self, adapters: Tensor | None, count: int) -> None:
-        """`adapters` as in ForwardBatch; `count`: adapters of the model."""
+        """Set the masks of a step: `adapters` as in ForwardBatch; `count`: adapters of the model."""
         self.masks = [] if adapters is None else [(adapters != number)[:, None] for number in range(1, count + 1)]
 
 
@@ -60,53 +60,47 @@ class LowRank(WeightedLayer):
         super().__init__()
         self.stem, self.spec, self.number, self.mask = stem, spec, number, mask
         self.inner, self.outer, self.whole = weight.shape[1], rows, rows == len(weight)
-        self.weights: tuple[Tensor, Tensor] | None = (
-            weight.new_empty(spec.rank, self.inner),
-            weight.new_empty(rows, spec.rank),
-        )
-        self.down: LinearWeight | None = None
-        self.up: LinearWeight | None = None
+        self.weights = (weight.new_empty(spec.rank, self.inner), weight.new_empty(rows, spec.rank))
+        self.down: LinearWeight  # both exist from `pack` on, in place of `weights`
+        self.up: LinearWeight
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        assert self.weights is not None, "weights are packed already"
         for letter, weight in zip("AB", self.weights, strict=True):
             yield tensor_name(self.stem, letter, self.spec.name), weight
 
     def pack(self) -> None:
         """Pack both matrices; the scale is multiplied into the second."""
-        assert self.weights is not None, "weights are packed already"
         down, up = self.weights
-        self.down, self.up, self.weights = pack(down, None), pack(up.mul_(self.spec.scale), None), None
+        self.down, self.up = pack(down, None), pack(up.mul_(self.spec.scale), None)
+        del self.weights
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        assert self.weights is not None, "weights are packed already"
         shapes, dtype = ((self.inner, self.spec.rank), (self.spec.rank, self.outer)), self.weights[0].dtype
         return sum(packed_weight_bytes(*shape, False, dtype, device, False) for shape in shapes)
 
     def add_(self, out: Tensor, x: Tensor) -> None:
         """Add to `out [rows, shard]` in place, from `x [rows, in]`. Does nothing if no row of the step has an adapter."""
         if self.mask.masks:
-            assert self.down is not None, "pack() was not called"
-            assert self.up is not None, "pack() was not called"
             out += linear(linear(x, self.down).masked_fill_(self.mask.masks[self.number], 0.0), self.up)
 
 
 def tensor_name(stem: str, letter: str, adapter: str) -> str:
-    """Canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
+    """Return canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
     own = "" if adapter == "." else f"{adapter}."
     return f"{stem}.lora_{letter}.{own}weight"
 
 
 def adapter_bytes(adapters: Sequence[LowRank], limits: StepLimits, dtype: torch.dtype) -> int:
-    """Bytes per row alive in one of these adapters, beside the layer it belongs to.
+    """Return the bytes per row alive in one of these adapters, beside the layer it belongs to.
 
     The result for a shard is no larger than what the layer computes next, unless the layer halves the width.
     """
+    ops = OpBytes(dtype, limits)
     most = 0
     for adapter in adapters:
         rank, outer = adapter.spec.rank, adapter.outer
-        down = linear_result(rank, limits.rows, dtype, limits)
-        up = linear_bytes(rank, outer, limits.rows, dtype, limits)
+        down = ops.linear_result(rank, limits.rows)
+        up = ops.linear(rank, outer, limits.rows)
         counted = adapter.whole and 2 * outer > adapter.inner
-        most = max(most, down + up - (0 if counted else linear_result(outer, limits.rows, dtype, limits)))
+        most = max(most, down + up - (0 if counted else ops.linear_result(outer, limits.rows)))
     return most

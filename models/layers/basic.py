@@ -14,6 +14,11 @@ Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
 
 
+def renamed(name: str) -> Converter:
+    """Return a converter that only renames."""
+    return lambda tensor: [(name, tensor)]
+
+
 class TensorModule(nn.Module):
     """A module whose call returns one tensor, declared so that callers are type-checked."""
 
@@ -36,14 +41,14 @@ class WeightedLayer(TensorModule, Convertible):
         yield from ()
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        """Bytes of the own tensors after `pack` on `device`, if the model is quantised to 8 bits or not."""
+        """Return the bytes of the own tensors after `pack` on `device`, in 8 bits if `quantized`."""
         return sum(tensor.nbytes for _, tensor in self.tensors(""))
 
     def pack(self) -> None:
         """Lay the weights out for their device. Called once, when all tensors of this layer are filled."""
 
     def after_load(self) -> None:
-        """Called once, when all layers of the model are filled and packed."""
+        """Finish the layer once all layers of the model are filled and packed."""
 
 
 class Norm(WeightedLayer):
@@ -84,7 +89,7 @@ class Norm(WeightedLayer):
         return layer_norm(x, self.weight, self.bias, self.eps, add)
 
     def heads_(self, x: Tensor) -> None:
-        """RMSNorm of each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
+        """Apply RMSNorm to each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
         norm_heads_(x, self.weight, self.eps, self.offset)
 
 

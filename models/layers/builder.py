@@ -37,18 +37,18 @@ class Builder:
     prefix: str = ""
 
     def scope(self, prefix: str) -> Builder:
-        """A builder for names below `prefix.`."""
+        """Return a builder for names below `prefix.`."""
         return replace(self, prefix=f"{self.prefix}{prefix}.")
 
     def linear(self, names: Sequence[str], inner: int, outers: Sequence[int], bias: bool) -> Linear:
-        """One Linear with a shard per name (q, k and v, or gate and up), which are siblings in the checkpoint."""
+        """Build one Linear with a shard per name (q, k and v, or gate and up), which are siblings in the checkpoint."""
         shards = {name.rpartition(".")[2]: outer for name, outer in zip(names, outers, strict=True)}
         layer = Linear(inner, shards, bias, self.dtype, self.device)
         self._register(names[0], layer)
         return layer
 
     def norm(self, name: str, width: int, eps: float, bias: bool, offset: float = 0.0) -> Norm:
-        """RMSNorm, or LayerNorm if it has a bias."""
+        """Build an RMSNorm, or a LayerNorm if it has a bias."""
         layer = Norm(width, eps, bias, self.dtype, self.device, offset=offset)
         self._register(name, layer)
         return layer

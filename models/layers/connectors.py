@@ -11,7 +11,7 @@ from torch import Tensor
 from ...kernels.activation import activation
 from ..config import check_activation
 from ..interface import StepLimits
-from ..memory_formulas import linear_bytes, norm_bytes
+from ..memory_formulas import OpBytes
 from .basic import TensorModule
 from .builder import Builder
 
@@ -87,7 +87,7 @@ class Projector(TensorModule):
         return x
 
     def extra_bytes(self, rows: int) -> int:
-        """Bytes alive while a subclass computes so many result rows, beyond what `projector_bytes` knows of."""
+        """Return the bytes alive while a subclass computes so many result rows, beyond those of `projector_bytes`."""
         return 0
 
 
@@ -107,14 +107,15 @@ def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> 
 
 
 def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes per input row alive in Projector, for so many input rows from so many states of a tower."""
+    """Return the bytes per input row alive in Projector, for so many input rows from so many states of a tower."""
+    ops = OpBytes(dtype, limits)
     s, row = dtype.itemsize, c.width * dtype.itemsize
     inner, inputs = c.group_width, row + (row if states > 1 else 0)  # several states are concatenated
     copies = row * (c.norm is not None) + row * (c.channels_first and c.group > 1)
-    peak = inputs + copies + norm_bytes(c.width, c.rms, dtype, limits) * (c.norm is not None)
+    peak = inputs + copies + ops.norm(c.width, c.rms) * (c.norm is not None)
     result = 0
     for number, outer in enumerate(c.outputs):
-        peak = max(peak, inputs + copies + result + linear_bytes(inner, outer, patches, dtype, limits) // c.group)
+        peak = max(peak, inputs + copies + result + ops.linear(inner, outer, patches) // c.group)
         result = outer * s // c.group * (1 if number + 1 == len(c.outputs) else 2)  # before and after the activation
         peak, inner = max(peak, inputs + copies + result), outer
     return max(peak, inputs + 3 * c.out * s // c.group)  # in the order of items, and split into items

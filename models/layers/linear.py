@@ -42,13 +42,12 @@ class Linear(WeightedLayer):
         super().__init__()
         self.shards, self.exact = dict(shards), exact
         self.outputs = out = sum(self.shards.values())
-        self.weight: Tensor | None = torch.empty(out, in_features, dtype=dtype, device=device)
+        self.weight = torch.empty(out, in_features, dtype=dtype, device=device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
-        self.packed: LinearWeight | None = None
+        self.packed: LinearWeight  # exists from `pack` on, in place of `weight`
         self.adapters: list[tuple[slice, LowRank]] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        assert self.weight is not None, "weights are packed already"
         parent, start = path[: path.rfind(".") + 1], 0
         for name, rows in self.shards.items():
             yield f"{parent}{name}.weight", self.weight[start : start + rows]
@@ -57,14 +56,13 @@ class Linear(WeightedLayer):
             start += rows
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        assert self.weight is not None, "weights are packed already"
         (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
         return packed_weight_bytes(inner, outer, bias, dtype, device, quantized and not self.exact)
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
-        assert self.weight is not None, "weights are packed already"
-        self.packed, self.weight = pack(self.weight, self.bias, self.quantization), None
+        self.packed = pack(self.weight, self.bias, self.quantization)
+        del self.weight
 
     def add_adapter(self, adapter: LowRank, start: int) -> None:
         """Add the adapter's output to the outputs from `start` on."""
@@ -72,7 +70,6 @@ class Linear(WeightedLayer):
         self.add_module(f"adapter{len(self.adapters)}", adapter)
 
     def forward(self, x: Tensor) -> Tensor:
-        assert self.packed is not None, "pack() was not called"
         out = linear(x, self.packed)
         for shard, adapter in self.adapters:
             adapter.add_(out[:, shard], x)
@@ -103,10 +100,10 @@ class LmHead(TensorModule):
         super().__init__()
         self.table, self.scale, self.cap = table, scale, cap
         self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if table is None else None
-        self.packed: LinearWeight | None = None
+        self.packed: LinearWeight  # of a tied table, from `pack` on
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        """Bytes of a tied table's packed copy, if the device has a packed layout."""
+        """Return the bytes of a tied table's packed copy, if the device has a packed layout."""
         if self.table is None or backend("linear", device, self.table.dtype) == "torch":
             return 0
         vocab, hidden = self.table.shape
@@ -118,9 +115,7 @@ class LmHead(TensorModule):
             self.packed = pack(self.table, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        packed = self.packed if self.proj is None else self.proj.packed
-        assert packed is not None, "pack() was not called"
-        logits = linear(hidden, packed).float()
+        logits = linear(hidden, self.packed if self.proj is None else self.proj.packed).float()
         if self.scale != 1.0:
             logits *= self.scale
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)

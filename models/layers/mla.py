@@ -18,7 +18,7 @@ from ...kernels.linear import LinearWeight, linear, pack
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
 from ..interface import CacheSpec
-from ..memory_formulas import packed_weight_bytes, torch_rotary
+from ..memory_formulas import OpBytes, packed_weight_bytes
 from ..text.spec import LatentSpec
 from .basic import Norm, TensorModule, WeightedLayer
 from .linear import Linear
@@ -31,24 +31,21 @@ class LatentUpProjection(WeightedLayer):
         super().__init__()
         self.sizes = (spec.heads, spec.nope_dim + spec.value_dim, spec.latent)
         self.split = (spec.nope_dim, spec.value_dim)
-        self.weight: Tensor | None = torch.empty(self.sizes[0] * self.sizes[1], spec.latent, dtype=dtype, device=device)
+        self.weight = torch.empty(self.sizes[0] * self.sizes[1], spec.latent, dtype=dtype, device=device)
         self.keys: list[LinearWeight] = []
         self.values: list[LinearWeight] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        assert self.weight is not None, "weights are packed already"
         yield f"{path[: path.rfind('.') + 1]}kv_b_proj.weight", self.weight
 
     def pack(self) -> None:
-        assert self.weight is not None, "weights are packed already"
         for head in self.weight.view(self.sizes):
             key, value = head.split(self.split)
             self.keys.append(pack(key.T.contiguous(), None))
             self.values.append(pack(value.contiguous(), None))
-        self.weight = None
+        del self.weight
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        assert self.weight is not None, "weights are packed already"
         (heads, _, latent), (nope, value) = self.sizes, self.split
         shapes = ((nope, latent), (latent, value))
         return heads * sum(packed_weight_bytes(*shape, False, self.weight.dtype, device, False) for shape in shapes)
@@ -94,14 +91,14 @@ class LatentAttention(TensorModule):
         return self.out(self.kv_up(attended).flatten(1))
 
 
-def latent_attention_bytes(a: LatentSpec, dtype: torch.dtype) -> int:
-    """Bytes per row alive in LatentAttention, without its input."""
-    s, cached = dtype.itemsize, a.latent + a.rope.dim
+def latent_attention_bytes(a: LatentSpec, ops: OpBytes) -> int:
+    """Return the bytes per row alive in LatentAttention, without its input."""
+    s, cached = ops.dtype.itemsize, a.latent + a.rope.dim
     q, absorbed = a.heads * (a.nope_dim + a.rope.dim), a.heads * cached
     held = (2 * cached + (a.query_latent or 0) + q) * s  # down projection, cached row, queries
     return max(
         held + (a.query_latent or 0) * s,
-        held + torch_rotary(a.heads * a.rope.dim, s),
+        held + ops.torch_rotary(a.heads * a.rope.dim),
         held + 2 * a.heads * a.latent * s,  # absorbed queries per head, then stacked
         held + 2 * absorbed * s + a.heads * a.latent * s,  # with their rotated part, and the result of attention
         held + absorbed * s + a.heads * (a.latent + 2 * a.value_dim) * s,  # values per head, then stacked

@@ -14,37 +14,29 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from ...kernels.dispatch import backend, fused
+from ...kernels.dispatch import backend
 from ...kernels.fp8 import Fp8Weight
 from ...kernels.int8 import Int8Weight
 from ...kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, loop_experts, route
-from ..interface import StepLimits
-from ..memory_formulas import FLOAT32, float32_copy
+from ..memory_formulas import FLOAT32, OpBytes
 from ..text.spec import MoeSpec
-from .basic import Converter, WeightedLayer
+from .basic import Converter, WeightedLayer, renamed
+from .builder import StoredTensor
 from .linear import Linear
 from .mlp import GatedMlp, gated_mlp_bytes
 
 
-class RouterCorrection(WeightedLayer):
+class RouterCorrection(StoredTensor):
     """Bias added to a router's scores when experts are chosen, but not to their weights: float32 `[experts]`."""
-
-    def __init__(self, experts: int, device: torch.device) -> None:
-        super().__init__()
-        self.weight = torch.empty(experts, dtype=torch.float32, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield path.removesuffix("correction") + "gate.e_score_correction_bias", self.weight
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Checkpoints may store it beside the router, or as a matrix of one row."""
+        """Yield the names of the bias in checkpoints, beside the router or in it; it may be a matrix of one row."""
         ((name, _),) = self.tensors(path)
         parent = path.removesuffix("correction")
-        for stored in (
-            name,
-            f"{parent}gate.moe_statics.e_score_correction_bias",
-            f"{parent}moe_statics.e_score_correction_bias",
-        ):
+        for stored in (name, *(f"{parent}{part}moe_statics.e_score_correction_bias" for part in ("gate.", ""))):
             yield stored, lambda tensor: [(name, tensor.flatten())]
 
 
@@ -69,11 +61,12 @@ class Mixture(WeightedLayer):
         )
         self.transposed = spec.transposed
         self.gate = Linear(dim, {"gate": spec.experts}, False, torch.float32, device, exact=True)
-        self.correction = RouterCorrection(spec.experts, device) if spec.correction else None
+        self.correction = RouterCorrection((spec.experts,), torch.float32, device) if spec.correction else None
         mlp = partial(GatedMlp, dim, bias=spec.bias, dtype=dtype, act=spec.act)
         stack = backend("moe", device, dtype) == "triton"
         expert_device = torch.device("meta") if stack else device
-        self.experts = nn.ModuleList(mlp(inner=spec.inner[modality], device=expert_device) for _ in range(spec.experts))
+        self._experts = [mlp(inner=spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
+        self.experts = nn.ModuleList(self._experts)
         self.stacked: StackedExperts | None = None
         if stack:
             gate_ups, downs = self._layers()
@@ -86,24 +79,18 @@ class Mixture(WeightedLayer):
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
     def routed(self, x: Tensor, mine: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """The result without the shared expert. With stacked weights, only rows that are `mine` (bool) are written to `out`."""
+        """Run the routed experts. With stacked weights, only rows that are `mine` (bool) are written to `out`."""
         correction = None if self.correction is None else self.correction.weight
         weights, chosen = route(self.gate(x.float()), self.rule, correction)
         if self.stacked is None:
-            return loop_experts(x, weights, chosen, len(self.experts), self._expert)
+            return loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
         if mine is not None:
             chosen = chosen.masked_fill_(~mine[:, None], -1)
         return fused_experts(x, weights, chosen, self.stacked, out)
 
-    def _expert(self, number: int, x: Tensor) -> Tensor:
-        expert = self.experts[number]
-        assert isinstance(expert, GatedMlp)
-        return expert(x)
-
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
-        """The gate-and-up layers of all experts, and their down layers."""
-        experts = [expert for expert in self.experts if isinstance(expert, GatedMlp)]
-        return [expert.gate_up for expert in experts], [expert.down for expert in experts]
+        """Return the gate-and-up layers of all experts, and their down layers."""
+        return [expert.gate_up for expert in self._experts], [expert.down for expert in self._experts]
 
     def after_load(self) -> None:
         experts = self.stacked
@@ -117,8 +104,7 @@ class Mixture(WeightedLayer):
         yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        expert = self.experts[0]
-        assert isinstance(expert, GatedMlp)
+        expert = self._experts[0]
         out = (expert.gate_up if len(names) == 2 else expert.down).outputs
         transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
         for i, own in enumerate(tensor.mT if transposed else tensor):
@@ -131,35 +117,31 @@ class ModalityMixture(WeightedLayer):
 
     def __init__(self, dim: int, spec: MoeSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.names, self.each = spec.modality_experts, spec.experts
+        self.names, self.each, self._mixtures = spec.modality_experts, spec.experts, list[Mixture]()
         for number, name in enumerate(spec.modality_experts):
-            self.add_module(name, Mixture(dim, spec, dtype, device, modality=number, shared=0))
+            self._mixtures.append(Mixture(dim, spec, dtype, device, modality=number, shared=0))
+            self.add_module(name, self._mixtures[number])
         shared = spec.shared_inner
         self.shared_experts = GatedMlp(dim, shared, spec.bias, dtype, device, act=spec.act) if shared else None
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
-        """`modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
+        """Run each modality's rows. `modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
         if modality_ids is None:
-            out = self._mixture(self.names[0])(x)
+            out = self._mixtures[0](x)
         else:
             out = torch.empty_like(x)
-            for number, name in enumerate(self.names):
-                _mix_rows(self._mixture(name), x, modality_ids == number, out)
+            for number, mixture in enumerate(self._mixtures):
+                _mix_rows(mixture, x, modality_ids == number, out)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
-    def _mixture(self, name: str) -> Mixture:
-        mixture = self.get_submodule(name)
-        assert isinstance(mixture, Mixture)
-        return mixture
-
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Checkpoints number the experts of all modalities through, and store routers as `[in, out]`."""
+        """Yield names and converters: experts of all modalities are numbered through, routers stored as `[in, out]`."""
         for number, name in enumerate(self.names):
             own = f"{path}.{name}"
             yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{own}.gate.weight")
             for i, part in product(range(self.each), ("gate_proj", "up_proj", "down_proj")):
                 stored = f"{path}.experts.{number * self.each + i}.{part}.weight"
-                yield stored, partial(_renamed, f"{own}.experts.{i}.{part}.weight")
+                yield stored, renamed(f"{own}.experts.{i}.{part}.weight")
         names = [f"{path}.{name}.gate.e_score_correction_bias" for name in self.names]
         yield f"{path}.moe_statics.e_score_correction_bias", lambda tensor: zip(names, tensor, strict=True)
 
@@ -176,7 +158,6 @@ def _mix_rows(mixture: Mixture, x: Tensor, mine: Tensor, out: Tensor) -> None:
 def _stack_weights(layers: Sequence[Linear], device: torch.device) -> StackedWeight:
     """Replace the layers' weights and biases by views of one stacked tensor each."""
     count, first = len(layers), layers[0]
-    assert first.weight is not None
     whole = StackedWeight(
         torch.empty(count, *first.weight.shape, dtype=first.weight.dtype, device=device),
         None if first.bias is None else torch.empty(count, *first.bias.shape, dtype=first.bias.dtype, device=device),
@@ -199,30 +180,26 @@ def _stack_quantized(layers: Sequence[Linear], whole: StackedWeight) -> StackedW
     return stacked
 
 
-def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield name, tensor
-
-
 def _transposed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield name, tensor.T
 
 
-def mixture_bytes(width: int, m: MoeSpec, limits: StepLimits, dtype: torch.dtype) -> int:
-    """Bytes per row alive in Mixture or ModalityMixture, without its input.
+def mixture_bytes(width: int, m: MoeSpec, ops: OpBytes) -> int:
+    """Return the bytes per row alive in Mixture or ModalityMixture, without its input.
 
     The worst case: all rows have the same modality, and one expert in common.
     """
-    s = dtype.itemsize
+    s = ops.dtype.itemsize
     modality = (2 * width * s + 2 * 8 + 1) * (len(m.modality_experts) > 1)  # result, rows of a modality, mask and indices
-    scores = width * float32_copy(s) + 4 * m.experts * FLOAT32  # logits, scores, candidates, by group
+    scores = width * ops.float32_copy + 4 * m.experts * FLOAT32  # logits, scores, candidates, by group
     routing = m.top_k * (FLOAT32 + 3 * 8)  # weights, experts, their order, and its inverse
     results = m.top_k * width * s
-    expert = 8 + width * s + gated_mlp_bytes(width, max(m.inner), limits, dtype)
-    total = width * (2 * FLOAT32 + s + float32_copy(s))  # the weighted sum, and what is added to it
-    shared = width * s + gated_mlp_bytes(width, m.shared_inner, limits, dtype)
-    if fused("moe", limits.device, dtype):  # stacked experts compute all their rows at once
+    expert = 8 + width * s + gated_mlp_bytes(width, max(m.inner), ops)
+    total = width * (2 * FLOAT32 + s + ops.float32_copy)  # the weighted sum, and what is added to it
+    shared = width * s + gated_mlp_bytes(width, m.shared_inner, ops)
+    if ops.fused("moe"):  # stacked experts compute all their rows at once
         inner = max(m.inner)
         pairs = m.top_k * (4 * FLOAT32 + (inner + width) * s)  # weights, experts, their order; results of both products
-        quantised = (width + FLOAT32 + m.top_k * (inner + FLOAT32)) * limits.int8
+        quantised = (width + FLOAT32 + m.top_k * (inner + FLOAT32)) * ops.limits.int8
         return width * s + 1 + max(scores, pairs + quantised, shared)
     return max(modality + max(scores, routing + results + max(expert, total)), routing + shared)

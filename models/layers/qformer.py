@@ -37,7 +37,7 @@ class QFormerAttention:
     """Attention of queries, added to them and normed."""
 
     def __init__(self, s: QFormerSpec, build: Builder, encoder_width: int | None) -> None:
-        """`encoder_width`: width of the rows that are attended to; None: self-attention of the queries."""
+        """Build the layers. `encoder_width`: of the rows that are attended to; None: self-attention of the queries."""
         self.heads, self.is_cross = s.heads, encoder_width is not None
         inner = build.scope("attention")
         self.query = inner.linear(["query"], s.width, [s.width], True)
@@ -46,7 +46,7 @@ class QFormerAttention:
         self.norm = build.norm("output.LayerNorm", s.width, s.eps, True)
 
     def __call__(self, x: Tensor, windows: int, encoder_rows: Tensor) -> Tensor:
-        """`x` `[windows * queries, width]`, `encoder_rows` `[windows * rows, ...]` -> like x."""
+        """Attend: `x` `[windows * queries, width]`, `encoder_rows` `[windows * rows, ...]` -> like x."""
         rows = encoder_rows if self.is_cross else x
         q = self.query(x).view(windows, -1, self.heads, x.shape[1] // self.heads).transpose(1, 2)
         k, v = self.key_value(rows).view(windows, -1, 2, self.heads, q.shape[3]).permute(2, 0, 3, 1, 4)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def relative_position_scores(q: Tensor, table: Tensor, axis: int) -> Tensor:
-    """What each query adds to the scores of the keys at each position along one axis of its square.
+    """Return what each query adds to the scores of the keys at each position along one axis of its square.
 
     Args:
         q: `[squares, side, side, heads, dim]`.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.attention import paged_attention
-from ...kernels.dispatch import fused
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.qkv_prepare import prepare_qkv
 from ...kernels.scatter import scatter_rows_
@@ -18,16 +17,7 @@ from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, gated_mlp_bytes
 from ..layers.moe import Mixture, ModalityMixture, mixture_bytes
-from ..memory_formulas import (
-    FLOAT32,
-    float32_copy,
-    linear_bytes,
-    linear_result,
-    norm_bytes,
-    torch_attention_tiles,
-    torch_rms_norm,
-    torch_rotary,
-)
+from ..memory_formulas import FLOAT32, OpBytes
 from .rope import CosSin, Rotary
 from .spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, MlpSpec, MoeSpec
 
@@ -41,13 +31,12 @@ class DecoderAttention(TensorModule):
         super().__init__()
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         self.qkv_heads, self.dim = (heads, kv_heads, kv_heads), dim
-        self.scale, self.qk_norm = spec.scale, spec.qk_norm
+        self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
         self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
-        self.attend = paged_attention if spec.soft_cap is None else partial(paged_attention, soft_cap=spec.soft_cap)
         if spec.qk_norm is not None:
             q, k = (dim, dim) if spec.qk_norm == "head" else (heads * dim, kv_heads * dim)
             norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
@@ -62,11 +51,11 @@ class DecoderAttention(TensorModule):
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
         q, k, v = prepare_qkv(qkv, cache, attn, cos_sin, self.interleaved, norms)
-        return self.out(self.attend(q, k, v, cache, attn, self.scale).flatten(1))
+        return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap).flatten(1))
 
 
 class DecoderLayer(TensorModule):
-    """Attention and MLP, each after a norm."""
+    """Attention and MLP, each after a norm; some stacks also norm or scale their outputs."""
 
     def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -77,7 +66,8 @@ class DecoderLayer(TensorModule):
             for name in spec.norms
         ]
         self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
-        if spec.sandwich or stack.residual_scale != 1.0:
+        self.adjusts_outputs = spec.sandwich or stack.residual_scale != 1.0
+        if self.adjusts_outputs:
             after: list[TensorModule] = [*norms[1::2]] if spec.sandwich else [Scale(stack.residual_scale)] * 2
             self.after_attention, self.after_mlp = after
 
@@ -92,23 +82,10 @@ class DecoderLayer(TensorModule):
     ) -> Tensor:
         """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
         add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
-        return self.mlp(self.before_mlp(x, add), modality_ids)
-
-
-class SandwichDecoderLayer(DecoderLayer):
-    """The outputs of attention and MLP are normed or scaled before they are added to the residual stream."""
-
-    def forward(
-        self,
-        x: Tensor,
-        add: Tensor | None,
-        cos_sin: CosSin | None,
-        cache: Tensor,
-        attn: AttentionMetadata,
-        modality_ids: Tensor | None,
-    ) -> Tensor:
-        add = self.after_attention(self.self_attn(self.before_attention(x, add), cos_sin, cache, attn))
-        return self.after_mlp(self.mlp(self.before_mlp(x, add), modality_ids))
+        if self.adjusts_outputs:
+            add = self.after_attention(add)
+        add = self.mlp(self.before_mlp(x, add), modality_ids)
+        return self.after_mlp(add) if self.adjusts_outputs else add
 
 
 class Decoder(TensorModule):
@@ -118,10 +95,7 @@ class Decoder(TensorModule):
         super().__init__()
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
-        pre_norm_only = spec.residual_scale == 1.0 and not any(layer.sandwich for layer in spec.layers)
-        layers = [
-            (DecoderLayer if pre_norm_only else SandwichDecoderLayer)(layer, spec, dtype, device) for layer in spec.layers
-        ]
+        layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
         self.layers = nn.ModuleList(layers)
         self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
@@ -167,61 +141,61 @@ def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.
 
 
 def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0)) -> int:
-    """Bytes alive in Decoder, without gathered keys. `adapters`: bytes per row in attention, and in the MLP."""
-    row, added = c.hidden_size * dtype.itemsize, linear_result(c.hidden_size, limits.rows, dtype, limits)
+    """Return the bytes alive in Decoder, without gathered keys. `adapters`: bytes per row in attention, and in the MLP."""
+    ops = OpBytes(dtype, limits)
+    row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
     step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, indices of encoder rows, bounds and block tables
     step += (2 + len(c.deepstack)) * row  # x, encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
-    attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, limits, dtype) for layer in c.layers)
-    mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, limits, dtype) for layer in c.layers)
+    attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, ops) for layer in c.layers)
+    mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers)
     # with attention live the normed rows and what the layer before adds, with the MLP also what attention adds
     parts = max(attention + adapters[0], mlp + adapters[1])
-    return limits.rows * (step + max(2 * row + norm_bytes(c.hidden_size, True, dtype, limits), parts))
+    return limits.rows * (step + max(2 * row + ops.norm(c.hidden_size, True), parts))
 
 
-def _part_bytes(
-    width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, limits: StepLimits, dtype: torch.dtype
-) -> int:
-    """Bytes per row alive in attention or MLP, without its normed input."""
+def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, ops: OpBytes) -> int:
+    """Return the bytes per row alive in attention or MLP, without its normed input."""
     if isinstance(part, AttentionSpec):
-        return _attention_bytes(width, part, limits, dtype)
+        return _attention_bytes(width, part, ops)
     if isinstance(part, LatentSpec):
-        return latent_attention_bytes(part, dtype)
+        return latent_attention_bytes(part, ops)
     if isinstance(part, MlpSpec):
-        return gated_mlp_bytes(width, part.inner, limits, dtype)
-    return mixture_bytes(width, part, limits, dtype)
+        return gated_mlp_bytes(width, part.inner, ops)
+    return mixture_bytes(width, part, ops)
 
 
-def _attention_bytes(width: int, a: AttentionSpec, limits: StepLimits, dtype: torch.dtype) -> int:
-    s, q, kv = dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
-    qkv = linear_result(q + 2 * kv, limits.rows, dtype, limits)
-    peak = qkv + q * s + linear_bytes(q, width, limits.rows, dtype, limits)
-    if not fused("rms_norm", limits.device, dtype) and a.qk_norm:
-        peak = max(peak, qkv + torch_rms_norm(q, s))
-    if not fused("rotary", limits.device, dtype):
-        peak = max(peak, qkv + torch_rotary(q + kv, s))
-    if not fused("attention", limits.device, dtype):
+def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes) -> int:
+    s, q, kv = ops.dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
+    qkv = ops.linear_result(q + 2 * kv, ops.limits.rows)
+    peak = qkv + q * s + ops.linear(q, width, ops.limits.rows)
+    if not ops.fused("rms_norm") and a.qk_norm:
+        peak = max(peak, qkv + ops.torch_rms_norm(q))
+    if not ops.fused("rotary"):
+        peak = max(peak, qkv + ops.torch_rotary(q + kv))
+    if not ops.fused("attention"):
         peak = max(peak, qkv + 3 * q * s)  # queries and result in the layout of torch's kernels
-    return max(peak, linear_bytes(width, q + 2 * kv, limits.rows, dtype, limits))
+    return max(peak, ops.linear(width, q + 2 * kv, ops.limits.rows))
 
 
 def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
-    """Keys and values that torch's attention copies out of the cache for one layer, and its masks. C++ copies none.
+    """Return the bytes of keys and values that torch's attention copies out of the cache for a layer, and of its masks.
 
     Triton splits long sequences: it holds float32 results of a few tiles of rows per multiprocessor.
     """
-    if fused("attention", limits.device, dtype):
+    ops = OpBytes(dtype, limits)
+    if ops.fused("attention"):
         return 0 if limits.device.type == "cpu" else _SPLIT_KV_BYTES
     s = dtype.itemsize
     widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
-    dequantised = limits.quantized_kv * (1 + float32_copy(s))
+    dequantised = limits.quantized_kv * (1 + ops.float32_copy)
     copies = limits.keys * max(widths) * (2 * s + dequantised)  # padded to at most twice the length
-    copies += torch_attention_tiles(limits.rows, max(widths) // 2, dtype)
+    copies += ops.torch_attention_tiles(limits.rows, max(widths) // 2)
     return copies + limits.rows * limits.longest * max(_score_bytes(a, s) for a in c.attentions)
 
 
 def _score_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
-    """Bytes per row and key: a bool mask and its copy in the model's dtype (per head with windows); capped scores."""
+    """Return the bytes per row and key: a bool mask, its copy in the model's dtype (per head with windows), capped scores."""
     if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
         return 1 + s
     return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * FLOAT32))

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from ...kernels.activation import activation
 from ...kernels.attention import paged_attention
-from ...kernels.dispatch import fused
 from ...kernels.metadata import AttentionMetadata
 from ..interface import CacheSpec, ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
-from ..memory_formulas import SMALL, float32_copy, linear_bytes, linear_result
+from ..memory_formulas import SMALL, OpBytes
 
 
 @dataclass(frozen=True)
@@ -141,22 +140,23 @@ def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Itera
 
 
 def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
-    """Bytes alive in CrossDecoder, for its rows and for the encoder rows whose keys are written in the step."""
+    """Return the bytes alive in CrossDecoder, for its rows and the encoder rows whose keys are written in the step."""
+    ops = OpBytes(dtype, limits)
     s, w, rows = dtype.itemsize, c.hidden_size, limits.rows
     row = w * s
-    added, inner = linear_result(w, rows, dtype, limits), linear_result(c.inner, rows, dtype, limits)
+    added, inner = ops.linear_result(w, rows), ops.linear_result(c.inner, rows)
     held = row + added  # x, and what is added to it next, which lives as long as its layer
     inputs = rows * (8 + 8 + 8 + 40) + limits.keys * row  # ids, positions, slots, bounds and block tables; encoder rows
-    result = row + linear_bytes(w, w, rows, dtype, limits)
-    qkv = max(linear_bytes(w, 3 * w, rows, dtype, limits), linear_result(3 * w, rows, dtype, limits) + result)
+    result = row + ops.linear(w, w, rows)
+    qkv = max(ops.linear(w, 3 * w, rows), ops.linear_result(3 * w, rows) + result)
     self_attention = held + row + qkv
-    written = limits.keys * linear_bytes(w, 2 * w, limits.keys, dtype, limits)
-    read = rows * result + limits.keys * linear_result(2 * w, limits.keys, dtype, limits)
+    written = limits.keys * ops.linear(w, 2 * w, limits.keys)
+    read = rows * result + limits.keys * ops.linear_result(2 * w, limits.keys)
     cross_attention = rows * (held + added + row + added) + max(written, read)
-    first, second = linear_bytes(w, c.inner, rows, dtype, limits), linear_bytes(c.inner, w, rows, dtype, limits)
+    first, second = ops.linear(w, c.inner, rows), ops.linear(c.inner, w, rows)
     mlp = held + added + max(row + first, 2 * inner, inner + second)
     gathered = 0
-    if not fused("attention", limits.device, dtype):
-        copies = 2 * limits.keys * w * (2 * s + limits.quantized_kv * (1 + float32_copy(s)))
+    if not ops.fused("attention"):
+        copies = 2 * limits.keys * w * (2 * s + limits.quantized_kv * (1 + ops.float32_copy))
         gathered = copies + rows * (limits.longest * (1 + s) + 3 * row)  # masks; rows in the layout of torch's kernels
     return SMALL + inputs + max(rows * max(self_attention, mlp), cross_attention) + gathered

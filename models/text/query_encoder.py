@@ -25,7 +25,7 @@ class QueryEncoder(TensorModule):
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
 
     def forward(self, rows: Tensor, queries: Tensor) -> Tensor:
-        """`[rows, hidden]` and `[queries, hidden]` -> the normed rows of the queries `[queries, hidden]`."""
+        """Encode `[rows, hidden]` and `[queries, hidden]` -> the normed rows of the queries `[queries, hidden]`."""
         x, device = torch.cat((rows, queries)), rows.device
         count, position = len(x), torch.arange(len(x), device=device)
         stops = torch.where(position < len(rows), len(rows), position + 1)

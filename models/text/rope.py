@@ -34,7 +34,7 @@ class Rotary:
 
 
 def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:
-    """Float32 `[dim / 2]` frequencies, and the factor of cosines and sines."""
+    """Return float32 `[dim / 2]` frequencies, and the factor of cosines and sines."""
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
     if not rope.scaling:
         return plain, 1.0
@@ -45,7 +45,7 @@ def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def scaling_type(scaling: Mapping[str, Any]) -> str:
-    """The rope type of raw rope parameters; ConfigError for an unknown one. "mrope" (three axes) counts as default."""
+    """Return the rope type of raw rope parameters; ConfigError for an unknown one. "mrope" (three axes) counts as default."""
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind in ("mrope", "default"):
         return "default"
@@ -59,12 +59,12 @@ def _linear(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _dynamic(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Frequencies change only beyond `max_position_embeddings`, which no sequence exceeds."""
+    """Return the plain frequencies: others apply beyond `max_position_embeddings`, which no sequence exceeds."""
     return plain, 1.0
 
 
 def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Low frequencies are scaled down, high ones kept, those in between interpolated."""
+    """Scale low frequencies down, keep high ones, interpolate those in between."""
     s = rope.scaling
     low, high = s["low_freq_factor"], s["high_freq_factor"]
     rotations = s["original_max_position_embeddings"] * plain / (2 * math.pi)
@@ -73,7 +73,7 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _yarn(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """High frequencies are kept, low ones scaled down, with a linear ramp over the dimensions in between."""
+    """Keep high frequencies, scale low ones down, with a linear ramp over the dimensions in between."""
     s, trained = rope.scaling, rope.scaling["original_max_position_embeddings"]
     factor = s["factor"]
 
@@ -97,7 +97,7 @@ def _yarn_attention(s: Mapping[str, Any], factor: float) -> float:
 
 
 def yarn_mscale(factor: float, weight: float) -> float:
-    """Attention temperature factor for a context extended by `factor`."""
+    """Return the attention temperature factor for a context extended by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

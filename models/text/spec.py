@@ -187,16 +187,16 @@ class DecoderSpec:
 
 
 def chunked_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Each axis has adjacent frequencies: `(2, 1, 1)` gives 0 0 1 2."""
+    """Give each axis adjacent frequencies: `(2, 1, 1)` gives 0 0 1 2."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def interleaved_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes alternate until all but the first are used up: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
+    """Let axes alternate until all but the first are used up: `(4, 2, 2)` gives 0 1 2 0 1 2 0 0."""
     count, axes = sum(sections), len(sections)
     return tuple(i % axes if i < sections[i % axes] * axes else 0 for i in range(count))
 
 
 def hw_interleaved_sections(sections: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width alternate, then follows time; sections are height, width, time: `(2, 2, 1)` gives 1 2 1 2 0."""
+    """Let height and width alternate before time; sections are height, width, time: `(2, 2, 1)` gives 1 2 1 2 0."""
     return (1, 2) * sections[0] + (0,) * sections[2]

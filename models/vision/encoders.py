@@ -57,7 +57,7 @@ def encoder_spec(vision: Mapping[str, Any], default: str, **changes: Any) -> Tow
 
 
 def with_defaults(vision: Mapping[str, Any], default: str) -> dict[str, Any]:
-    """A vision config with all defaults filled in; ConfigError for an encoder that is not in the tables."""
+    """Return a vision config with all defaults filled in; ConfigError for an encoder that is not in the tables."""
     model_type = vision.get("model_type", default)
     if model_type not in DEFAULTS:
         raise ConfigError(f"vision_config of model_type {model_type!r} is not supported; known are {', '.join(DEFAULTS)}")

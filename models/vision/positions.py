@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .spec import RotarySpec, TableSpec
 
 Grid = tuple[int, int, int]
-"""`(t, h, w)` of one item in patches; the tiles of a picture count as frames."""
+"""`(t, h, w)` of one item in patches; the tiles of an image count as frames."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TowerLayout:
 
 
 def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> TowerLayout:
-    """Order, segments and coordinates of the patches of items with these grids.
+    """Plan order, segments and coordinates of the patches of items with these grids.
 
     Example: 2x3 squares in windows of 2x2 are ordered 0 1 3 4 | 2 5, segments of 16 and 8 patches (merge 2). Windows of equal
     size are adjacent, so that attention can batch them.
@@ -62,14 +62,14 @@ def plan_layout(grids: Sequence[Grid], merge: int, window: int) -> TowerLayout:
 
 
 def in_squares(grid: Tensor, merge: int) -> Tensor:
-    """`[h, w, ...]` -> `[squares, merge * merge, ...]`: the order in which patches come from the processor."""
+    """Reorder `[h, w, ...]` to `[squares, merge * merge, ...]`, the order in which patches come from the processor."""
     h, w = grid.shape[:2]
     blocks = grid.reshape(h // merge, merge, w // merge, merge, *grid.shape[2:]).transpose(1, 2)
     return blocks.reshape(-1, merge * merge, *grid.shape[2:])
 
 
 def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
-    """Float32 frequencies `[dim / 2]`, and int64 `[dim / 2]`: the axis of each, 0 for rows and 1 for columns."""
+    """Return float32 frequencies `[dim / 2]` and the axis of each, int64 `[dim / 2]`: 0 for rows, 1 for columns."""
     half = dim // 2
     if spec.order == "even_odd":
         each = spec.theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)
@@ -112,14 +112,14 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
 
 
 def _buckets(count: int, side: int) -> Tensor:
-    """The table position of each of `count` patches along a side; float32 like the published models."""
+    """Return the table position of each of `count` patches along a side; float32 like the published models."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     corners = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
     return torch.bucketize(corners.clamp(max=1.0 - 1e-6), bounds, right=True)
 
 
 def _sinusoids(frames: int, width: int) -> Tensor:
-    """Float32 `[frames, width]`: sines, then cosines, of `frame * 10000 ** (-2i / width)` (arXiv 1706.03762, 3.5)."""
+    """Return float32 `[frames, width]`: sines, then cosines, of `frame * 10000 ** (-2i / width)` (arXiv 1706.03762, 3.5)."""
     freq = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
     angles = torch.arange(frames, dtype=torch.float32)[:, None] * freq
     return torch.cat((angles.sin(), angles.cos()), 1)

@@ -1,4 +1,4 @@
-"""SAM's tower for one picture at a time: attention in square windows with relative positions, then convolutions.
+"""SAM's tower for one image at a time: attention in square windows with relative positions, then convolutions.
 
 Sources: arXiv 2304.02643 (the tower), 2203.16527 (windows in a plain transformer), 2112.01526 (relative positions).
 """
@@ -20,7 +20,7 @@ from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.relative_position import relative_position_scores
-from ..memory_formulas import SMALL, attention_copies, linear_bytes, torch_attention_tiles
+from ..memory_formulas import SMALL, OpBytes
 from .positions import add_positions_
 from .spec import TowerNames, TowerSpec
 from .vit import VisionMlp, vision_mlp_bytes
@@ -34,11 +34,11 @@ _EPS = 1e-6  # of the norms between convolutions
 
 @dataclass(frozen=True)
 class SamSpec:
-    """A transformer over the patches of a picture, followed by convolutions.
+    """A transformer over the patches of an image, followed by convolutions.
 
     Args:
-        tower: the transformer. Pictures are padded to whole windows with empty rows, which are attended to. `table` has a
-            position for every patch of the largest picture.
+        tower: the transformer. Images are padded to whole windows with empty rows, which are attended to. `table` has a
+            position for every patch of the largest image.
         neck: channels after the transformer.
         down: channels of each further convolution, which halves both sides.
         relative: attention scores depend on the vertical and horizontal distance of query and key (relative positions).
@@ -76,13 +76,13 @@ class SamAttention:
         self.tables = [build.stored(name, 2 * side - 1, t.head_dim) for name in names]
 
     def __call__(self, x: Tensor, side: int) -> Tensor:
-        """`x` `[squares * side^2, width]`, square by square, row by row."""
+        """Attend within squares: `x` `[squares * side^2, width]`, square by square, row by row."""
         q, k, v = self._with_positions(x, side)
         out = varlen_attention(q, k, v, [side * side] * (len(x) // side**2), 1.0)
         return self.out(out[..., : self.dim].flatten(1))
 
     def _with_positions(self, x: Tensor, side: int) -> Tensor:
-        """Scaled queries, keys and values with position columns appended: `[3, rows, heads, dim + 2 * side]`."""
+        """Return scaled queries, keys and values with position columns appended: `[3, rows, heads, dim + 2 * side]`."""
         qkv = self.qkv(x).view(-1, side, side, 3, self.heads, self.dim)
         wide = x.new_zeros(3, *qkv.shape[:3], self.heads, self.dim + 2 * side * bool(self.tables))
         wide[..., : self.dim] = qkv.permute(3, 0, 1, 2, 4, 5)
@@ -115,7 +115,7 @@ class SamLayer:
 
 
 class SamTower(TensorModule):
-    """Patches of one square picture -> downsampled rows."""
+    """Patches of one square image -> downsampled rows."""
 
     def __init__(self, spec: SamSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SamTower(TensorModule):
         self.parts = SamParts(spec, build)
 
     def forward(self, patches: Tensor, side: int) -> Tensor:
-        """`[side^2, patch_dim]`, row by row -> `[(side / downsampling)^2, width]`, row by row."""
+        """Encode `[side^2, patch_dim]`, row by row -> `[(side / downsampling)^2, width]`, row by row."""
         parts, table = self.parts, self.spec.tower.table
         x = parts.patch(patches)
         assert table is not None
@@ -159,7 +159,7 @@ class SamParts:
 
 
 def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:
-    """(stored, canonical) prefixes for checkpoints that name convolutions and norms by what they are."""
+    """Return (stored, canonical) prefixes for checkpoints that name convolutions and norms by what they are."""
     neck = ("conv1", "layer_norm1", "conv2", "layer_norm2")
     renamed = [(f"neck.{name}.", f"neck.{i}.") for i, name in enumerate(neck)]
     renamed += [("proj.conv1.", "net_2."), ("proj.conv2.", "net_3."), ("patch_embed.projection.", "patch_embed.proj.")]
@@ -167,7 +167,7 @@ def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:
 
 
 def _to_windows(x: Tensor, side: int, window: int) -> Tensor:
-    """`[side^2, width]` row by row -> `[windows * window^2, width]`, padded with empty rows at the right and bottom."""
+    """Cut `[side^2, width]` into `[windows * window^2, width]`, padded with empty rows at the right and bottom."""
     count = -(-side // window)
     fill = count * window - side
     plane = F.pad(x.view(side, side, -1), (0, 0, 0, fill, 0, fill)).view(count, window, count, window, -1)
@@ -182,13 +182,14 @@ def _from_windows(x: Tensor, side: int, window: int) -> Tensor:
 
 
 def _taps(x: Tensor, side: int, stride: int = 1) -> Tensor:
-    """The inputs of a zero-padded 3 x 3 convolution over `[side^2, width]`: `[outputs, width * 9]`, in the weight's order."""
+    """Return the inputs of a zero-padded 3 x 3 convolution over `[side^2, width]`: `[outputs, width * 9]`, in weight order."""
     plane = x.view(1, side, side, -1).permute(0, 3, 1, 2)
     return F.unfold(plane, 3, padding=1, stride=stride)[0].T.contiguous()
 
 
 def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in SamTower for one image of so many patches."""
+    """Return the bytes alive in SamTower for one image of so many patches."""
+    ops = OpBytes(dtype, limits)
     t, s, side = c.tower, dtype.itemsize, math.isqrt(patches)
     row = t.width * s
     squares = set()  # (rows with padding, side of a square, bytes per row of the copy in windows)
@@ -196,21 +197,21 @@ def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, limits: StepLimits) 
         squares.add((patches, side, 0))
     if t.window:
         squares.add(((-(-side // t.window) * t.window) ** 2, t.window, row))
-    attention = max(_attention_bytes(c, rows, edge, windowed, dtype, limits) for rows, edge, windowed in squares)
-    mlp = patches * (row + vision_mlp_bytes(t, patches, dtype, limits))  # beside what attention adds
+    attention = max(_attention_bytes(c, rows, edge, windowed, ops) for rows, edge, windowed in squares)
+    mlp = patches * (row + vision_mlp_bytes(t, patches, ops))  # beside what attention adds
     layers = 3 * row * patches + max(attention, mlp)  # x, what the layer before adds, normed rows
     return SMALL + max(layers, patches * (row + c.neck * s * (2 * TAPS + 2)))
 
 
-def _attention_bytes(c: SamSpec, rows: int, side: int, windowed: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in SamAttention over squares of this side; `windowed`: bytes per row of its input."""
-    t, s = c.tower, dtype.itemsize
+def _attention_bytes(c: SamSpec, rows: int, side: int, windowed: int, ops: OpBytes) -> int:
+    """Return the bytes alive in SamAttention over squares of this side; `windowed`: bytes per row of its input."""
+    t, s = c.tower, ops.dtype.itemsize
     row, columns = t.width * s, side * c.relative  # position columns per axis
     width = t.heads * (t.head_dim + 2 * columns)
     wide, distances = width * s, 2 * side * columns * (t.head_dim * s + 8)
-    native = backend("varlen_attention", limits.device, dtype) == "native"
-    end = wide + c.relative * row + linear_bytes(t.width, t.width, rows, dtype, limits)  # result, without columns, projected
-    end = max(end, 0 if native else 2 * wide + attention_copies(width, dtype, limits.device))
+    native = backend("varlen_attention", ops.limits.device, ops.dtype) == "native"
+    end = wide + c.relative * row + ops.linear(t.width, t.width, rows)  # result, without columns, projected
+    end = max(end, 0 if native else 2 * wide + ops.attention_copies(width))
     start = 3 * row + c.relative * row + t.heads * s * columns  # qkv, a copy of the queries, their scores
-    tiles = 0 if native else torch_attention_tiles(side**2, width // t.heads, dtype)
+    tiles = 0 if native else ops.torch_attention_tiles(side**2, width // t.heads)
     return rows * (windowed + 3 * wide + max(start, end)) + distances + tiles

@@ -68,7 +68,7 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Learned position embeddings of a square picture, added to its patches.
+    """Learned position embeddings of a square image, added to its patches.
 
     Args:
         side: positions along each side.

@@ -1,6 +1,6 @@
 """The packed vision tower: items of many requests in one call; patches attend within their frame, window or item.
 
-Sources: arXiv 2010.11929 (the transformer over patches), 2307.06304 (pictures of many sizes packed), 2103.17239 (layer scale).
+Sources: arXiv 2010.11929 (the transformer over patches), 2307.06304 (images of many sizes packed), 2103.17239 (layer scale).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.activation import act_and_mul, activation
-from ...kernels.dispatch import fused
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
 from ...mm.errors import ConfigError
@@ -22,15 +21,7 @@ from ..config import check_activation
 from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import ProjectorSpec, projector_bytes
-from ..memory_formulas import (
-    FLOAT32,
-    attention_copies,
-    linear_bytes,
-    linear_result,
-    norm_bytes,
-    torch_attention_tiles,
-    torch_rotary,
-)
+from ..memory_formulas import FLOAT32, OpBytes
 from .positions import Grid, TowerLayout, add_positions_, frequencies, plan_layout
 from .spec import TowerSpec
 
@@ -148,7 +139,7 @@ class VisionTower(nn.Module):
 
         Args:
             patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`.
-            grids: `(t, h, w)` of each item, in patches; the tiles of a picture count as frames.
+            grids: `(t, h, w)` of each item, in patches; the tiles of an image count as frames.
         """
         s = self.spec
         layout = plan_layout(grids, s.merge, s.window)
@@ -210,7 +201,7 @@ class VisionTower(nn.Module):
 
 
 def _rows_of_patches(frames: Sequence[int]) -> Tensor:
-    """Int64 `[patches]`: the row of each patch if every frame starts with a class token; frames [2, 1] give 1 2 4."""
+    """Return the row of each patch, int64 `[patches]`, if every frame starts with a class token; frames [2, 1] give 1 2 4."""
     ends = accumulate(rows + 1 for rows in frames)
     return torch.cat([torch.arange(end - rows, end) for end, rows in zip(ends, frames, strict=True)])
 
@@ -222,29 +213,30 @@ def _natural_order(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
     return out
 
 
-def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes alive in VisionTower and the projector after it, if any, for so many patches in one call, pixels included."""
+def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Return the bytes alive in VisionTower and a projector after it, for so many patches in one call, pixels included."""
+    ops = OpBytes(dtype, limits)
     row, states = c.width * dtype.itemsize, len(c.states)
     rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
     kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
-    attention, mlp = _attention_bytes(c, rows, dtype, limits), vision_mlp_bytes(c, rows, dtype, limits)
-    added = linear_result(c.width, rows, dtype, limits)
+    attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
+    added = ops.linear_result(c.width, rows)
     layers = row + added + kept + max(attention, added + mlp)  # x, and what is added to it next
     reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
-    norm = row + norm_bytes(c.width, c.rms, dtype, limits) if c.post_norm else row
+    norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(row + kept + norm, reordered)
-    projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
+    projector = projector_bytes(out, states, patches, dtype, limits)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, positions, rows of patches
-    if not fused("varlen_attention", limits.device, dtype):
-        held += torch_attention_tiles(patches, c.head_dim, dtype)
-    start = _embedding_bytes(c, patches, dtype, limits)
+    if not ops.fused("varlen_attention"):
+        held += ops.torch_attention_tiles(patches, c.head_dim)
+    start = _embedding_bytes(c, patches, ops)
     return held + max(patches * start, rows * layers, rows * end, patches * projector)
 
 
-def _embedding_bytes(c: TowerSpec, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes per patch before the first layer."""
-    row, norm = c.width * dtype.itemsize, norm_bytes(c.width, c.rms, dtype, limits)
-    steps = [linear_bytes(c.patch_dim, c.width, patches, dtype, limits), row + norm]
+def _embedding_bytes(c: TowerSpec, patches: int, ops: OpBytes) -> int:
+    """Return the bytes per patch before the first layer."""
+    row, norm = c.width * ops.dtype.itemsize, ops.norm(c.width, c.rms)
+    steps = [ops.linear(c.patch_dim, c.width, patches), row + norm]
     if c.table is not None:
         resampled = c.table.fit in ("bilinear", "bicubic")
         steps.append(3 * row + (c.width * FLOAT32 if resampled else 0))  # x, the fitted table, the same in squares
@@ -253,30 +245,22 @@ def _embedding_bytes(c: TowerSpec, patches: int, dtype: torch.dtype, limits: Ste
     return max(steps)
 
 
-def _attention_bytes(c: TowerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes per row in attention, with its normed input."""
-    s, w = dtype.itemsize, c.width
-    row, qkv = w * s, linear_result(3 * w, rows, dtype, limits)
-    steps = [linear_bytes(w, 3 * w, rows, dtype, limits)]
+def _attention_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:
+    """Return the bytes per row in attention, with its normed input."""
+    s, w = ops.dtype.itemsize, c.width
+    row, qkv = w * s, ops.linear_result(3 * w, rows)
+    steps = [ops.linear(w, 3 * w, rows)]
     if c.qk_norm is not None:
-        native = fused("rms_norm", limits.device, dtype)
-        normed = norm_bytes(w, True, dtype, limits)
-        steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if native else normed))
+        normed = ops.norm(w, True)
+        steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if ops.fused("rms_norm") else normed))
     if c.rotary is not None:
-        rotated = 0 if fused("rotary", limits.device, dtype) else torch_rotary(2 * w, s)
+        rotated = 0 if ops.fused("rotary") else ops.torch_rotary(2 * w)
         steps.append(qkv + max(rotated, 2 * row * c.rotary.interleaved))
-    native = fused("varlen_attention", limits.device, dtype)
-    steps.append(qkv + (row if native else 4 * row + attention_copies(w, dtype, limits.device)))
-    steps.append(qkv + row + linear_bytes(w, w, rows, dtype, limits))
+    steps.append(qkv + (row if ops.fused("varlen_attention") else 4 * row + ops.attention_copies(w)))
+    steps.append(qkv + row + ops.linear(w, w, rows))
     return row + 2 * FLOAT32 + max(steps)
 
 
-def vision_mlp_bytes(c: TowerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Bytes per row in VisionMlp, with its normed input."""
-    s, first = dtype.itemsize, (1 + c.gated) * c.inner
-    steps = (
-        linear_bytes(c.width, first, rows, dtype, limits),
-        linear_result(first, rows, dtype, limits) + c.inner * s,  # before and after the activation
-        c.inner * s + linear_bytes(c.inner, c.width, rows, dtype, limits),
-    )
-    return c.width * s + 2 * FLOAT32 + max(steps)
+def vision_mlp_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:
+    """Return the bytes per row in VisionMlp, with its normed input."""
+    return c.width * ops.dtype.itemsize + 2 * FLOAT32 + ops.mlp(c.width, (1 + c.gated) * c.inner, c.inner, rows)

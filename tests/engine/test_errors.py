@@ -1,4 +1,4 @@
-"""Errors of exhausted memory are recognised."""
+"""Errors of exhausted memory are told from others."""
 
 import pytest
 import torch

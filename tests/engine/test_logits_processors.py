@@ -1,4 +1,4 @@
-"""Registered logits processors: names, arguments, rows and batches; an error fails its own request only."""
+"""Callers' own processors: by name, with arguments, row by row or together, and each on its own request's account."""
 
 import sys
 

@@ -17,7 +17,7 @@ BLOCK = 4
 
 
 def paged_case(requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int):
-    """`(earlier tokens, rows of this step)` of each request, on blocks in random order, the cache full of noise."""
+    """Make a step of requests `(earlier tokens, rows of this step)` on blocks in random order; the cache holds noise."""
     gen = torch.Generator().manual_seed(seed)
     lengths = [done + rows for done, rows in requests]
     needs = [-(-n // BLOCK) for n in lengths]
@@ -47,7 +47,7 @@ def test_paged_attention_equals_reference(requests: list[tuple[int, int]], shape
 
 
 def test_only_decode_rows_and_writes() -> None:
-    """All rows of one kind take their own path; keys and values land in their slots and nowhere else."""
+    """A batch of decode rows has its own path; keys and values go to their slots and nowhere else."""
     q, k, v, cache, meta = paged_case([(7, 1), (0, 1), (12, 1)], 4, 2, 8, torch.float32, 3)
     before = cache.clone()
     out = paged_attention(q, k, v, cache, meta, 0.3)
@@ -112,8 +112,8 @@ for dtype in (torch.float32, torch.bfloat16):
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to guard a page")
-def test_nothing_is_read_behind_the_end() -> None:
-    """Rows end where the memory of this process does, with head widths that do not fill a vector as well."""
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
+def test_nothing_is_read_beyond_the_end() -> None:
+    """Rows end at a protected page; some head widths do not fill a vector."""
     done = subprocess.run([sys.executable, "-c", AT_THE_EDGE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

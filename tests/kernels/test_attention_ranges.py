@@ -1,4 +1,4 @@
-"""Rows that see a range of keys: windows, items and prompts that see themselves whole, soft caps, and keys that are values."""
+"""Attention to a range of keys: sliding windows, bidirectional spans, soft caps, and keys that are also values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_reference_against_a_mask() -> None:
     meta = sees_itself(replace(meta, window=4), {0: (3, 9)})
     at = torch.arange(12)
     mask = (at[None] <= at[:, None]) | ((at[None] < 9) & (at[None] >= 3) & (at[:, None] >= 3) & (at[:, None] < 9))
-    mask &= at[None] > at[:, None] - 4  # a window cuts what an item sees of itself, too
+    mask &= at[None] > at[:, None] - 4  # a window also cuts bidirectional spans
     scores = (torch.einsum("qhd,khd->hqk", q, k) * 0.4 / 2).tanh() * 2
     expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
     cache.flatten(1, 2)[0][meta.slot_mapping], cache.flatten(1, 2)[1][meta.slot_mapping] = k, v
@@ -62,7 +62,7 @@ def test_the_reference_against_a_mask() -> None:
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", TYPES)
-def test_blocks_behind_a_window_are_not_read(dtype: torch.dtype) -> None:
+def test_blocks_before_a_window_are_not_read(dtype: torch.dtype) -> None:
     q, k, v, cache, meta = case([(150, 1), (40, 30), (290, 2)], 4, 2, 32, dtype)
     meta = replace(meta, window=20)
     whole = paged_attention(q, k, v, cache.clone(), meta, 0.2)
@@ -78,8 +78,8 @@ def test_blocks_behind_a_window_are_not_read(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 30, 77])
-def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
-    """However the prompt is cut, but for an item within that sees itself; alone or with others."""
+def test_a_row_is_the_same_in_every_batch(dtype: torch.dtype, window: int | None, cap: float | None) -> None:
+    """A row's bits do not depend on where the prompt is cut (outside the bidirectional span) or on other requests."""
     length, item = 210, (60, 140)
     q, k, v, cache, meta = case([(0, length)], 6, 2, 64, dtype)
     whole = paged_attention(q, k, v, cache, sees_itself(replace(meta, window=window), {0: item}), 0.2, cap)
@@ -90,7 +90,7 @@ def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | No
             slots = other_meta.slot_mapping[30:-1][start:stop]
             step = AttentionMetadata((0, 1, 1 + stop - start), (9, stop), other_meta.block_tables[:2], slots, 8, window=window)
             queries = torch.cat((q[:1], q[start:stop]))
-            mate = torch.tensor([int(other_meta.block_tables[0, 1]) * 8])  # the ninth token of the other
+            mate = torch.tensor([int(other_meta.block_tables[0, 1]) * 8])  # the ninth token of the other request
             step = replace(step, slot_mapping=torch.cat((mate, slots)))
             if start <= item[0] < stop:
                 step = sees_itself(step, {1: (item[0] - start, item[1] - start)})

@@ -1,4 +1,4 @@
-"""Weights as 8-bit floats: rounding, products, rows that do not depend on their company."""
+"""Weights as 8-bit floats: rounding, products, and rows that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_products(dtype: torch.dtype) -> None:
     packed = pack(weight, bias, "fp8")
     assert isinstance(packed, Fp8Weight)
     wide = packed.weight.double() * packed.scale.double()[:, None]
-    assert ((wide - weight).abs() <= weight.abs() / 16 + packed.scale[:, None] * 2**-10).all()  # three bits behind the first
+    assert ((wide - weight).abs() <= weight.abs() / 16 + packed.scale[:, None] * 2**-10).all()  # three mantissa bits
     wanted = (x.double() @ wide.T + bias).to(dtype)
     torch.testing.assert_close(linear(x, packed), wanted)
 
@@ -29,7 +29,7 @@ def test_rows_of_zeros_and_the_largest() -> None:
     assert fp8_linear(torch.ones(1, 2), packed).tolist() == [[0.0, -894.0]]
 
 
-def test_company_changes_no_bit() -> None:
+def test_the_batch_changes_no_bit() -> None:
     gen = torch.Generator().manual_seed(1)
     x, packed = torch.randn(70, 130, generator=gen), pack_fp8(torch.randn(300, 130, generator=gen), torch.randn(300))
     together = fp8_linear(x, packed)

@@ -1,4 +1,4 @@
-"""Recorded forwards: a replay gives the bits of running again; what cannot be replayed is noticed."""
+"""Recorded forwards: a replay gives the bits of an eager run; forwards that cannot be replayed are detected."""
 
 import contextlib
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def weights(dtype: torch.dtype, layers: int) -> list[tuple[Tensor, LinearWeight,
 
 
 def stack(ids: Tensor, table: Tensor, layers: list[tuple[Tensor, LinearWeight, LinearWeight]]) -> Tensor:
-    """Operators of torch, views, kernels, and a residual stream that is written in place."""
+    """Run torch operators, views, kernels, and a residual stream that is written in place."""
     x = F.embedding(ids, table) * 2
     add = None
     for norm, up, down in layers:
@@ -58,7 +58,7 @@ def test_a_replay_gives_the_same_bits(dtype: torch.dtype, rows: int) -> None:
     for turn in range(4):
         ids.copy_((torch.arange(rows) * 3 + turn) % 11)
         expected = stack(ids.clone(), table, layers)
-        noise = [torch.full((rows, width), torch.nan, dtype=dtype) for width in (32, 48, 96)]  # others allocate meanwhile
+        noise = [torch.full((rows, width), torch.nan, dtype=dtype) for width in (32, 48, 96)]  # unrelated allocations
         assert torch.equal(graph.replay(), expected)
         assert all(values.isnan().all() for values in noise)
 
@@ -66,7 +66,7 @@ def test_a_replay_gives_the_same_bits(dtype: torch.dtype, rows: int) -> None:
 @DTYPES
 @pytest.mark.parametrize("kernels", ["", "linear=torch", "torch"])
 def test_layers_share_memory(dtype: torch.dtype, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those that torch computes operator by operator."""
+    """Memory does not grow with the number of layers, also if torch runs them operator by operator."""
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
 
     def held(layers: int) -> int:
@@ -84,7 +84,7 @@ def test_two_results_of_an_operator_do_not_share_memory() -> None:
     x = torch.arange(6.0).view(2, 3)
 
     def forward() -> Tensor:
-        base = (x[0] * 2).neg() + 1  # leaves memory of the size that both results have
+        base = (x[0] * 2).neg() + 1  # releases memory of the size of both results
         low, high = torch.aminmax(x + base.sum(), dim=0)
         return high * 10 + low
 
@@ -162,7 +162,7 @@ def test_what_is_fixed_may_be_read(read: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("antialias", [False, True])
-def test_pictures_are_resized_to_the_same_bits(mode: str, antialias: bool) -> None:
+def test_images_are_resized_to_the_same_bits(mode: str, antialias: bool) -> None:
     x = torch.randn(1, 3, 9, 7)
 
     def forward() -> Tensor:
@@ -176,11 +176,11 @@ def test_pictures_are_resized_to_the_same_bits(mode: str, antialias: bool) -> No
 
 
 THERE = torch.device("meta")
-"""A device that is not the host, of which only shapes are known."""
+"""A device that is not the host and has shapes but no data."""
 
 
 def twice(forward: Any) -> tuple[UploadCache, list[Tensor]]:
-    """What a forward that ran twice sent, and to where in the second run it would have sent again."""
+    """Run a forward twice; return its upload cache, and the tensors that the second run would upload again."""
     sent, missed = UploadCache(), []
     with sent:
         forward()
@@ -263,21 +263,21 @@ def test_other_numbers_than_the_first_time_are_sent() -> None:
 )
 def test_waiting_for_the_device_is_noticed(forward: Any) -> None:
     sent = UploadCache()
-    with sent, contextlib.suppress(NotImplementedError, RuntimeError):  # there are no numbers there
+    with sent, contextlib.suppress(NotImplementedError, RuntimeError):  # meta tensors have no values
         forward()
     assert sent.data_dependent
 
 
 class Driver:
-    """In place of a GPU's: what runs while it records is counted, and fails where it is told to, as torch 2.13 does then."""
+    """A fake CUDA driver that counts runs and captures, and fails on request as torch 2.13 does."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.runs, self.recorded, self.recording, self.resets = 0, 0, False, 0
-        self.ends, self.ended_by_torch = True, False  # a recording, and its memory where that fails
+        self.ends, self.ended_by_torch = True, False  # the capture can be ended; its memory is released even if not
         self.current: Any = "main"
-        self.pools: list[tuple[Any, Any]] = []  # of recordings, in order, with their streams
-        self.giving: set[tuple[int, Any]] = set()  # device and pool that memory is given out from
+        self.pools: list[tuple[Any, Any]] = []  # of captures, in order, with their streams
+        self.giving: set[tuple[int, Any]] = set()  # device and pool that allocations go to
 
     @contextlib.contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
@@ -345,7 +345,7 @@ def test_a_gpus_graph_is_recorded_in_a_second_run(driver: Driver, pool: CaptureP
     result, graph = capture_cuda(driver.forward, pool)
     assert (driver.runs, driver.recorded) == (2, 1)
     assert graph is not None
-    assert len(graph._tables) == 1
+    assert len(graph._memory) == 2, "the CUDA graph and a table"
     kept = graph.replay()
     assert driver.runs == 102
     assert kept is graph.replay()
@@ -424,7 +424,7 @@ def test_tables_that_a_graph_reads_are_its_own(driver: Driver, pool: CapturePool
 
     _, graph = capture_cuda(forward, pool)
     assert graph is not None
-    assert [table is there for table in graph._tables] == [False, True]
+    assert [held is there for held in graph._memory] == [False, False, True]
     with capture_tables() as tables:
         keep_alive(there)
     assert not tables, "nothing is being recorded"

@@ -1,4 +1,4 @@
-"""Caches in 8 bits: what a row becomes and how far that is off, and attention over it, in C++ and in torch."""
+"""Quantised KV caches: rounding errors of a row, and attention over it, in C++ and in torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(params=native.LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What runs on other machines, as far as this one can run it."""
+    """Run with each instruction set that this CPU has."""
     with running_with(request.param):
         yield
 
 
 def off(x: Tensor, codes: torch.dtype) -> Tensor:
-    """The most that a number may be off: half a step between codes, which e4m3 has 8 of to each power of two from 2^-6 on."""
+    """Return the largest error per number: half a step. e4m3 has 8 steps per power of two from 2^-6 on."""
     scale = x.abs().amax(-1, keepdim=True).float() / kv_quant.MAX_VALUES[codes]
     if codes == torch.int8:
         return scale.expand(x.shape) * 0.5 * (1 + 1e-5)
@@ -81,7 +81,7 @@ def test_a_row_depends_on_no_other(codes: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (6, 1, 80), (3, 3, 18)])
 def test_equal_in_every_instruction_set(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, codes: torch.dtype) -> None:
-    """What C++ writes is what torch does, bit for bit; what it reads is what the reference does."""
+    """C++ writes the same bits as torch, and attends like the reference."""
     q, k, v, cache, meta = case([(0, 3), (70, 66), (18, 1)], heads, kv_heads, dim, dtype)
     k[0] *= torch.logspace(-6, 3, dim).to(dtype)
     cache = quantized_copy(cache, codes)
@@ -108,7 +108,7 @@ VARIANTS = [
 @pytest.mark.parametrize("dtype", [*TYPES, torch.float16])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_equal_to_the_reference(variant: dict, dtype: torch.dtype, codes: torch.dtype) -> None:
-    """With scales that are no numbers in slots that nobody has; float16 is torch's either way."""
+    """Unused slots hold NaN scales. float16 runs in torch with both backends."""
     q, k, v, cache, meta = case(REQUESTS, 6, 2, 32, dtype)
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
     meta = sees_itself(meta, variant["spans"]) if "spans" in variant else meta
@@ -121,7 +121,7 @@ def test_equal_to_the_reference(variant: dict, dtype: torch.dtype, codes: torch.
 
 @pytest.mark.parametrize("codes", CODES)
 def test_as_far_off_as_its_numbers(codes: torch.dtype) -> None:
-    """No further from attention over what was written than codes can be: a score by d makes a weight off by e^2d at most."""
+    """The error stays within the bound of quantisation: scores off by d change a weight by a factor of e^2d at most."""
     q, k, v, cache, meta = case([(0, 60), (33, 1)], 4, 2, 32, torch.float32)
     rounded = quantized_copy(cache, codes)
     write_cache(k, v, rounded, meta)
@@ -138,8 +138,8 @@ def test_as_far_off_as_its_numbers(codes: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize("window", [None, 30])
-def test_a_row_is_the_same_in_every_company(window: int | None, codes: torch.dtype, dtype: torch.dtype) -> None:
-    """However its prompt is cut and whatever is beside it: its keys come from the cache in every case."""
+def test_a_row_is_the_same_in_every_batch(window: int | None, codes: torch.dtype, dtype: torch.dtype) -> None:
+    """A row's bits do not depend on chunking or on other requests, since its keys always come from the cache."""
     length = 150
     q, k, v, cache, meta = case([(0, length)], 6, 2, 64, dtype)
     whole = paged_attention(q, k, v, quantized_copy(cache, codes), replace(meta, window=window), 0.2)

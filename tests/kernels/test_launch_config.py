@@ -1,4 +1,4 @@
-"""Launch configurations: the shipped table, the user's file, what a trial chooses."""
+"""Launch configurations: the shipped table, the user's file, and the choice of a trial."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_table_is_whole() -> None:
-    """Every op answers for every class; a card's row changes only what there is; numbers are what a launch takes."""
+    """Every op has the default class; rows of architectures are known; values are valid for a launch."""
     for op, shapes in TABLE.items():
         assert "" in shapes, op
         for shape, rows in shapes.items():

@@ -1,4 +1,4 @@
-"""Products with packed weights: a row's bits do not depend on its company, 8 bits stay within their bound."""
+"""Linear layers with packed weights: a row's bits do not depend on the batch, int8 stays within its error bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weights(form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: p
 
 
 def check_rows_do_not_see_each_other(packed: LinearWeight, inputs: int, dtype: torch.dtype, counts: tuple[int, ...]) -> None:
-    """Any first rows, every row alone, and a row that moved, against all rows at once."""
+    """Compare all rows at once with their first rows, single rows and permuted rows."""
     x = torch.randn(max(counts), inputs).to(dtype)
     whole = linear(x, packed)
     assert [n for n in counts if not torch.equal(linear(x[:n], packed), whole[:n])] == []
@@ -65,7 +65,7 @@ def test_rows_do_not_see_each_other_at_any_count(
 def test_packed_linear(
     rows: int, inputs: int, bias: bool, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error stays below `limit` of the largest output."""
+    """The error stays below `limit` times the largest output."""
     x, weight = torch.randn(rows, inputs).to(dtype), torch.randn(75, inputs).to(dtype)
     b = torch.randn(75).to(dtype) if bias else None
     expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
@@ -93,8 +93,10 @@ def test_quantised_rows() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [(768, 100), (33, 48), (1176, 512)])
 def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple[int, int]) -> None:
-    """Every x is off by half a step a of its row at most, every w by half a step b of its output, so a sum of n products is
-    off by at most n * (a/2 * max|w| + b/2 * max|x| + a*b/4), and the result is rounded once more."""
+    """The error of a sum of n products is at most n * (a/2 * max|w| + b/2 * max|x| + a*b/4), rounded once more.
+
+    a and b are the quantisation steps of the row and of the output; each value is off by half a step at most.
+    """
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, size[0]).to(dtype), torch.randn(size[::-1]).to(dtype)
     b = torch.randn(size[1]).to(dtype) if bias else None
@@ -140,7 +142,7 @@ def test_int8_hides_no_broken_row(value: float, backend: str, monkeypatch: pytes
 
 @needs_int8
 def test_int8_gives_integers_exactly() -> None:
-    """Rows and weights that are their own quantised form, 127 among each, come out as the exact product."""
+    """Integers up to 127 are their own quantised form, so the product is exact."""
     x, weight = torch.randint(-127, 128, (9, 65)).float(), torch.randint(-127, 128, (17, 65)).float()
     x[:, 0], weight[:, 0] = 127, -127
     assert torch.equal(int8_linear(x, pack_int8(weight, None)), x @ weight.T)
@@ -167,7 +169,7 @@ def test_few_numbers_of_rows_reach_onednn() -> None:
     assert len(set(made)) < 80
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="pages are of one size")
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="needs huge pages")
 def test_weights_of_a_model_lie_together_and_beside_those_of_no_other_thread():
     weights = [torch.randn(100, 50).bfloat16() for _ in range(3)]
     first, second = (to_panels(weight) for weight in weights[:2])

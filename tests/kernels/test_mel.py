@@ -1,4 +1,4 @@
-"""Bands of a spectrum, and the forms in which a bank of filters is kept."""
+"""Log-mel energies, and both forms of a filter bank."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_both_forms_hold_the_table() -> None:
 
 
 def test_bands_by_their_definition() -> None:
-    sound, window, filters = torch.randn(2000), torch.hann_window(64), torch.rand(33, 5)
-    windows = sound.unfold(0, 64, 3)  # more than are transformed at a time
+    audio, window, filters = torch.randn(2000), torch.hann_window(64), torch.rand(33, 5)
+    windows = audio.unfold(0, 64, 3)  # more windows than one chunk
     power = torch.fft.rfft(windows.double() * window).abs() ** 2
     wanted = (power @ filters.double()).clamp(min=1e-10).log10().float()
     torch.testing.assert_close(

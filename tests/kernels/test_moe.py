@@ -1,4 +1,4 @@
-"""Routers and mixtures: choices by hand, sums as row by row, and rows that do not depend on their company."""
+"""Routing and experts: choices by hand, sums row by row, and rows that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MATRICES = torch.randn(12, 16, 16, generator=GENERATOR) / 4
 
 
 def expert(number: int, x: torch.Tensor) -> torch.Tensor:
-    return x[:, None].mul(MATRICES[number]).sum(-1)  # a sum for every row by itself
+    return x[:, None].mul(MATRICES[number]).sum(-1)  # each row is summed by itself
 
 
 def test_the_best_are_weighted_by_their_share() -> None:
@@ -52,7 +52,7 @@ def test_a_mixture_is_the_sum_of_its_rows(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-def test_company_changes_no_bit(scoring: str) -> None:
+def test_the_batch_changes_no_bit(scoring: str) -> None:
     rule = RoutingConfig(4, scoring, num_expert_group=3, topk_group=2)
     topk_weights, topk_ids = route(LOGITS, rule)
     together = loop_experts(X, topk_weights, topk_ids, 12, expert)

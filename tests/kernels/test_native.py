@@ -1,4 +1,4 @@
-"""The C++ kernels: equal to their references over many shapes, and a row's bits are its own affair."""
+"""The C++ kernels: equal to their references over many shapes; a row's bits do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ ker
 
 @pytest.fixture(params=[*native.LEVELS, "torch"])
 def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The C++ kernels with each instruction set that the CPU has, and torch's."""
+    """Run the C++ kernels with each instruction set that the CPU has, then torch."""
     monkeypatch.setenv("SENSORIUM_KERNELS", PLAIN if request.param == "torch" else OPS)
     with nullcontext() if request.param == "torch" else running_with(request.param):
         yield
@@ -49,13 +49,13 @@ def noise(gen: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=gen).to(dtype)
 
 
-Keys = list[tuple[Tensor, Tensor]]  # of each request: keys and values [length, kv_heads, dim]
+Keys = list[tuple[Tensor, Tensor]]  # per request: keys and values [length, kv_heads, dim]
 
 
 def on_blocks(keys: Keys, counts: list[int], block: int, causal: bool, order: int, poison: float = 0.0):
-    """A cache filled with `poison` that holds all keys but those of the last `counts` rows, which come back as this step's.
+    """Make a cache that holds all keys except those of the last `counts` rows, which are returned as this step's.
 
-    Not causal: nothing is in the cache, all keys are this step's. `order`: seed of the order of blocks.
+    Unused slots hold `poison`. Not causal: the cache is empty, all keys are this step's. `order`: seed of the block order.
     """
     lengths = [len(k) for k, _ in keys]
     needs = [-(-n // block) for n in lengths]
@@ -108,8 +108,8 @@ def test_varlen_attention(dtype: torch.dtype, heads: int, dim: int, generator: t
 
 @needs_library
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_of_paged_attention_is_the_same_in_every_company(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """One prompt at once, in chunks cut anywhere, token by token; with others or alone; other blocks; one thread or two."""
+def test_a_row_of_paged_attention_is_the_same_in_every_batch(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """A prompt runs whole, in chunks, token by token; with other requests, other blocks, one thread or two."""
     heads, kv_heads, dim, length = 6, 2, 64, 150
     keys = (noise(generator, dtype, length, kv_heads, dim), noise(generator, dtype, length, kv_heads, dim))
     q = noise(generator, dtype, length, heads, dim)
@@ -136,7 +136,7 @@ def test_a_row_of_paged_attention_is_the_same_in_every_company(dtype: torch.dtyp
 
 @needs_library
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_segment_is_the_same_in_every_company(dtype: torch.dtype, generator: torch.Generator) -> None:
+def test_a_segment_is_the_same_in_every_batch(dtype: torch.dtype, generator: torch.Generator) -> None:
     q, k, v = noise(generator, dtype, 600, 12, 32).split(4, 1)
     alone = varlen_attention(*(t[100:311] for t in (q, k, v)), [211], 0.2)
     assert torch.equal(varlen_attention(q, k, v, [64, 36, 211, 289], 0.2)[100:311], alone)
@@ -198,7 +198,7 @@ def test_rms_norm_of_heads_in_place(dtype: torch.dtype, offset: float, generator
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [8, 20, 48, 64, 80])
 def test_rotation_of_a_part_in_place(dtype: torch.dtype, dim: int, interleaved: bool, generator: torch.Generator) -> None:
-    """Of some heads, and of their leading numbers."""
+    """Only some heads, and only their leading numbers, are rotated."""
     x = noise(generator, dtype, 7, 5, 80)
     angles = torch.rand(7, dim // 2, generator=generator) * 9
     before, expected = x.clone(), rotate_reference(x[:, :3, :dim], angles.cos(), angles.sin(), interleaved)
@@ -266,7 +266,7 @@ def test_no_cpu_with_vectors_runs_the_plain_bodies() -> None:
 
 @needs_library
 def test_avx512_is_hidden() -> None:
-    """What SENSORIUM_CPU=avx2 leaves: no products of ours, other kernels with AVX2."""
+    """With SENSORIUM_CPU=avx2, C++ matmuls are off and the other C++ kernels use AVX2."""
     code = (
         "import torch\n"
         "from sensorium.kernels import dispatch, int8, native\n"
@@ -303,7 +303,7 @@ def test_a_file_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytes
 @needs_library
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_threads_are_those_of_torch() -> None:
-    """One OpenMP runtime in the process."""
+    """The process has one OpenMP runtime."""
     code = (
         "import torch\n"
         "from sensorium.kernels.varlen import varlen_attention\n"

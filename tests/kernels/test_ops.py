@@ -1,4 +1,4 @@
-"""Norms, rotation, the dispatcher."""
+"""Norms, rotary embedding and the dispatcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rms_norm_rounds_as_the_published_model(shape: tuple[int, ...], dtype: t
     oracle = Qwen2_5_VLRMSNorm(shape[-1], 1e-6)
     oracle.weight.data = weight
     kept = x.clone()
-    if dtype == torch.float32:  # the order of a sum shows in the last bit
+    if dtype == torch.float32:  # the last bit depends on the order of the sum
         torch.testing.assert_close(rms_norm(x, weight, 1e-6), oracle(x), rtol=1e-6, atol=1e-6)
     else:
         assert torch.equal(rms_norm(x, weight, 1e-6), oracle(x))
@@ -42,7 +42,7 @@ def test_rotary_turns_pairs_by_their_axis() -> None:
     freq, axis = torch.tensor([1.0, 0.5, 0.25]), torch.tensor([0, 1, 2])
     positions = torch.tensor([[3, 4], [5, 6], [7, 8]])
     cos, sin = rotary_cos_sin(positions, freq, axis)
-    assert cos.is_contiguous(), "or every layer lays them out anew"
+    assert cos.is_contiguous(), "else every layer copies them"
     assert sin.is_contiguous()
     x = torch.cat((torch.ones(2, 1, 3), torch.zeros(2, 1, 3)), -1)
     turned = x.clone()

@@ -1,4 +1,4 @@
-"""The reference of resizing, scaling and laying out, against torch's filter and by hand."""
+"""The reference that resizes, normalises and lays out images, against torch's filter and by hand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def noise(*shape: int) -> Tensor:
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("size", SIDES)
 def test_weights_in_closed_form_are_torchs(size: int, filter: str) -> None:
-    """One axis after the other, on noise and on what overflows a byte."""
-    for picture in (noise(2, 3, 9, size), torch.where(noise(2, 3, 9, size) > 127, 255, 0).to(torch.uint8)):
+    """Resize one axis after the other, on noise and on values whose sums overflow a byte."""
+    for image in (noise(2, 3, 9, size), torch.where(noise(2, 3, 9, size) > 127, 255, 0).to(torch.uint8)):
         for target in (*SIDES, 333):
-            across = _resize_last_axis(picture, filter, target)
-            wanted = torch.nn.functional.interpolate(picture, (23, target), mode=filter, antialias=True)
+            across = _resize_last_axis(image, filter, target)
+            wanted = torch.nn.functional.interpolate(image, (23, target), mode=filter, antialias=True)
             assert torch.equal(_resize_last_axis(across.transpose(2, 3), filter, 23).transpose(2, 3), wanted)
 
 

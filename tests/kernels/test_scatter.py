@@ -1,4 +1,4 @@
-"""Encoder rows put into a batch."""
+"""Scattering encoder rows into a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel: equal to its reference in the interpreter, and compiled for cards that are not here.
+"""Every Triton kernel: equal to its reference in the interpreter, and compiled for GPUs that are not here.
 
 An op has two files in gpu/: interpret_<op>.py, checks that pytest collects in a process of their own with the plugin
 gpu/interpreted.py, and compile_<op>.py, `launches()` at realistic shapes and `HOT`, the names of kernels that must not spill.
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 def interpret(op: str, marks: str) -> None:
-    """The checks of one op, in a process of their own: a load outside of its tensor ends the process."""
+    """Run the checks of one op in a process of its own, since a load out of bounds ends the process."""
     paths = [str(GPU), str(ROOT / "tests" / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "interpreted", "-p", "no:cacheprovider", "-x", "-m", marks]
@@ -53,7 +53,7 @@ def test_compiles_without_a_card(target: str) -> None:
 
 
 def test_every_kernel_is_checked() -> None:
-    """A file of kernels/gpu that launches has checks and a list of launches."""
+    """Every file of kernels/gpu with a kernel has checks and a list of launches."""
     files = {path.stem for path in (ROOT / "kernels" / "gpu").glob("*.py") if "@triton.jit" in path.read_text()}
     assert files <= set(CHECKS)
     assert files <= {path.stem.removeprefix("compile_") for path in GPU.glob("compile_*.py")}

@@ -1,4 +1,4 @@
-"""The families' checkpoints, once per session."""
+"""Fixtures that build the families' checkpoints once per session."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name in `fallbacks.BUILD` -> folder of its checkpoint, each built once."""
+    """Return a function that builds the checkpoint of a name in `fallbacks.BUILD` once and returns its folder."""
     root = tmp_path_factory.mktemp("fallback")
     return cache(lambda family: fallbacks.build(root / family, family))

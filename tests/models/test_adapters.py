@@ -1,4 +1,4 @@
-"""Adapters that come with a checkpoint: what is read of one, what is refused; rows with and without one share steps."""
+"""Adapters that come with a checkpoint: configs read and refused; rows with and without an adapter share steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made(seed: int, *shape: int) -> torch.Tensor:
 
 
 def changed(folder: Path, target: Path, tensors: Callable[[dict[str, Any]], Any] | None = None, **config: Any) -> Path:
-    """The checkpoint with other tensors and settings of its adapter."""
+    """Copy the checkpoint with other tensors and settings of its adapter."""
     shutil.copytree(folder, target)
     said = json.loads((target / "adapter_config.json").read_text())
     (target / "adapter_config.json").write_text(json.dumps(said | config))
@@ -68,7 +68,7 @@ def test_a_setting_that_is_not_computed_is_refused_by_name(setting: dict[str, An
 
 
 def test_what_is_added_to_slices() -> None:
-    """Two adapters on some slices of one product; each row has its own, or none."""
+    """Two adapters apply to some shards of one Linear; each row has one of them, or none."""
     adapter_mask, parts = AdapterMask(), {"q_proj": 6, "k_proj": 4, "v_proj": 10}
     layer = Linear(12, parts, True, torch.float32, torch.device("cpu"))
     weight, bias = made(0, 20, 12), made(1, 20)
@@ -132,8 +132,8 @@ def bits(llm: LLM, questions: list[Question]) -> list[list[float]]:
     return [[entry.logprob for step in output.outputs[0].logprobs for entry in step.values()] for output in outputs]
 
 
-def test_each_in_mixed_company_is_itself_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, also where steps are replayed; rows with and without the adapter are in one step."""
+def test_requests_in_a_mixed_batch_equal_themselves_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log probabilities are equal bit for bit, also in replayed steps that mix rows with and without the adapter."""
     questions = [ask(ROW, case, i) for i, case in enumerate(QUESTIONS)]
     replays, mixed = [], []
     replay, forward = CallGraph.replay, ModelRunner._forward
@@ -155,14 +155,14 @@ def test_each_in_mixed_company_is_itself_alone(llm: LLM, monkeypatch: pytest.Mon
 
 def test_prompts_that_begin_alike_share_nothing_across_adapters(world: World) -> None:
     llm, text = make_llm(ROW, world.folder(ROW.name)), "def f(x): return x + x + x + x + x + x + x + x"
-    sound = {"prompt": text + "<|audio|>", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
+    audio = {"prompt": text + "<|audio|>", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-    cached = [llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens for prompt in (text, sound, text, sound)]
+    cached = [llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens for prompt in (text, audio, text, audio)]
     assert cached[:2] == [0, 0]
     assert min(cached[2:]) > 0
 
 
-def test_a_conversation_that_comes_to_a_sound_is_the_prompt_that_reads_the_same(world: World) -> None:
+def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(world: World) -> None:
     llm, text = make_llm(ROW, world.folder(ROW.name)), "def f(x): return x + x"
     heard = {"prompt": "<|audio|> and", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -182,7 +182,7 @@ def test_a_conversation_that_comes_to_a_sound_is_the_prompt_that_reads_the_same(
     assert third.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_a_conversation_whose_sound_is_taken_back_is_the_prompt_that_reads_the_same(world: World) -> None:
+def test_a_conversation_whose_audio_is_truncated_is_the_prompt_that_reads_the_same(world: World) -> None:
     llm = make_llm(ROW, world.folder(ROW.name))
     heard = {"prompt": "<|audio|> and", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -200,7 +200,7 @@ def test_a_conversation_whose_sound_is_taken_back_is_the_prompt_that_reads_the_s
 
 
 def test_on_every_product_of_any_family(world: World, tmp_path: Path) -> None:
-    """Where a family does not say for which prompts, it is for all, as if it were merged."""
+    """If a family does not choose prompts for an adapter, it applies to all of them, as if it were merged."""
     row, scale = ROWS["internvl"], 2.0
     folder, merged = (
         shutil.copytree(world.folder(row.name), tmp_path / "a"),

@@ -1,4 +1,4 @@
-"""Plans of what encoders of sounds hold, against live tensors, over lengths that products are padded to and others."""
+"""Memory formulas of audio encoders against live tensors, for lengths with and without padded rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ JOINED = replace(NARROW, inner=256)
 ROTARY = replace(JOINED, rotary_dim=8)
 BANDS = replace(NARROW, mels=128)
 WIDE = replace(NARROW, width=256, inner=1024, mels=80)
-LENGTHS = [332, 1792, 2050]  # products of the second are made as they are, of one less they are padded to it
-NEAR = 0.1  # of what is live
+LENGTHS = [332, 1792, 2050]  # rows of the second are not padded, those of one frame less are
+NEAR = 0.1  # of the live bytes
 OUT = 96
 AUT = AutSpec(replace(NARROW, positions=13, key_bias=True), channels=16, chunk=100, window=400, out=OUT)
 Made = tuple[mel_encoder.MelEncoder | chunked_encoder.ChunkedEncoder | aut.AutEncoder, bool, Callable[[int], int]]
 
 
 def whisper(c: MelEncoderSpec, pool: int = 1, silence: bool = True) -> Callable[[torch.dtype], Made]:
-    """Of a dtype: the encoder, whether it wants silence behind a sound, and its plan."""
+    """Return a function from a dtype to the encoder, True if it reads silence after the audio, and its formula."""
     return lambda dtype: (
         mel_encoder.MelEncoder(c, dtype, CPU, pool, silence=silence),
         silence,
@@ -59,14 +59,14 @@ CASES = {
     "in chunks, wide": chunked(replace(WIDE, positions=20)),
     "aut": auts(AUT),
     "aut, wide": auts(replace(AUT, layer=replace(WIDE, positions=13, key_bias=True))),
-    "aut of more channels, short sounds not padded": auts(replace(AUT, channels=48, pad_short=False)),
+    "aut of more channels, short audio not padded": auts(replace(AUT, channels=48, pad_short=False)),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("frames", LENGTHS)
 @pytest.mark.parametrize("case", CASES)
-def test_sounds_of_at_most_so_many_frames_take_what_is_planned(case: str, frames: int, dtype: torch.dtype) -> None:
+def test_audio_of_at_most_so_many_frames_takes_what_is_planned(case: str, frames: int, dtype: torch.dtype) -> None:
     model, silence, plan = CASES[case](dtype)
     filled(model)
     layer = model.spec.layer if isinstance(model, aut.AutEncoder) else model.config

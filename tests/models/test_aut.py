@@ -1,4 +1,4 @@
-"""The AuT encoder's counts, and that its memory is no more than planned; its numbers are the parity suite's."""
+"""The AuT encoder's row counts and configs; the parity suite checks its results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_scaling": {"m
 @pytest.mark.parametrize(
     ("frames", "rows"), [(1, 1), (8, 1), (9, 2), (50, 7), (99, 13), (100, 13), (101, 14), (200, 26), (300, 39), (3000, 390)]
 )
-def test_rows_of_a_sound(frames: int, rows: int) -> None:
+def test_rows_of_an_item(frames: int, rows: int) -> None:
     spec = aut_spec(AUDIO)
     assert spec.rows(frames) == rows
     assert sum(spec.windows(frames)) == rows
@@ -37,7 +37,7 @@ def test_bad_configs_are_named(change: dict[str, object], said: str) -> None:
 
 
 def test_the_published_layout_is_nested() -> None:
-    """Its positions have three axes."""
+    """The published config nests the thinker; positions have three axes."""
     config = {"thinker_config": {"text_config": TEXT, "audio_config": {"output_dim": 64, "d_model": 64}}}
     model = Qwen3ASR(config, torch.float16, torch.device("meta"))
     assert (model.rope_axes, model.vocab_size, model.audio_tower.spec.channels) == (3, 300, 480)

@@ -1,4 +1,4 @@
-"""Projectors, squares and the Q-Former against the plain form, and transformers'."""
+"""Projectors, squares and the Q-Former against plain torch and transformers."""
 
 from __future__ import annotations
 

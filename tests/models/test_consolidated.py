@@ -1,4 +1,4 @@
-"""Checkpoints of params.json, consolidated weights and tekken.json: they answer as the same weights in the Hub's layout."""
+"""Checkpoints with params.json, consolidated weights and tekken.json give the answers of the Hub's layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own_name(name: str) -> str:
 
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Rows of queries and keys so that pairs of rotary positions are neighbours."""
+    """Convert weights to the publisher's layout, in which rotated pairs of queries and keys are adjacent."""
     out = {}
     for name, tensor in model.state_dict().items():
         if "q_proj" in name or "k_proj" in name:
@@ -86,7 +86,7 @@ def text_params(text: Any) -> dict[str, Any]:
 
 
 def make(folder: Path, name: str, shards: int = 1) -> Any:
-    """The oracle; its weights in the publisher's own layout lie in the folder."""
+    """Build the oracle and save its weights in the publisher's own layout."""
     model, _ = load_rows()[name].build(0, act="silu", vocab_size=2000)
     model.config.image_token_index = IMAGE_TOKEN
     weights = own_weights(model)
@@ -109,7 +109,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(folder, dtype="float32", device="cpu", max_model_len=512, max_num_seqs=4, block_size=4, **options)
 
 
-def picture(size: tuple[int, int], seed: int) -> Image.Image:
+def image(size: tuple[int, int], seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
@@ -125,7 +125,7 @@ def oracle_logits(model: Any, ids: list[int], images: list[Image.Image], merge: 
 @pytest.mark.parametrize(("name", "merge", "shards"), [("pixtral", 1, 1), ("pixtral", 1, 3), ("mistral3", 2, 1)])
 def test_it_answers_as_the_same_weights_in_the_other_layout(tmp_path, name, merge, shards):
     model, llm = make(tmp_path, name, shards), open_llm(tmp_path)
-    images = [picture((60, 90), 1), picture((112, 28), 2)]
+    images = [image((60, 90), 1), image((112, 28), 2)]
     talk = [
         {"role": "user", "content": [*({"type": "image", "image": one} for one in images), {"type": "text", "text": "and?"}]}
     ]
@@ -145,7 +145,7 @@ def _grids(llm: LLM, images: list[Image.Image]) -> list[Any]:
     return list(plans)
 
 
-SOUND_PARTS = {
+AUDIO_PARTS = {
     "audio_tower.conv1": "conv_layers.0", "audio_tower.conv2": "conv_layers.1", "audio_tower.layer_norm": "transformer.norm",
     "audio_tower.layers": "transformer.layers", "self_attn.out_proj": "attention.wo", "fc1": "feed_forward.w1",
     "fc2": "feed_forward.w2", "self_attn_layer_norm": "attention_norm", "final_layer_norm": "ffn_norm",
@@ -153,10 +153,10 @@ SOUND_PARTS = {
 }  # fmt: skip
 
 
-def sound_name(name: str) -> str:
+def audio_name(name: str) -> str:
     stem = name.removeprefix("model.")
     if stem.startswith("audio_tower."):
-        for hub, own in SOUND_PARTS.items():
+        for hub, own in AUDIO_PARTS.items():
             stem = stem.replace(hub, own)
         return f"mm_whisper_embeddings.whisper_encoder.{stem}"
     if stem.startswith("multi_modal_projector.linear_"):
@@ -166,8 +166,8 @@ def sound_name(name: str) -> str:
     return f"mm_whisper_embeddings.{own}" if own.startswith("tok_embeddings") else own
 
 
-def make_sounds(folder: Path) -> tuple[Any, Any]:
-    """The oracle and its feature extractor; the tower's positions are the published table, which is not stored."""
+def make_audio(folder: Path) -> tuple[Any, Any]:
+    """Build the oracle and its feature extractor; the tower has the published position table, which is not stored."""
     from transformers.models.whisper.modeling_whisper import sinusoids
 
     row = load_rows()["voxtral"]
@@ -180,7 +180,7 @@ def make_sounds(folder: Path) -> tuple[Any, Any]:
             heads = text.num_key_value_heads if "k_proj" in name else text.num_attention_heads
             tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         if "embed_positions" not in name:
-            weights[sound_name(name)] = tensor.contiguous().clone()
+            weights[audio_name(name)] = tensor.contiguous().clone()
     save_file(weights, folder / "consolidated.safetensors")
     audio = model.config.audio_config
     encoder = {
@@ -198,11 +198,11 @@ def make_sounds(folder: Path) -> tuple[Any, Any]:
     return model, extractor
 
 
-def test_sounds_answer_as_the_same_weights_in_the_other_layout(tmp_path):
-    model, extractor = make_sounds(tmp_path)
+def test_audio_answers_as_the_same_weights_in_the_other_layout(tmp_path):
+    model, extractor = make_audio(tmp_path)
     llm = open_llm(tmp_path)
-    sounds = [make_media("audio", (samples,), samples) for samples in (30_000, 70_234)]
-    content = [*({"type": "audio", "audio": (one, 16_000)} for one in sounds), {"type": "text", "text": "and?"}]
+    items = [make_media("audio", (samples,), samples) for samples in (30_000, 70_234)]
+    content = [*({"type": "audio", "audio": (one, 16_000)} for one in items), {"type": "text", "text": "and?"}]
     rows = []
     head = llm._engine_loop.core.runner.model.compute_logits
     llm._engine_loop.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
@@ -212,14 +212,14 @@ def test_sounds_answer_as_the_same_weights_in_the_other_layout(tmp_path):
     ids = list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
     assert ids.count(model.config.audio_token_id) == 25 + 75
     window = 2 * 16_000
-    whole = [np.pad(one, (0, -len(one) % window)) for one in sounds]
+    whole = [np.pad(one, (0, -len(one) % window)) for one in items]
     features = [extractor(one, sampling_rate=16_000, truncation=False, return_tensors="pt")["input_features"] for one in whole]
     windows = torch.cat([torch.cat(one.split(window // 160, -1)) for one in features])
     with torch.inference_mode():
         want = model(input_ids=torch.tensor([ids]), input_features=windows).logits[0, :-1]
     torch.testing.assert_close(torch.cat(rows), want, atol=2e-4 * max(1.0, float(want.std())), rtol=0)
     assert [int(token) for token in want[-8:].argmax(-1)] == ids[-8:]
-    assert llm.transcribe((sounds[0], 16_000), language="en", use_tqdm=False)[0].error is None
+    assert llm.transcribe((items[0], 16_000), language="en", use_tqdm=False)[0].error is None
 
 
 def test_what_does_not_fit_is_named(tmp_path):
@@ -271,7 +271,7 @@ def test_what_makes_no_sense_is_named_with_its_file(tmp_path, change, said):
         load_model_files(tmp_path)
 
 
-def test_sounds_need_not_say_how_they_are_encoded():
+def test_audio_encoding_args_may_be_missing():
     encoder = {"dim": 8, "hidden_dim": 32, "n_layers": 1, "n_heads": 2, "audio_encoding_args": None}
     params = {"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16, "vision_encoder": None}
     kind, config = hub_config(params | {"multimodal": {"whisper_model_args": {"encoder_args": encoder}}})
@@ -282,7 +282,6 @@ def test_kinds_are_told_apart():
     params = {"dim": 8, "hidden_dim": 9, "n_layers": 1, "n_heads": 2, "vocab_size": 99, "vision_encoder": {"hidden_size": 8}}
     kind, config = hub_config(params)
     assert (kind, config["spatial_merge_size"]) == ("images", 1)
-    assert config["text_config"]["sliding_window"] is None  # a missing key means no window, unlike in the Hub's layout
     encoder = {"dim": 8, "n_layers": 1, "hidden_dim": 32, "n_heads": 2}
     heard = {"vision_encoder": None, "multimodal": {"whisper_model_args": {"encoder_args": encoder}}}
     kind, config = hub_config(params | heard)

@@ -20,7 +20,7 @@ from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
 from sensorium.models.interface import ForwardBatch, StepLimits
 from sensorium.models.text.spec import chunked_sections, hw_interleaved_sections, interleaved_sections
 from sensorium.models.text.stacks import stack_of
-from sensorium.models.weight_bytes import weight_bytes
+from sensorium.models.weights import weight_bytes
 
 SMALL = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -87,7 +87,7 @@ class TextModel(DecoderModel):
 
 
 def build_oracle(name: str, seed: int = 0) -> Any:
-    """A small random text model of transformers, in eval mode."""
+    """Build a small random text model of transformers, in eval mode."""
     ensure_torchvision()
     import transformers as tf
 
@@ -115,7 +115,7 @@ def load_ours(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) ->
 def run_ours(
     model: TextModel, ids: torch.Tensor, cuts: tuple[int, ...] = (23, 24), block: int = 4, rows: Any = (None, None)
 ) -> torch.Tensor:
-    """One request in several steps, cut before these rows, on scattered blocks; `rows`: where encoder rows go, and they."""
+    """Run one request in steps cut before these rows, on scattered blocks; `rows`: index of the encoder rows, and the rows."""
     blocks = -(-len(ids) // block)
     table = torch.arange(blocks, 0, -1, dtype=torch.int32)[None]
     caches = [torch.zeros(s.planes, blocks + 1, block, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
@@ -155,7 +155,7 @@ def test_logits_equal(name: str, tmp_path: Path) -> None:
 
 
 def _unseen(oracle: Any, ours: torch.Tensor) -> list[str]:
-    """Tensors that may be moved without the comparison with ours noticing."""
+    """Return tensors that can be zeroed without a visible change of logits."""
     unseen = []
     for name, tensor in [*oracle.named_parameters(), *oracle.named_buffers()]:
         if name.endswith("inv_freq"):
@@ -176,7 +176,7 @@ def test_comparison_sees_every_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, (kind, _) in CASES.items() if "moe" in kind or "deepseek" in kind])
 def test_experts_in_one_tensor_or_by_themselves(name: str, tmp_path: Path) -> None:
-    """As transformers 5 keeps them in memory, and as it stores them, by the names of transformers 4."""
+    """Experts load as transformers 5 holds them in memory, and as it stores them, by the names of transformers 4."""
     oracle = build_oracle(name)
     oracle.save_pretrained(tmp_path)
     stored = dict(weights.read_checkpoint(tmp_path))
@@ -203,11 +203,11 @@ def test_no_bit_depends_on_where_a_prompt_is_cut(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["glm4", "gemma3_text", "qwen3_moe", "deepseek_v3"])
 def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Near the float32 answer, as far as the format allows; unrelated logits would be 1.4 standard deviations off."""
+    """Logits are near the float32 ones, as far as the format allows; unrelated ones would be 1.4 standard deviations off."""
     oracle = build_oracle(name)
     oracle.save_pretrained(tmp_path)
     theirs, ours = run_oracle(oracle, some_ids()), run_ours(load_ours(tmp_path, dtype), some_ids())
-    off = (ours - theirs).square().mean(-1).sqrt()  # of a row; a choice between near equal experts may fall otherwise
+    off = (ours - theirs).square().mean(-1).sqrt()  # per row; nearly equal experts may be chosen differently
     assert off.median() / theirs.std() < (0.1 if dtype == torch.bfloat16 else 0.02)
 
 
@@ -230,8 +230,8 @@ def test_levels_are_added_after_the_first_layers(tmp_path: Path) -> None:
     assert (run_ours(model, some_ids(), (), rows=(where, rows)) - theirs).abs().max() < tolerance(theirs)
 
 
-def test_experts_by_kind_and_positions_of_three_axes(tmp_path: Path) -> None:
-    """A stack that transformers has inside a larger model only: its hidden states."""
+def test_experts_by_modality_and_positions_of_three_axes(tmp_path: Path) -> None:
+    """Compare hidden states, since transformers has this stack only inside a larger model."""
     ensure_torchvision()
     from transformers.models.ernie4_5_vl_moe import configuration_ernie4_5_vl_moe as configs
     from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as models
@@ -262,7 +262,7 @@ def test_experts_by_kind_and_positions_of_three_axes(tmp_path: Path) -> None:
         model.forward(replace(batch, **given, modality_ids=torch.ones_like(kinds)))
 
     planned = model.forward_bytes(StepLimits(LENGTH, LENGTH, LENGTH, torch.device("cpu")))
-    assert planned / 1.2 < peak_bytes(run) <= planned  # all rows of one kind, copied
+    assert planned / 1.2 < peak_bytes(run) <= planned  # all rows of one modality, copied
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_windows_of_older_configs() -> None:
-    """A pattern and two bases at the top, as transformers 4 wrote them."""
+    """Configs of transformers 4 have a pattern and two bases at the top level."""
     text = SMALL | GEMMA | {"num_hidden_layers": 7, "model_type": "gemma3_text", "sliding_window": 7}
     scaling = {"rope_type": "linear", "factor": 8.0}
     old = text | {"sliding_window_pattern": 3, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaling}
@@ -321,12 +321,12 @@ def test_axes_of_frequencies() -> None:
     rope = {"rope_type": "default", "mrope_section": [2, 2, 2, 2], "rope_theta": 1e4}
     assert decoder_spec(SMALL | {"rope_parameters": rope}).rope_axes == 4
     assert decoder_spec(SMALL).rope_axes == 1
-    for sections in ([4, 4, 0], [8, 0, 0]):  # an axis that turns nothing still moves the text behind an item
+    for sections in ([4, 4, 0], [8, 0, 0]):  # an axis without frequencies still advances the text after an item
         assert decoder_spec(SMALL | {"rope_parameters": rope | {"mrope_section": sections}}).rope_axes == 3
 
 
 def held_bytes(model: torch.nn.Module) -> int:
-    """Of all tensors that layers hold, packed or not, each once."""
+    """Return the bytes of all tensors of layers, packed or not, each counted once."""
     seen: dict[int, int] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -349,7 +349,7 @@ def test_weights_take_what_is_planned(name: str, dtype: torch.dtype, tmp_path: P
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "glm4", "gemma2", "granite", "ernie4_5_moe", "deepseek_v2", "deepseek_v3"])
 def test_a_step_takes_what_is_planned(name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a tenth, for sizes that overheads do not hide."""
+    """The plan is within 10 %, for sizes that overheads do not hide."""
     for key, value in {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 8}.items():
         monkeypatch.setitem(SMALL, key, value)
     build_oracle(name).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The stack of encoder-decoder models against another family's decoder (MBart's): scaled, normed embeddings, biases of keys."""
+"""The encoder-decoder stack against MBart's decoder: scaled and normed embeddings, key biases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ours(oracle) -> CrossDecoder:
 
 
 def meta(rows: int, keys: int, written: range, causal: bool) -> AttentionMetadata:
-    """One request whose logical blocks lie backwards."""
+    """Return metadata of one request with blocks in reverse order."""
     blocks = torch.arange(3, 0, -1, dtype=torch.int32)[None]
     token = torch.tensor(list(written), dtype=torch.int64)
     slots = blocks[0].long()[token // BLOCK] * BLOCK + token % BLOCK
@@ -44,7 +44,7 @@ def meta(rows: int, keys: int, written: range, causal: bool) -> AttentionMetadat
 
 @pytest.mark.parametrize("chunks", [[9], [4, 5], [1] * 9])
 def test_hidden_states_are_the_oracles(oracle, ours: CrossDecoder, chunks: list[int]) -> None:
-    """The encoder's rows come with the first chunk alone."""
+    """Encoder rows are passed with the first chunk only."""
     ids, rows = torch.randint(0, 50, (9,)), torch.randn(7, 32)
     with torch.inference_mode():
         theirs = oracle(input_ids=ids[None], encoder_hidden_states=rows[None]).last_hidden_state[0]

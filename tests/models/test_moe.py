@@ -1,4 +1,4 @@
-"""Mixtures as layers: experts of each kind against transformers, every layout that checkpoints have, what is quantised."""
+"""Mixture layers: experts by modality against transformers, every layout of checkpoints, and quantisation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Root(nn.Module):
 
 @pytest.fixture(scope="module")
 def oracle() -> Any:
-    """A layer of transformers whose rows of text and of pictures have experts of their own."""
+    """Return a layer of transformers in which text rows and image rows have their own experts."""
     ensure_torchvision()
     from transformers.models.ernie4_5_vl_moe import configuration_ernie4_5_vl_moe as configs
     from transformers.models.ernie4_5_vl_moe import modeling_ernie4_5_vl_moe as models
@@ -52,7 +52,7 @@ def filled(stored: dict[str, torch.Tensor]) -> ModalityMixture:
 
 
 def published(oracle: Any) -> dict[str, torch.Tensor]:
-    """Its tensors as the Hub's checkpoints hold them: one list of experts, routers on their side."""
+    """Return the tensors as published checkpoints store them: one list of experts, transposed routers."""
     stored = {name: tensor for name, tensor in oracle.state_dict().items() if name.startswith("shared_experts")}
     corrections = []
     for kind, part in enumerate((oracle.text_moe, oracle.vision_moe)):
@@ -66,7 +66,7 @@ def published(oracle: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("layout", ["in memory", "published"])
-def test_rows_of_each_kind_have_their_experts(layout: str, oracle: Any) -> None:
+def test_rows_of_each_modality_have_their_experts(layout: str, oracle: Any) -> None:
     stored = oracle.state_dict() if layout == "in memory" else published(oracle)
     layer = filled({f"mlp.{name}": tensor for name, tensor in stored.items()})
     with torch.inference_mode():
@@ -77,8 +77,8 @@ def test_rows_of_each_kind_have_their_experts(layout: str, oracle: Any) -> None:
         assert torch.equal(alone, layer(X, KINDS)[KINDS == 1])
 
 
-def test_a_matrix_of_all_experts_may_lie_on_its_side() -> None:
-    """Where its shape does not tell, the spec does."""
+def test_a_matrix_of_all_experts_may_be_transposed() -> None:
+    """If the shape is square, the spec decides."""
     square = MoeSpec(EXPERTS, 2, (DIM // 2,), transposed=True)
     gate_up, down = torch.randn(EXPERTS, DIM, DIM), torch.randn(EXPERTS, DIM // 2, DIM)
     stored = {"mlp.gate.weight": torch.randn(EXPERTS, DIM), "mlp.experts.gate_up_proj": gate_up, "mlp.experts.down_proj": down}
@@ -89,7 +89,7 @@ def test_a_matrix_of_all_experts_may_lie_on_its_side() -> None:
 
 
 def test_routers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32 whatever the model is in, and never in 8 bits."""
+    """Routers are float32 in any model and are never quantised."""
     monkeypatch.setattr("sensorium.models.weights.supported", lambda device: True)
     root = Root(Mixture(DIM, PLAIN, torch.bfloat16, CPU))
     quantize(root, "int8")

@@ -1,4 +1,4 @@
-"""What the parity suite does not ask of thinkers: whole checkpoints, which also speak."""
+"""Thinkers beyond the parity suite: whole checkpoints with a talker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = {"qwen2_5_omni": ("Qwen2_5OmniModel", "token2wav"), "qwen3_omni": ("Qwen
 
 
 def speaking(folder, target, architecture, voice):
-    """The checkpoint as it is published: the thinker's part nested, tensors that make speech beside its own."""
+    """Copy the checkpoint as it is published: the thinker nested, with tensors of the talker."""
     shutil.copytree(folder, target)
     config = json.loads((folder / "config.json").read_text())
     whole = {"architectures": [architecture], "thinker_config": config, "talker_config": {"vocab_size": 9}}

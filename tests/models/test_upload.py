@@ -1,4 +1,4 @@
-"""Weights on their way to a device that copies late: none is read over before its copy is done, and all arrive."""
+"""Weight uploads to a device that copies late: no buffer is reused before its copy is done, and all data arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = 1000  # bytes of a buffer
 
 
 class Stream:
-    """Does what it was given only when somebody waits for an event after it; `waits`: how often that was so."""
+    """A fake stream that runs queued work only when an event after it is awaited; `waits` counts those waits."""
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], object]] = []
@@ -70,7 +70,7 @@ def test_everything_arrives(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def test_a_buffer_is_filled_while_the_other_is_read() -> None:
-    """The host is one piece ahead, no more: it waits for the copy before the last one alone."""
+    """The host is one piece ahead: it waits only for the copy before the previous one."""
     stream = Stream()
     copy, source, target = Late(stream), torch.randn(10, 250), torch.zeros(10, 250)
     copy(target, source)
@@ -101,7 +101,7 @@ def test_what_is_on_the_device_is_copied_there() -> None:
 
 
 def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are packed on the device behind the copies: what is packed early is noticed."""
+    """Layers are packed on the device after their copies; packing too early would change the result."""
     source = source_of(checkpoint)
     expected, stream, found = source.build_on_device(), Stream(), source.build_on_device()
     source.load_weights(expected)
@@ -123,7 +123,7 @@ def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch
 
 
 def test_loading_on_a_cpu_holds_one_layer_twice(checkpoint: Path) -> None:
-    """Beside what is held in the end: a layer before it is packed, and the tensor that is read."""
+    """The peak is the loaded model plus one layer before packing and the tensor being read."""
     source = source_of(checkpoint)
     model, shapes = source.build_on_device(), {name: tensor.shape for name, tensor in weights.read_checkpoint(checkpoint)}
     layer = max(sum(view.nbytes for view in views.values()) for _, views in weights.named_layers(model).values())

@@ -31,7 +31,7 @@ def test_states_equal(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_items_are_isolated(name: str, dtype: torch.dtype) -> None:
-    """Bit for bit: alone, in company, and in other company."""
+    """States are equal bit for bit alone, in a batch, and in another batch."""
     case = CASES[name]
     oracle = case.build()
     randomise(oracle, 0)
@@ -48,8 +48,8 @@ def test_items_are_isolated(name: str, dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_neighbouring_pairs_are_the_same_pairs() -> None:
-    """A checkpoint whose pairs are neighbours is one whose halves turn, with queries and keys in another order."""
+def test_interleaved_pairs_are_the_same_pairs() -> None:
+    """Interleaved pairs equal rotated halves with queries and keys in another order."""
     case = CASES["kimi_k25"]
     oracle = case.build()
     randomise(oracle, 0)

@@ -1,4 +1,4 @@
-"""What is planned for each kind of packed tower and a projector behind it, against live tensors."""
+"""Memory formulas of each kind of packed tower and a projector after it, against live tensors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_memory_is_planned(name: str, dtype: torch.dtype, side: int) -> None:
-    """Within a tenth of what lives at the peak, never below it."""
+    """The plan is within 10 % of the peak and never below it."""
     spec = CASES[name].spec
     table = spec.table and replace(spec.table, side=side if spec.table.fit == "exact" else 16)
     spec = replace(spec, width=96, inner=256, patch_dim=588 * (spec.patch_dim // PIXELS), table=table)
     grids, patches, group = [(3, side, side), (1, side, side)], 4 * side**2, spec.merge**2
-    behind = ProjectorSpec(spec.width, 80, ("0", "2"), group, norm="norm")
-    tower, projector = filled(VisionTower(spec, dtype, CPU)), filled(Projector(behind, dtype, CPU))
+    merger = ProjectorSpec(spec.width, 80, ("0", "2"), group, norm="norm")
+    tower, projector = filled(VisionTower(spec, dtype, CPU)), filled(Projector(merger, dtype, CPU))
 
     def encode() -> list[Tensor]:
         pixels = torch.zeros(patches, spec.patch_dim, dtype=dtype)
         return list(projector(tower(pixels, grids)[-1]).split([3 * side**2 // group, side**2 // group]))
 
-    measured, planned = peak_bytes(encode), tower_bytes(spec, patches, behind, dtype, StepLimits(1, 1, 1, CPU))
+    measured, planned = peak_bytes(encode), tower_bytes(spec, patches, merger, dtype, StepLimits(1, 1, 1, CPU))
     native = backend("varlen_attention", CPU, dtype) == "native"
     assert measured <= planned
     assert not native or planned <= 1.1 * measured

@@ -1,4 +1,4 @@
-"""Checkpoint folders as they come: sharded, tied heads stored or not, and what is wrong with them named."""
+"""Checkpoint folders: sharded, tied heads stored or not, and errors that name the problem."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
-    """The table beside it is what counts, as in transformers."""
+    """The embedding table is used, as in transformers."""
     path = family.save(ROW, tmp_path, tie=True)
     stored = dict(weights.read_checkpoint(path))
     assert not any("lm_head" in name for name in stored)

@@ -1,4 +1,4 @@
-"""`LLM` on a small random checkpoint: prompts, conversations, streams and errors."""
+"""`LLM` on a small random checkpoint: prompts and chats in, answers out, errors in one line."""
 
 import base64
 import io

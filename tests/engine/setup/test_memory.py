@@ -35,8 +35,7 @@ from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import find_architecture
 from sensorium.models.interface import CacheSpec, ForwardBatch, StepLimits
-from sensorium.models.weight_bytes import weight_bytes
-from sensorium.models.weights import load
+from sensorium.models.weights import load, weight_bytes
 from sensorium.processors.text.tokenizer import Tokenizer
 
 TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"

@@ -1,4 +1,4 @@
-"""Launches of paged attention at the shapes of 7B decoders, and of others that take another way through the kernels."""
+"""Launches of paged attention at the shapes of 7B decoders, and at shapes that take other branches of the kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = [(0, 4096)] * 8
 
 
 def step(requests: list[tuple[int, int]], **more: object) -> AttentionMetadata:
-    """Of `(earlier tokens, rows)` each; blocks stand in no cache, nothing runs."""
+    """Return metadata of requests given as `(earlier tokens, rows)`. The kernels are compiled only, so no cache is needed."""
     lengths = tuple(done + rows for done, rows in requests)
     starts = (0, *accumulate(rows for _, rows in requests))
     tables = torch.zeros(len(requests), -(-max(lengths) // 16), dtype=torch.int32)
@@ -33,7 +33,7 @@ def attend(
     cap: float | None = None,
     codes: torch.dtype | None = None,
 ) -> None:
-    """Of query heads, key heads and their size; keys and values are written, too."""
+    """Write keys and values, then attend. `heads`: query heads, key heads and their size."""
     q_heads, kv_heads, dim = heads
     width = dim if codes is None else kv_quant.bytes_per_head(kv_heads, dim)
     cache = torch.empty(planes, 4, meta.block_size, kv_heads, width, dtype=codes or dtype)
@@ -47,7 +47,7 @@ def key_range(meta: AttentionMetadata) -> Tensor:
 
 
 def launches() -> None:
-    """AMD's compiler takes ten times as long as NVIDIA's: it is given what a server would meet first."""
+    """Launch all variants; for AMD, whose compiler is ten times slower, only what a server meets first."""
     bf16 = torch.bfloat16
     attend(step(MIXED), (28, 4, 128), bf16)
     attend(step(DECODE, window=1024), (14, 2, 64), bf16)

@@ -9,6 +9,6 @@ HOT: set[str] = set()
 
 
 def launches() -> None:
-    """AMD's compiler takes ten times as long as NVIDIA's, over much the same."""
+    """Run the workloads on NVIDIA only: AMD's compiler is ten times slower, on much the same code."""
     for run in autotune.workloads(torch.device("cpu")) if launch_config.gpu_info().arch.startswith("sm_") else ():
         run()

@@ -1,4 +1,4 @@
-"""Launches that put rows into caches of 8 bits, at the shapes of decoders."""
+"""Launches that write rows to quantised KV caches, at the shapes of decoders."""
 
 from __future__ import annotations
 

@@ -18,6 +18,6 @@ def launches() -> None:
         for rows in (1, 64, 4096):
             x = torch.empty(rows, inner, dtype=torch.bfloat16)
             linear.int8_linear(x, Int8Weight(whole, scale, bias))
-            linear.fp8_linear(x, Fp8Weight(floats, scale, None))  # of cards without such products the weights alone
+            linear.fp8_linear(x, Fp8Weight(floats, scale, None))  # GPUs without fp8 products quantise the weights only
             linear.scaled_mm(x, None, whole, scale, bias, x.dtype)
             linear.scaled_mm(x, None, floats.view(torch.uint8), scale, None, x.dtype)

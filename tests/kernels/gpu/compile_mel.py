@@ -1,4 +1,4 @@
-"""Launches for half a minute of sound, in the bands of published encoders."""
+"""Launches for half a minute of audio, in the bands of published encoders."""
 
 from __future__ import annotations
 

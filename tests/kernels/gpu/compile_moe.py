@@ -1,4 +1,4 @@
-"""Launches of mixtures as published models have them: one row, a decode batch, a chunk of a prompt."""
+"""Launches of published mixtures of experts: one row, a decode batch, a chunk of a prompt."""
 
 from __future__ import annotations
 

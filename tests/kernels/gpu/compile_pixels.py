@@ -1,4 +1,4 @@
-"""Launches for a photograph as flat patches, a clip's frames, a square picture as planes, and bytes that are cut later."""
+"""Launches for a photo as flat patches, frames of a video, a square image as planes, and uint8 output."""
 
 from __future__ import annotations
 

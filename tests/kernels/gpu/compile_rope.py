@@ -1,4 +1,4 @@
-"""Launches of rotation at the shapes of decoders and towers."""
+"""Launches of rotary embedding at the shapes of decoders and towers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of encoder rows put into a chunk of a prompt, with further levels behind them."""
+"""Launches that scatter encoder rows with deepstack levels into a chunk of a prompt."""
 
 from __future__ import annotations
 

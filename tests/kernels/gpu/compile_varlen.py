@@ -1,4 +1,4 @@
-"""Launches of packed attention at the head sizes of published towers: pictures at their own size, windows, and odd heads."""
+"""Launches of packed attention at the head sizes of published towers: images at native size, windows, and odd heads."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def near(found: Tensor, wanted: Tensor, rounds: int) -> None:
-    """Within so many roundings; torch's error function is a polynomial, good to 2e-7, here times numbers up to 40."""
+    """Compare within so many roundings; torch's erf is a polynomial with an error of 2e-7, here times up to 40."""
     eps = torch.finfo(wanted.dtype).eps
     torch.testing.assert_close(found, wanted, rtol=max(rounds * eps, 2e-6), atol=1e-5)
 
 
 def numbers(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Of all sizes: most around 0, some where activations are flat."""
+    """Return random numbers of all magnitudes: most around 0, some where activations are flat."""
     return (torch.randn(shape) * torch.tensor([0.1, 1.0, 4.0, 12.0])[torch.randint(4, shape)]).to(dtype)
 
 

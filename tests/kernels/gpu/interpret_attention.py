@@ -1,4 +1,4 @@
-"""Paged attention's Triton kernels against the reference, with NaN in every slot that no row sees."""
+"""Paged attention's Triton kernels against the reference, with NaN in every slot that no row attends to."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 LIMITS_BY_CACHE = {
     None: LIMITS,
     **dict.fromkeys((torch.int8, torch.uint8), LIMITS | {torch.float16: 6e-3}),
-}  # weights are in bfloat16 then
+}  # with a quantised cache, weights are in bfloat16
 STEP = [(0, 5), (37, 1), (20, 13), (0, 1), (63, 1), (9, 2)]  # earlier tokens, rows of this step
 
 
 def case(
     requests: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, block: int = 16, planes: int = 2
 ) -> tuple[Tensor, Tensor, AttentionMetadata]:
-    """Queries that lie apart, and a cache that holds what the requests see and NaN elsewhere, block 0 included."""
+    """Return strided queries and a cache with the requests' keys and values, and NaN elsewhere, block 0 included."""
     q, k, v, cache, meta = paged.case(requests, heads, kv_heads, dim, dtype, block, planes, float("nan"))
     write_cache(k, v, cache, meta)
     return q, cache, meta
 
 
 def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
-    """NaN, or scales that are, in slots that no row sees, and tables whose blocks behind a window are where no memory is."""
+    """Put NaN (or NaN scales) in slots that no row attends to, and point table entries outside windows to no memory."""
     tables, flat = meta.block_tables.clone(), cache.flatten(1, 2)
     nothing = float("nan") if cache.is_floating_point() else -1 if cache.dtype == torch.int8 else 255
     for i, length in enumerate(meta.seq_lens):
@@ -58,7 +58,7 @@ def check(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: 
 
 @pytest.fixture(params=["shipped", "tiny", "splits"])
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Shipped tiles; tiny ones, so that requests have many of them; and tiny ones whose keys are in three parts."""
+    """Use the shipped tiles; tiny ones, so that requests have many; or tiny ones with keys split in three."""
     if request.param == "splits":
         monkeypatch.setattr(attention, "MIN_TILES", 1)
         monkeypatch.setattr(attention, "num_splits", lambda *_: 3)
@@ -101,7 +101,7 @@ def test_heads(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("variant", [one for one in VARIANTS if "planes" not in one], ids=str)
 def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
-    number = VARIANTS.index(variant) + len(cut)  # every cut meets other dtypes and codes
+    number = VARIANTS.index(variant) + len(cut)  # each tiling gets other dtypes and formats
     dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
     q, cache, meta = case(STEP, 3, 1, 32, dtype)
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
@@ -120,7 +120,7 @@ def test_heads_in_codes(heads: int, kv_heads: int, dim: int, codes: torch.dtype,
 
 @pytest.mark.parametrize("heads", [4, 18])
 def test_latent_rows(heads: int) -> None:
-    """Rows of 512 and 64 numbers are keys and values; more heads than a tile has rows, too."""
+    """MLA: rows of 512 and 64 numbers are both keys and values. 18 heads are more than a tile has rows."""
     q, cache, meta = case([(0, 3), (20, 1)], heads, 1, 576, torch.bfloat16, planes=1)
     check(q, cache, meta, 0.07)
     with launch_config.override_config("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
@@ -134,7 +134,7 @@ def test_blocks_of_any_size(block: int) -> None:
 
 
 def test_decode_rows_alone_in_parts() -> None:
-    """By themselves they need no table; the card is small, so that these few rows fill it only in parts."""
+    """Decode rows alone need no tile table. The interpreter counts as a small GPU, so these rows are split."""
     requests = [(300, 1), (2, 1), (140, 1)]
     q, cache, meta = case(requests, 2, 1, 16, torch.float32)
     with launch_config.override_config("paged_attention", {"BLOCK_M": 16, "BLOCK_N": 16}):
@@ -146,7 +146,7 @@ def test_decode_rows_alone_in_parts() -> None:
 
 
 def test_nothing_is_launched_by_what_tensors_hold() -> None:
-    """A recorded step: launches of the longest requests there may be, and lengths that are written later; 0 for no request."""
+    """A captured step launches for the longest possible requests; lengths are written later, 0 means no request."""
     q, cache, meta = case([(40, 1), (0, 1), (77, 1)], 4, 2, 16, torch.float32)
     recorded = replace(meta, seq_lens=(128, 128, 128))
     lengths = recorded.device_starts_and_lens[1]
@@ -159,8 +159,8 @@ def test_nothing_is_launched_by_what_tensors_hold() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 30])
-def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the interpreter numpy multiplies, whose sums depend on where in a matrix a row lies: here they do not."""
+def test_a_row_is_the_same_in_every_batch(dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy's matmul, used by the interpreter, sums in an order that depends on the row's place; replace it."""
     monkeypatch.setattr(np, "matmul", lambda a, b, dtype: (a.astype(dtype)[:, :, None] * b.astype(dtype)).sum(1))
     q, cache, meta = case([(0, 70), (30, 1)], 3, 1, 16, dtype)
     meta = replace(meta, batch_invariant=True, window=window)
@@ -177,7 +177,7 @@ def test_a_row_is_the_same_in_every_company(dtype: torch.dtype, window: int | No
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("planes", [1, 2])
 def test_write(planes: int, dtype: torch.dtype) -> None:
-    """Rows that are parts of longer ones, to their slots and nowhere else; none for a negative slot."""
+    """Strided rows go to their slots and nowhere else; a row with a negative slot is skipped."""
     _, cache, meta = case(STEP, 1, 3, 24, dtype, planes=planes)
     cache, both = torch.randn(cache.shape).to(dtype), torch.randn(meta.num_rows, 7, 24).to(dtype)
     k, v = both[:, 1:4], both[:, 4:]
@@ -191,7 +191,7 @@ def test_write(planes: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("codes", LIMITS_BY_CACHE, ids=str)
 def test_chosen_by_name(codes: torch.dtype | None) -> None:
-    """Written and read in one call; what a cache of this step's keys alone holds is what was written."""
+    """Write and attend in one call. The cache then holds exactly the keys and values of this step."""
     q, plain, meta = case([(0, 20), (0, 1)], 4, 2, 16, torch.float32)
     k, v = plain.flatten(1, 2)[:, meta.slot_mapping].unbind()
     cache = paged.quantized_copy(plain, codes)
@@ -214,7 +214,7 @@ def test_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, cache, meta = case(requests, heads, kv_heads, dim, dtype, pick([1, 8, 16, 16, 32, 96]), planes)
     meta = replace(meta, causal=pick([True, True, False]))
     if meta.causal:
-        meta = replace(meta, window=pick([None, None, 1, 16, 31]), invariant=pick([False, False, True]))
+        meta = replace(meta, window=pick([None, None, 1, 16, 31]), batch_invariant=pick([False, False, True]))
         spans = {i: (rows // 3, rows) for i, (_, rows) in enumerate(requests) if rows > 2}
         meta = sees_itself(meta, spans) if spans and pick([True, False]) else meta
     cache = paged.quantized_copy(cache, pick([None, None, torch.int8, torch.uint8])) if planes == 2 else cache
@@ -227,7 +227,7 @@ def test_anything(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_splits_keep_a_card_busy() -> None:
-    assert num_splits(4.0, 100, 264) == 55  # 220 of 264 places, at once
+    assert num_splits(4.0, 100, 264) == 55  # 220 of 264 slots, all at once
     assert num_splits(4.0, 8, 264) == 7
     assert num_splits(512.0, 100, 264) == 1
     assert num_splits(300.0, 100, 264) == 3

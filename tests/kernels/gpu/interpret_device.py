@@ -1,4 +1,4 @@
-"""`LLM(media_device=...)` with the kernels of pixels and sounds: a picture, a clip and a sound become the CPU's own numbers."""
+"""`LLM(media_device=...)` with the pixel and mel kernels: an image, a video and audio give the CPU's numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sensorium.engine.frontend.items import ProcessedItem
 from sensorium.engine.frontend.media import MultiModalProcessor
 from triton.runtime.interpreter import GridExecutor
 
-WORKERS = {"media_workers": 1, "kernels": "pixels=triton,mel=triton"}  # the interpreter is not for several threads
+WORKERS = {"media_workers": 1, "kernels": "pixels=triton,mel=triton"}  # the interpreter is not thread-safe
 
 
 def test_the_same_numbers_and_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

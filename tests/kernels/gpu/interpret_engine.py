@@ -1,4 +1,4 @@
-"""The shipped model with every op in Triton that can be, against the same engine without: a picture, text, a batch of both."""
+"""The shipped model with every possible op in Triton against the same engine without: an image, text, and a batch of both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
     ("dtype", "cached", "near"),
     [
         ("float32", "auto", 1e-4),
-        ("float32", "int8", 2e-2),  # of two numbers that are all but equal, one may be rounded up
+        ("float32", "int8", 2e-2),  # two nearly equal numbers may be quantised to different values
         pytest.param("bfloat16", "auto", 5e-2, marks=pytest.mark.full),
         pytest.param("bfloat16", "fp8", 1e-1, marks=pytest.mark.full),
     ],
@@ -28,7 +28,7 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, cached: s
     cpu, kind = torch.device("cpu"), getattr(torch, dtype)
     every = ",".join(f"{op}=triton" for op, names in BACKENDS.items() if "triton" in names and can_run(op, "triton", cpu, kind))
     launched: set[str] = set()
-    launch, alone = GridExecutor.__call__, threading.Lock()  # the interpreter is not for several threads
+    launch, alone = GridExecutor.__call__, threading.Lock()  # the interpreter is not thread-safe
 
     def spy(self: GridExecutor, *args: object, **kwargs: object) -> None:
         with alone:
@@ -36,9 +36,9 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, cached: s
             launch(self, *args, **kwargs)
 
     monkeypatch.setattr(GridExecutor, "__call__", spy)
-    picture = Image.new("RGB", (56, 56), (200, 30, 60))
+    image = Image.new("RGB", (56, 56), (200, 30, 60))
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
-    prompts = [{"prompt": f"{slot}What?", "multi_modal_data": {"image": picture}}, "one two three four", "x"]
+    prompts = [{"prompt": f"{slot}What?", "multi_modal_data": {"image": image}}, "one two three four", "x"]
     params = SamplingParams(max_tokens=5, temperature=0.0, logprobs=2)
     options = {"max_model_len": 64, "max_num_batched_tokens": 16, "max_num_seqs": 4, "kv_cache_dtype": cached}
     answers = []
@@ -55,9 +55,9 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch, dtype: str, cached: s
         "_varlen_kernel",
         "_scatter_kernel",
     } <= launched
-    for plain, told in zip(*answers, strict=True):
-        assert told.token_ids == plain.token_ids
-        for one, other in zip(plain.logprobs, told.logprobs, strict=True):
+    for plain, triton in zip(*answers, strict=True):
+        assert triton.token_ids == plain.token_ids
+        for one, other in zip(plain.logprobs, triton.logprobs, strict=True):
             assert one.keys() == other.keys()
             for token in one:
                 assert other[token].logprob == pytest.approx(one[token].logprob, abs=near)

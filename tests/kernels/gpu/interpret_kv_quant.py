@@ -1,4 +1,4 @@
-"""Codes of 8 bits as Triton kernels make and read them, against torch, bit for bit."""
+"""Quantised KV values as Triton kernels write and read them, against torch, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODES = (torch.int8, torch.uint8)
 @pytest.mark.parametrize("codes", CODES)
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(1, 1, 8), (2, 8, 18), (6, 3, 18), (4, 5, 80), (3, 2, 160)])
 def test_write(rows: int, heads: int, dim: int, codes: torch.dtype, dtype: torch.dtype) -> None:
-    """Rows that are parts of longer ones, of all magnitudes, to their slots and nowhere else; none for a negative slot."""
+    """Strided rows of all magnitudes go to their slots and nowhere else; a row with a negative slot is skipped."""
     both = (torch.randn(rows, 2 * heads + 1, dim) * torch.logspace(-7, 2, dim)[torch.randperm(dim)]).to(dtype)
     both[0, 0] = 0.0
     k, v = both[:, :heads], both[:, heads:-1]

@@ -1,4 +1,4 @@
-"""Products in 8 bits against their references."""
+"""8-bit linear layers in Triton against their references."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_int8(shape: tuple[int, int, int], dtype: torch.dtype, biased: bool) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_weights_alone_in_8_bits(shape: tuple[int, int, int], dtype: torch.dtype, kind: torch.dtype) -> None:
-    """Integers, and the bytes of floats."""
+    """Weights are int8, or the bytes of 8-bit floats."""
     rows, inner, outer = shape
     x, scale = torch.randn(rows, inner).to(dtype), torch.rand(outer) / inner**0.5
     if kind == torch.int8:
@@ -62,7 +62,7 @@ def test_weights_alone_in_8_bits(shape: tuple[int, int, int], dtype: torch.dtype
 
 def test_every_float_of_8_bits_is_itself() -> None:
     weight = torch.arange(256, dtype=torch.uint8)
-    weight[weight & 127 == 127] = 0  # no numbers
+    weight[weight & 127 == 127] = 0  # NaN
     found = linear.scaled_mm(torch.eye(1, 16), None, weight[:, None].repeat(1, 16), torch.ones(256), None, torch.float32)
     assert torch.equal(found[0], weight.view(torch.float8_e4m3fn).float())
 
@@ -70,7 +70,7 @@ def test_every_float_of_8_bits_is_itself() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fp8(dtype: torch.dtype, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are rounded too where cards multiply such numbers."""
+    """Rows are quantised too on GPUs that multiply 8-bit floats."""
     monkeypatch.setattr(launch_config, "gpu_info", lambda: launch_config.GpuInfo(arch, 4))
     x, weights = torch.randn(5, 300).to(dtype), pack_fp8(torch.randn(40, 300).to(dtype) / 17, torch.randn(40).to(dtype))
     found, wanted = linear.fp8_linear(x, weights), fp8_linear_reference(x, weights)

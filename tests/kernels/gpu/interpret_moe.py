@@ -1,4 +1,4 @@
-"""Mixtures on the device against their row-by-row references."""
+"""Mixture-of-experts kernels against their row-by-row references."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_of_experts_are_numbers_of_experts_whatever_the_logits() -> None
 @pytest.mark.parametrize(("pairs", "experts", "tile"), [(1, 4, 16), (300, 3, 16), (300, 40, 32), (129, 200, 16)])
 def test_pairs_lie_in_tiles_of_one_expert_in_order(pairs: int, experts: int, tile: int) -> None:
     topk_ids = torch.randint(-1, experts, (pairs, 1), dtype=torch.int32)
-    slots, owners = moe._order(topk_ids, experts, tile)
+    slots, owners = moe._sort_pairs(topk_ids, experts, tile)
     found = []
     for own, owner in zip(slots.view(-1, tile).tolist(), owners.tolist(), strict=True):
         held = [pair for pair in own if pair >= 0]
@@ -148,11 +148,11 @@ def filled(kind: type[nn.Module], spec: MoeSpec, wanted: str, quantization: str 
     return root.mlp
 
 
-@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # rows of nobody hold poison, which is quantised too
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # skipped rows hold NaN, which is quantised too
 @pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
 @pytest.mark.parametrize("kinds", [("all",), ("text", "vision")])
 def test_a_mixture_as_a_layer(kinds: tuple[str, ...], quantization: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Filled from the same tensors, quantised or not; a choice is read nowhere."""
+    """Both layers have the same weights, quantised or not; choices are never read on the host."""
     made = Mixture if len(kinds) == 1 else ModalityMixture
     spec = MoeSpec(6, 2, (24, 16)[: len(kinds)], shared_inner=40, correction=True, scoring="sigmoid", modality_experts=kinds)
     numbers = torch.tensor([0, 1, 1, 0, 1, 0, 0]) if len(kinds) > 1 else None

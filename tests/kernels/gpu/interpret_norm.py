@@ -14,13 +14,13 @@ SHAPES = [(1, 8), (5, 100), (2, 3, 64), (3, 1280), (17, 72), (2, 5000)]
 
 
 def made(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows with a mean, what is added to them, weight, bias."""
+    """Return rows with a mean, a residual, weight and bias."""
     weight, bias = torch.rand(shape[-1]) + 0.5, torch.randn(shape[-1])
     return tuple(t.to(dtype) for t in (torch.randn(shape) * 3 + 1, torch.randn(shape), weight, bias))  # type: ignore[return-value]
 
 
 def near(found: Tensor, wanted: Tensor) -> None:
-    """Within one rounding; float32 sums come in another order."""
+    """Compare within one rounding; float32 sums have another order."""
     eps = torch.finfo(wanted.dtype).eps
     torch.testing.assert_close(found, wanted, rtol=max(eps, 2e-6), atol=max(eps * 1e-2, 2e-6))
 

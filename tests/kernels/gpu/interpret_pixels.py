@@ -1,4 +1,4 @@
-"""The kernels that resize, scale and lay out pictures, against torch's own filter on a CPU: bit for bit."""
+"""The kernels that resize, normalise and lay out images, bit for bit against torch's filter on a CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = {"ROWS": 16, "COLUMNS": 32}
 
 
 class Filled:
-    """Made smaller, then laid on grey."""
+    """A tiling policy that shrinks the image and pads it with grey."""
 
     def plan(self, height: int, width: int) -> CropPlan:
         return CropPlan((TiledView((Resize(height // 2, width // 2), CropPad(-1, 2, 13, 19, (90, 91, 92)))),))
@@ -71,7 +71,7 @@ def test_planes_of_several_images() -> None:
     check(noise(3, 20, 25), (16, 10), "bicubic", CLIP, PatchLayout(), torch.bfloat16)
 
 
-def test_a_part_of_a_picture() -> None:
+def test_a_part_of_an_image() -> None:
     check(noise(2, 40, 60)[:, 5:25, 7:40], (16, 18), "bicubic", CLIP, PatchLayout(), torch.float32)
 
 
@@ -89,7 +89,7 @@ def test_patches_of_a_processor(n: int) -> None:
 
 @pytest.mark.parametrize("tiling", [AspectTiles((13, 13), 1, 3, True), EdgeTiles(28, 14), Filled()])
 def test_pieces_of_a_processor(tiling: TilingPolicy) -> None:
-    """Tiles and a whole, sizes one after the other, and what is filled up; a side is left over."""
+    """Tiles and the whole image, consecutive resizes, padding; the sides do not divide evenly."""
     frames, plan = noise(1, 20, 31), tiling.plan(20, 31)
     wanted = patchify_crops(frames, plan, PatchSpec(), 3, 2)
     with dispatch.use_backends("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
@@ -98,7 +98,7 @@ def test_pieces_of_a_processor(tiling: TilingPolicy) -> None:
 
 @pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
 def test_bytes(filter: str) -> None:
-    """Of a view of planes, too."""
+    """Resize to bytes, also from a permuted view."""
     for frames in (noise(2, 20, 31), noise(3, 20, 31).permute(3, 1, 2, 0)):
         with dispatch.use_backends("pixels=triton"):
             found = resize(frames, (9, 40), filter)
@@ -113,7 +113,7 @@ def test_tiles_as_they_are_shipped() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(24))
-def test_random_pictures(seed: int) -> None:
+def test_random_images(seed: int) -> None:
     choose = random.Random(seed)
     layout = (
         PatchLayout(choose.randint(2, 16), choose.randint(1, 3), choose.randint(1, 2))

@@ -1,4 +1,4 @@
-"""The rig itself: bfloat16 and fp8 as a GPU computes them; what a kernel forgets, or writes beside its output, is seen."""
+"""Tests of the test rig: GPU rounding of bfloat16 and fp8; values a kernel forgets or writes out of bounds show up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotation's Triton kernels against the references, angles from one, three and two axes."""
+"""Rotary embedding's Triton kernels against the references, with angles from one, two and three axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXES = {
     "one": [0] * 16,
     "sections": [0] * 4 + [1] * 6 + [2] * 6,
     "interleaved": [0, 1, 2] * 5 + [0],
-    "picture": [0] * 8 + [1] * 8,
+    "image": [0] * 8 + [1] * 8,
 }
 
 
@@ -33,10 +33,10 @@ def cos_sin_of(rows: int, half: int, axes: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("rows", "heads", "dim", "axes"),
-    [(1, 1, 8, "one"), (5, 3, 32, "sections"), (3, 18, 80, "picture"), (2, 20, 24, "interleaved")],
+    [(1, 1, 8, "one"), (5, 3, 32, "sections"), (3, 18, 80, "image"), (2, 20, 24, "interleaved")],
 )
 def test_rotate(rows: int, heads: int, dim: int, axes: str, interleaved: bool, dtype: torch.dtype) -> None:
-    """Heads are a part of longer heads, in a part of longer rows: the rest stays."""
+    """Heads are part of longer heads in longer rows; the rest is unchanged."""
     longer, cos_sin = torch.randn(rows, heads + 2, dim + 8).to(dtype), cos_sin_of(rows, dim // 2, axes)
     wanted = longer.clone()
     wanted[:, 1:-1, 8:] = rotate_reference(longer[:, 1:-1, 8:], *cos_sin, interleaved)
@@ -67,7 +67,7 @@ def test_place(
     interleaved: bool,
     dtype: torch.dtype,
 ) -> None:
-    """Norm, rotation of a head's first numbers and cache as one, against one after the other; a slot below 0 takes nothing."""
+    """The fused kernel equals norm, partial rotation and cache write one by one; a negative slot is skipped."""
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
     cache = torch.randn(2, 3, 4, kv_heads, dim).to(dtype)
     slots = torch.randperm(12)[:rows]
@@ -99,7 +99,7 @@ def test_place(
 def test_place_in_codes(
     rows: int, heads: int, kv_heads: int, dim: int, half: int, offset: float | None, interleaved: bool, codes: torch.dtype
 ) -> None:
-    """The codes of what a cache of numbers would hold, bit for bit; a slot below 0 takes nothing."""
+    """The cache holds the quantised values of an unquantised one, bit for bit; a negative slot is skipped."""
     dtype = DTYPES[(rows + interleaved) % 3]
     qkv, cache = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype), torch.randn(2, 3, 4, kv_heads, dim).to(dtype)
     slots, before, other = torch.randperm(12)[:rows], quantized_copy(cache, codes), qkv.clone()

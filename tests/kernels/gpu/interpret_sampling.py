@@ -1,4 +1,4 @@
-"""Tokens and log probabilities against their references: the same tokens are kept, and numbers draw the same ones."""
+"""Sampling and log probabilities against their references: the same tokens are kept and drawn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rules(case: tuple[float, int, float, float], numbers: tuple[float, ...] = NU
 
 
 def every(case: tuple[float, int, float, float], logits: torch.Tensor, numbers: tuple[float, ...] = NUMBERS) -> None:
-    """The same tokens as the reference for numbers all over."""
+    """Compare tokens with the reference for random numbers over the whole range."""
     wanted = rules(case, numbers)
     found, wrong = sampling.sample(logits.expand(len(wanted), -1), wanted)
     expected, _ = sample_reference(logits.expand(len(wanted), -1), wanted)
@@ -49,7 +49,7 @@ def every(case: tuple[float, int, float, float], logits: torch.Tensor, numbers: 
 @pytest.mark.parametrize("vocab", [5, 160])
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_tokens(case: tuple[float, int, float, float], vocab: int, dtype: torch.dtype) -> None:
-    """In bfloat16 many are equal, some of them to the last one kept."""
+    """In bfloat16 many logits tie, some with the last one kept."""
     with (
         launch_config.override_config("gather_candidates", {"BLOCK": 64}),
         launch_config.override_config("sample", {"BLOCK": 32}),
@@ -118,7 +118,7 @@ def test_log_probs(dtype: torch.dtype) -> None:
 
 
 def test_penalties() -> None:
-    """Where they are listed, and nowhere else."""
+    """Penalties change the listed tokens and nothing else."""
     logits = torch.randn(3, 70) * 3
     rows, tokens = torch.tensor([0] * 4 + [2] * 30), torch.cat([torch.tensor([3, 69, 0, 5]), torch.randperm(70)[:30]])
     counts, penalties = torch.randint(0, 3, (34,)).float(), torch.rand(3, 3) + 0.5

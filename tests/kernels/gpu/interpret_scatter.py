@@ -1,4 +1,4 @@
-"""Encoder rows put into a batch by the Triton kernel, against torch: bit for bit."""
+"""The scatter kernel against torch, bit for bit."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LIMITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (4e-3, 8e-3), torch.float
 
 
 def packed(rows: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """q, k, v as they lie in the result of one product, among NaN."""
+    """Return q, k, v as views into the result of one product, surrounded by NaN."""
     wide = torch.full((rows + 3, 3 * heads + 1, dim + 8), float("nan"), dtype=dtype)
     qkv = wide[:rows, : 3 * heads, :dim]
     qkv.copy_(torch.randn(qkv.shape))

@@ -25,24 +25,24 @@ from triton.runtime import interpreter
 
 Handle, Builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
 FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
-GUARD = 64  # poisoned elements before and after every buffer: an alignment of 256 bytes stays
+GUARD = 64  # poisoned elements before and after every buffer, which keep it aligned to 256 bytes
 
 
 def widen(handle: Any) -> Any:
-    """A bfloat16 operand as float32, anything else as it is."""
+    """Convert a bfloat16 operand to float32; return anything else unchanged."""
     if not isinstance(handle, Handle) or handle.dtype.scalar != tl.bfloat16 or handle.data.dtype != np.uint16:
         return handle
     return Handle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
 def narrow(data: np.ndarray) -> Any:
-    """float32 numbers as bfloat16, to nearest, ties to even."""
+    """Round float32 numbers to bfloat16, to nearest, ties to even."""
     rounded = torch.from_numpy(np.ascontiguousarray(data, np.float32)).to(torch.bfloat16)
     return Handle(rounded.view(torch.uint16).numpy().reshape(data.shape), tl.bfloat16)
 
 
 def in_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Operands widened; the result is bfloat16 again if one of them was, and a truth value if it is one."""
+    """Widen operands; round the result to bfloat16 if one of them was, unless it is boolean."""
 
     @functools.wraps(operation)
     def run(self: Any, *operands: Any) -> Any:
@@ -56,13 +56,13 @@ def in_float32(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ternary_op(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """A choice between two moves bits; a clamp computes."""
+    """Pass `where` through, since it only moves bits; compute a clamp in float32."""
     computed = in_float32(operation)
     return lambda self, a, b, c, op: (operation if op is np.where else computed)(self, a, b, c, op)
 
 
 def cast(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """From and to bfloat16 through float32; to fp8 as the hardware does: ties to even, too large becomes largest."""
+    """Cast from and to bfloat16 through float32; to fp8 like the hardware: ties to even, saturating."""
 
     @functools.wraps(operation)
     def run(self: Any, source: Any, kind: Any, *rounding: Any) -> Any:
@@ -81,7 +81,7 @@ def cast(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reduction(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Sums, maxima and scans of bfloat16 give float32, as on a GPU."""
+    """Return sums, maxima and scans of bfloat16 in float32, as on a GPU."""
 
     def run(self: Any, inputs: tuple[Any, ...]) -> Any:
         wide = [widen(x.handle) for x in inputs]
@@ -93,7 +93,7 @@ def reduction(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dot(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Exact products of bfloat16, summed in the accumulator's type."""
+    """Multiply bfloat16 exactly and sum in the accumulator's type."""
     return lambda self, a, b, *rest: operation(self, widen(a), widen(b), *rest)
 
 
@@ -110,14 +110,14 @@ def teach_bfloat16() -> None:
 
 
 def poison(buffer: Tensor) -> Tensor:
-    """NaN, or the largest integer: what a kernel forgets to write, or reads before it wrote, shows."""
+    """Fill with NaN, or the largest integer, so that values a kernel forgets or reads too early show up."""
     if buffer.dtype == torch.bool:
         return buffer.fill_(True)
     return buffer.fill_(float("nan") if buffer.is_floating_point() or buffer.is_complex() else torch.iinfo(buffer.dtype).max)
 
 
 def guarded(make: Callable[..., Tensor], held: list[tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """`make` with poison in its result, and around it: a margin that a kernel wrote to fails the check."""
+    """Wrap `make`: its result is poisoned, with poisoned margins that reveal out-of-bounds writes."""
 
     @functools.wraps(make)
     def run(*args: Any, **kwargs: Any) -> Tensor:
@@ -134,19 +134,19 @@ def guarded(make: Callable[..., Tensor], held: list[tuple[Tensor, Tensor]]) -> C
 
 
 def margins_are_whole(held: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether every guard still has the bytes it was made with."""
+    """Return whether every margin still has its original bytes."""
     ends = (slice(None, GUARD), slice(-GUARD, None))
     return all(torch.equal(now[end].view(torch.uint8), then[end].view(torch.uint8)) for now, then in held for end in ends)
 
 
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Random numbers of this check alone; empty tensors poisoned while it runs."""
+    """Seed by the test's name; poison empty tensors while it runs."""
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
     held: list[tuple[Tensor, Tensor]] = []
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, guarded(getattr(owner, name), held))
-    with np.errstate(all="ignore"):  # infinities are as good as on a GPU
+    with np.errstate(all="ignore"):  # infinities raise no warning, as on a GPU
         yield
     assert margins_are_whole(held), "a kernel wrote outside of its output"
 

@@ -1,4 +1,4 @@
-"""What classes of transformers are made of, and that nothing is fetched for them."""
+"""Building classes of transformers, without downloads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VISION = SIZES | {"model_type": "siglip_vision_model", "patch_size": 14, "image_
 
 
 def test_what_a_config_names_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a backbone, nor a way of attention: kernels would be code."""
+    """Neither a backbone nor an attention kernel, which would be code, is downloaded."""
     import transformers as tf
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""Classes of transformers that no file of ours knows, with our paged attention, against their own generate."""
+"""Classes of transformers without an implementation here, with our paged attention, against their own generate."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, log
 
 @pytest.fixture(autouse=True)
 def one_of_ours_is_not(monkeypatch):
-    """A mixture with positions of three axes that we have a model of, too: here it is transformers' alone."""
+    """Remove our implementation of one class with experts and three position axes, so that the fallback runs it."""
     monkeypatch.delitem(ARCHITECTURES, "Glm4vMoeForConditionalGeneration")
 
 
 @pytest.fixture(scope="module")
 def oracle(built):
-    """Family -> (model, processor) of transformers, with its own attention."""
+    """Return a function from a family to (model, processor) of transformers, with its own attention."""
     import transformers as tf
 
     def load(family):
@@ -46,13 +46,13 @@ def oracle(built):
 
 
 SIZES = {"audioflamingo3": (20000, 9000, 61000)}
-PICTURES = ((90, 130), (300, 60), (56, 56))
+IMAGES = ((90, 130), (300, 60), (56, 56))
 TEXTS = ("def f(x): {} return x", "import os\n{} and then the rest of it, as it stands", "{}class A: pass")
 
 
 def prompts(family, seed=0):
-    """A prompt for each size, one of text only and, of pictures, one with three."""
-    sizes, slot = SIZES.get(family, PICTURES), SLOT.get(family, "<image>")
+    """Return a prompt for each size, a text-only one and, for images, one with three."""
+    sizes, slot = SIZES.get(family, IMAGES), SLOT.get(family, "<image>")
     name = "audio" if family == "audioflamingo3" else "image"
     items = [item(family, seed + i, size) for i, size in enumerate(sizes)]
     given = [(text.format(slot), [one]) for text, one in zip(TEXTS, items, strict=True)]
@@ -61,14 +61,14 @@ def prompts(family, seed=0):
 
 
 def inputs_of(family, processor, prompt):
-    """What the oracle's own processor makes of a prompt."""
+    """Process a prompt with the oracle's own processor."""
     ((name, items),) = prompt["multi_modal_data"].items()
     given = {"images" if name == "image" else "audio": items} if items else {}
     return dict(processor(text=[prompt["prompt"]], return_tensors="pt", **given))
 
 
 def expected(oracle, family, prompt):
-    """(tokens of the prompt, greedy tokens and their log probabilities) of transformers' own generate."""
+    """Return prompt tokens, greedy tokens and their log probabilities of transformers' own generate."""
     model, processor = oracle(family)
     made = inputs_of(family, processor, prompt)
     settings = {"do_sample": False, "max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "eos_token_id": None}
@@ -90,28 +90,28 @@ def check(outputs, wanted):
 
 
 HOW = {"whole": {}, "chunked": {"max_num_batched_tokens": 7}, "preempted": {"max_num_batched_tokens": 40}}
-TIGHT = {"aya_vision": 150_000}  # bytes for the keys and values of one long sequence
+TIGHT = {"aya_vision": 150_000}  # bytes of KV cache for one long sequence
 
 
 @pytest.mark.parametrize("family", BUILD)
 def test_tokens_are_those_of_the_class_itself(built, oracle, family):
     pairs = [(prompt, expected(oracle, family, prompt)) for prompt in prompts(family)]
-    asked, wanted = zip(*sorted(pairs, key=lambda pair: len(pair[1][0])), strict=True)  # short ones grow beside each other
+    asked, wanted = zip(*sorted(pairs, key=lambda pair: len(pair[1][0])), strict=True)  # shortest first
     for how, options in HOW.items():
         room = TIGHT.get(family, 246_000) if how == "preempted" else None
         llm = LLM(built(family), max_model_len=240, max_num_seqs=8, kv_cache_memory_bytes=room, **options)
         check(generate_together(llm, asked, GREEDY), wanted)
-        assert llm.stats.encoder_calls == len(PICTURES), "each item is encoded once, in however many prompts it is"
+        assert llm.stats.encoder_calls == len(IMAGES), "each item is encoded once, however many prompts contain it"
         assert how != "chunked" or llm.stats.cut_items > 0
         assert how != "preempted" or llm.stats.preemptions > 0
-        alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in asked]  # with what caches hold
+        alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in asked]  # with cached prefixes and encoder rows
         check(alone, wanted)
         assert llm.stats.prefix_hits > 0
         assert llm.stats.encoder_hits > 0
 
 
 @pytest.mark.parametrize("family", BUILD)
-def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
+def test_rows_of_an_item_do_not_depend_on_the_batch(built, family):
     llm = LLM(built(family), max_model_len=256)
     model, inputs = llm._engine_loop.core.runner.model, llm._inputs
     features = [inputs.process(prompt).features[0] for prompt in prompts(family)[:3]]
@@ -125,7 +125,7 @@ def test_rows_of_an_item_do_not_depend_on_its_company(built, family):
 
 @pytest.mark.parametrize("family", BUILD)
 def test_calls_that_overlap_do_not_meet(built, family):
-    """Logits, while another thread is in the same head; the decoder and an item's rows, while an item is in its tower."""
+    """Two threads run the same head; the decoder and an encoder run while another item is in the tower."""
     llm = LLM(built(family), max_model_len=256)
     model, feature = llm._engine_loop.core.runner.model, llm._inputs.process(prompts(family)[0]).features[0]
     hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=60)
@@ -164,13 +164,13 @@ def test_calls_that_overlap_do_not_meet(built, family):
 def test_planned_tokens_are_those_of_the_processor(built, oracle, family):
     llm, slot = LLM(built(family), max_model_len=256), SLOT.get(family, "<image>")
     for i, size in enumerate([(20, 20), (57, 56), (60, 500), (500, 61), (333, 217), (1000, 900)]):
-        picture = item(family, i, size)
-        (plan,) = llm.plan({"prompt": slot, "multi_modal_data": {"image": [picture]}})
-        made = inputs_of(family, oracle(family)[1], {"prompt": slot, "multi_modal_data": {"image": [picture]}})
+        image = item(family, i, size)
+        (plan,) = llm.plan({"prompt": slot, "multi_modal_data": {"image": [image]}})
+        made = inputs_of(family, oracle(family)[1], {"prompt": slot, "multi_modal_data": {"image": [image]}})
         assert plan.num_tokens == made["input_ids"].shape[1], size
 
 
-def test_a_sound_that_would_be_cut_is_refused(built):
+def test_audio_that_would_be_cut_is_refused(built):
     llm = LLM(built("audioflamingo3"), max_model_len=256)
     (output,) = llm.generate(
         {"prompt": "<sound>", "multi_modal_data": {"audio": [item("audioflamingo3", 0, 16000 * 11)]}}, GREEDY
@@ -179,8 +179,8 @@ def test_a_sound_that_would_be_cut_is_refused(built):
 
 
 def test_options_of_the_processor_are_the_callers(built):
-    llm, picture = LLM(built("aya_vision"), max_model_len=256), item("aya_vision", 0, (60, 200))
-    prompt = {"prompt": "<image>", "multi_modal_data": {"image": picture}}
+    llm, image = LLM(built("aya_vision"), max_model_len=256), item("aya_vision", 0, (60, 200))
+    prompt = {"prompt": "<image>", "multi_modal_data": {"image": image}}
     many, few = (llm.plan(prompt, mm_processor_kwargs=options)[0] for options in (None, {"max_patches": 2}))
     assert few.num_tokens < many.num_tokens
     (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patchez": 2}}, GREEDY, use_tqdm=False)
@@ -237,6 +237,6 @@ def test_planned_memory_of_a_step_is_what_it_takes(built, family):
         model.forward(ForwardBatch(slots, places.clone(), attn, caches, slots, embeds))
     live = peak.most + embeds.nbytes + (3 + model.rope_axes) * slots.nbytes
     planned = model.forward_bytes(StepLimits(rows, rows, rows, torch.device("cpu")))
-    slack = 1.5 if family == "glm4v_moe" else 1.1  # experts in float32 are measured in half of it, and doubled
+    slack = 1.5 if family == "glm4v_moe" else 1.1  # experts in float32 are measured in bfloat16 and doubled
     assert live <= planned * 1.01
     assert planned <= slack * live

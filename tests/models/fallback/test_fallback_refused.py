@@ -1,4 +1,4 @@
-"""Classes of transformers that our paged attention does not serve, and checkpoints of others that are torn."""
+"""Classes of transformers that paged attention does not support, and broken checkpoints of supported ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypat
     from transformers.models.cohere2.modeling_cohere2 import Cohere2MLP
 
     plain = Cohere2MLP.forward
-    monkeypatch.setattr(Cohere2MLP, "forward", lambda self, x: plain(self, x) + x.mean(1, keepdim=True))  # rows see rows
+    monkeypatch.setattr(Cohere2MLP, "forward", lambda self, x: plain(self, x) + x.mean(1, keepdim=True))  # mixes rows
     with pytest.raises(ConfigError, match=r"AyaVision.* differ from ours .* more than causal attention"):
         LLM(built("aya_vision"), max_model_len=256)
 

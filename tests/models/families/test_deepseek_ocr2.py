@@ -1,4 +1,4 @@
-"""DeepSeek-OCR as its publisher writes config.json: the second one's says the same as transformers', and both their sizes."""
+"""DeepSeek-OCR with its publisher's config.json: equal to transformers' layout for the second model; sizes of both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shapes(kind: Any, config: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def test_the_publishers_config_says_the_same(world: World, tmp_path: Path) -> None:
-    """Its SAM ends in as many channels as its encoder is wide, whatever the list says."""
+    """SAM's last channels equal the encoder's width, whatever the list states."""
     row, folder = load_rows()["deepseek_ocr2"], world.folder("deepseek_ocr2")
     config = json.loads((folder / "config.json").read_text())
     text, sam, reader = config["text_config"], *(config["vision_config"][f"{name}_config"] for name in ("sam", "encoder"))

@@ -1,4 +1,4 @@
-"""Ernie-4.5-VL: which frames are joined, config.json with the decoder's part at the top, what is refused."""
+"""Ernie-4.5-VL: pairs of frames, a config.json with the decoder's part at the top level, refused configs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build(text: dict[str, Any], **vision: Any) -> Ernie45VL:
     return Ernie45VL({**text, "vision_config": VISION | vision}, torch.float32, torch.device("meta"))
 
 
-def test_frames_are_joined_in_pairs_and_a_picture_with_itself() -> None:
+def test_frames_are_joined_in_pairs_and_an_image_with_itself() -> None:
     assert _frame_pairs([(2, 2), (1, 1)]).tolist() == [0, 2, 1, 3, 4, 4]
     assert _frame_pairs([(1, 2), (4, 1)]).tolist() == [0, 0, 1, 1, 2, 3, 4, 5]
 

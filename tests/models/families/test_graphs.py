@@ -1,4 +1,4 @@
-"""Every family's encoder can be recorded: a device is sent and asked nothing the second time, on a CPU replays are exact."""
+"""Every family's encoder can be recorded: the second run needs no transfers to or from a device; CPU replays are exact."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from sensorium.models.layers.basic import WeightedLayer
 from torch import Tensor
 
 THERE = torch.device("meta")
-DRAWS = ("granite4_vision", "granite_speech", "granite_speech_adapter", "ultravox")  # torch's attention on a CPU says it may
+DRAWS = (
+    "granite4_vision",
+    "granite_speech",
+    "granite_speech_adapter",
+    "ultravox",
+)  # torch's CPU attention counts as random
 
 
 def encoder_calls(row: Family, llm: LLM, seed: int) -> Iterator[tuple[str, list[Mapping[str, FieldElem]]]]:
-    """The modality and the items of every encoder call for the row's fullest prompt."""
+    """Yield the modality and the items of every encoder call for the row's fullest prompt."""
     prepared = llm._inputs.process(ask(row, max(row.default_cases(), key=len), seed).ours)
     items = [*prepared.features, *([prepared.cross] if prepared.cross else [])]
     for ids in group_mergeable([item.kwargs for item in items], [item.modality for item in items]):
@@ -29,7 +34,7 @@ def encoder_calls(row: Family, llm: LLM, seed: int) -> Iterator[tuple[str, list[
 
 
 def without_memory(llm: LLM) -> Any:
-    """The model on a device that only knows shapes, its layers laid out."""
+    """Return the model on the meta device, with packed layers."""
     source = llm._engine_loop.core._source
     assert source is not None
     model: Any = source.build_on_meta()

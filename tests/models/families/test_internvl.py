@@ -1,4 +1,4 @@
-"""InternVL in its publisher's own layout: it answers as the same weights in the Hub's; its code is never run."""
+"""InternVL in its publisher's own layout gives the answers of the Hub's layout; the checkpoint's code is never run."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_it_answers_as_the_same_weights_in_the_other_layout(folders: tuple[Path, Path]) -> None:
-    """Of pictures that Pillow has resized, as the publisher does."""
+    """Images are resized by Pillow, as the publisher does."""
     hub, own = (LLM(folder, max_model_len=256, max_num_seqs=4) for folder in folders)
-    pictures = [family.make_media("image", size, seed) for seed, size in enumerate(SIZES)]
-    asked = {"prompt": "<IMG_CONTEXT> and <IMG_CONTEXT><IMG_CONTEXT>def", "multi_modal_data": {"image": pictures}}
+    images = [family.make_media("image", size, seed) for seed, size in enumerate(SIZES)]
+    asked = {"prompt": "<IMG_CONTEXT> and <IMG_CONTEXT><IMG_CONTEXT>def", "multi_modal_data": {"image": images}}
     (theirs,) = hub.generate(asked | {"mm_processor_kwargs": {"resample": "pillow"}}, GREEDY, use_tqdm=False)
     (ours,) = own.generate(asked, GREEDY, use_tqdm=False)
     assert ours.error is theirs.error is None
@@ -98,13 +98,13 @@ def test_it_answers_as_the_same_weights_in_the_other_layout(folders: tuple[Path,
         assert [one.logprob for one in mine.values()] == pytest.approx([one.logprob for one in other.values()], abs=2e-4)
 
 
-def test_config_json_says_how_pictures_are_cut(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_config_json_says_how_images_are_cut(folders: tuple[Path, Path], tmp_path: Path) -> None:
     own = shutil.copytree(folders[1], tmp_path / "own")
-    picture = {"multi_modal_data": {"image": family.make_media("image", (140, 70), 0)}}
+    image = {"multi_modal_data": {"image": family.make_media("image", (140, 70), 0)}}
     config = json.loads((own / "config.json").read_text())
     for change, rows in (({}, 3 * 4), ({"use_thumbnail": False}, 2 * 4), ({"dynamic_image_size": False}, 4)):
         (own / "config.json").write_text(json.dumps(config | change))
-        (plan,) = LLM(own, max_model_len=256).plan(picture)
+        (plan,) = LLM(own, max_model_len=256).plan(image)
         assert plan.num_embeds == rows
 
 
@@ -138,7 +138,7 @@ def test_conversations_are_written_as_published(folders: tuple[Path, Path]) -> N
 
 
 @pytest.mark.parametrize("name", ["internlm2-chat", '"a\\ }} %}', None], ids=str)
-def test_a_template_that_is_not_known_writes_no_pictures(folders: tuple[Path, Path], tmp_path: Path, name: str | None) -> None:
+def test_a_template_that_is_not_known_writes_no_images(folders: tuple[Path, Path], tmp_path: Path, name: str | None) -> None:
     own, change = shutil.copytree(folders[1], tmp_path / "own"), {"template": name}
     (own / "config.json").write_text(json.dumps(json.loads((own / "config.json").read_text()) | change))
     plain = "\n  {% for m in messages %}\n  {{ m.role }}: {{ m.content }}\n  {% endfor %}\n"
@@ -147,8 +147,8 @@ def test_a_template_that_is_not_known_writes_no_pictures(folders: tuple[Path, Pa
     llm, params = LLM(own, max_model_len=512), SamplingParams(max_tokens=1)
     (output,) = llm.chat([{"role": "user", "content": "What?"}], params, use_tqdm=False)
     assert (output.error, output.prompt) == (None, "\n  user: What?\n")
-    picture = {"type": "image", "image": family.make_media("image", (60, 60), 0)}
-    messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What?"}]}]
+    image = {"type": "image", "image": family.make_media("image", (60, 60), 0)}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
     (output,) = llm.chat(messages, params, use_tqdm=False)
     assert f"template {str(name)!r} of config.json" in output.error.message
     assert "pass chat_template= or a rendered prompt" in output.error.message

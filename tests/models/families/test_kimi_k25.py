@@ -1,4 +1,4 @@
-"""Kimi-K2.5's config.json as it was first published and as it is now; what is refused."""
+"""Kimi-K2.5's config.json as first published and as it is now; refused configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each family's memory plan against live tensors, at full load: by category, within a tenth."""
+"""Each family's memory plan against live tensors at full load, by category, within 10 %."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sensorium.engine.types import EngineRequest
 from sensorium.models.interface import StepLimits
 
 CPU = torch.device("cpu")
-NEAR = 0.1  # of what is live
+NEAR = 0.1  # of the live bytes
 
 
 def near(planned: int, live: int, what: str) -> None:
@@ -23,7 +23,7 @@ def near(planned: int, live: int, what: str) -> None:
 
 
 def full_prompts(row: Family, count: int) -> list[Question]:
-    """Prompts of as many items of the first kind as fit (or as the row's own hold), with little between them; all different."""
+    """Return different prompts with as many items of the first modality as fit (or as the row's own prompts hold)."""
     letter = next(letter for letter, modality in LETTERS.items() if modality in row.placeholders)
     several = max(len(case) for case in row.default_cases())
     case = letter * (several if several == 1 else 8)
@@ -55,7 +55,7 @@ def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
     longest = max(len(one.token_ids) for one in prepared) + 2
     row_bytes = first._engine_loop.core.runner.model.row_size * 4
-    cross_rows = [item.rows for item in first.explain().max_items if prepared[0].cross]  # the engine needs room for them
+    cross_rows = [item.rows for item in first.explain().max_items if prepared[0].cross]  # which the engine must hold
     most = max([longest, *cross_rows])
     rows = max(most, sum(item.range.num_embeds for item in items) * 2 // 3)
     llm = make_llm(row, world.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
@@ -69,7 +69,7 @@ def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
 
 
 def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
-    """(planned, live) of the largest forward pass and of each kind's largest encoder call that a question takes."""
+    """Return (planned, live) bytes of a question's largest forward pass and of each modality's largest encoder call."""
     core, found = llm._engine_loop.core, {}
     model, forward, embed = core.runner.model, core.runner.model.forward, core.runner.model.embed_multimodal
 

@@ -1,8 +1,8 @@
-"""Every family against transformers, by the rows of tests/families (see tests/helpers/family.py): one suite, the same for all.
+"""One suite that compares every family with transformers, driven by the rows of tests/families (tests/helpers/family.py).
 
-The oracle reads each answer once, teacher-forced, with our positions: a sequence equals its greedy one when every token is
-the likeliest after those before it. A token that is not may only be a tie (top-2 margin below 1e-4); ties are counted and
-printed, and logits have to agree everywhere, beyond them too.
+The oracle reads each answer once, teacher-forced, with our positions: an answer is greedy if every token is the likeliest
+after those before it. Another token is accepted only as a tie (top-2 margin below 1e-4). Ties are counted and printed;
+logits have to agree everywhere, after a tie too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def limit(row: Family, logits: torch.Tensor) -> float:
 
 
 def count_ties(row: Family, answered: Answered) -> int:
-    """Assert that the answer is the oracle's; tokens that stand where its two best are level."""
+    """Assert that the answer is the oracle's, and return the number of ties in it."""
     assert (answered.ours - answered.theirs).abs().max() < limit(row, answered.theirs)
     table = answered.theirs[len(answered.prompt) - 1 :]
     behind = table.amax(-1) - table.gather(-1, torch.tensor(answered.ids)[:, None])[:, 0]
@@ -75,7 +75,7 @@ def test_tensors_and_tokens_are_the_oracles(row: Family, world: World) -> None:
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
 @each
 def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: int) -> None:
-    """The plan, which sees headers only, says the same."""
+    """The plan, made from headers only, has the same number of tokens."""
     inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
     letters = {modality: letter for letter, modality in family.LETTERS.items()}
     for modality in row.placeholders:
@@ -99,13 +99,13 @@ def test_positions_are_the_oracles(row: Family, world: World) -> None:
         ours = positions(world.llm(row.name), question, 0)
         if ours is not None and question.data and not (row.own_positions and "video" in question.data):
             theirs = row.oracle_positions(model, question.theirs(processor))
-            assert theirs is not None, "the row does not say where transformers' positions are to be had"
+            assert theirs is not None, "the row does not tell how to get transformers' positions"
             assert torch.equal(ours, theirs), case
 
 
 @each
 def test_what_is_left_out_is_said(row: Family) -> None:
-    """With its reason: a wider tolerance, positions that are not the oracle's, tensors that nothing depends on."""
+    """A wider tolerance, own positions and unused tensors need a reason."""
     assert row.tolerance == Family.tolerance or row.tolerance_note
     said = {"tolerance": row.tolerance_note, "positions": row.own_positions, **row.silent}
     for what, why in said.items():
@@ -140,7 +140,7 @@ def test_greedy_tokens_alone(row: Family, seed: int, world: World) -> None:
 
 
 def check_same(row: Family, world: World, outputs: list[Any]) -> None:
-    """Answers to the cases, in order, are those given alone, or leave them at a tie of the oracle's."""
+    """Assert that answers to the cases equal those given alone, or differ from them at a tie of the oracle."""
     model, processor = world.oracle(row.name)
     for answered, output in zip(world.alone(row.name), outputs, strict=True):
         assert output.error is None, output.error
@@ -154,7 +154,7 @@ def check_same(row: Family, world: World, outputs: list[Any]) -> None:
 
 
 def others(row: Family) -> list[Question]:
-    """Prompts with other sizes, to keep the cases company."""
+    """Return prompts with other sizes, to share the batch with the cases."""
     return [ask(row, case, 50 + i) for i, case in enumerate(row.default_cases()[1:])]
 
 
@@ -166,7 +166,7 @@ def test_greedy_tokens_in_a_batch(row: Family, world: World) -> None:
 
 
 def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
-    """Every piece that is computed from here on: [start, stop) and the bidirectional spans of its sequence."""
+    """Return a list that receives each chunk computed from now on: [start, stop) and its sequence's bidirectional spans."""
     core, seen, known = llm._engine_loop.core, [], {}
     real = core.runner.execute_model
 
@@ -186,7 +186,7 @@ def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
 
 @each
 def test_greedy_tokens_in_chunks(row: Family, world: World) -> None:
-    """7 rows a step, or what holds the family's largest bidirectional span; none is ever cut."""
+    """Steps have 7 rows, or as many as the family's largest bidirectional span; no span is ever cut."""
     llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=7)
     pieces = watch(llm, row)
     asked = [answered.question for answered in world.alone(row.name)]
@@ -212,7 +212,7 @@ def test_greedy_tokens_after_a_prefix_hit(row: Family, world: World) -> None:
 
 @each
 def test_greedy_tokens_when_preempted(row: Family, world: World) -> None:
-    """The cache holds little more than one of the sequences."""
+    """The KV cache holds little more than one of the sequences."""
     alone = world.alone(row.name)
     longest = max(len(answered.prompt) for answered in alone) + TOKENS
     block = bytes_per_block(world.llm(row.name)._engine_loop.core.runner.model.cache_specs, BLOCK)
@@ -250,8 +250,8 @@ def _letters(question: Question) -> str:
 @pytest.mark.parametrize("options", [{}, *HOW], ids=str)
 @torch.inference_mode()
 @each
-def test_an_item_encoded_in_company_is_the_item_alone(row: Family, world: World, options: dict[str, str]) -> None:
-    """Bit for bit."""
+def test_an_item_encoded_in_a_batch_is_the_item_alone(row: Family, world: World, options: dict[str, str]) -> None:
+    """Encoder rows are equal bit for bit."""
     llm = make_llm(row, world.folder(row.name), **options) if options else world.llm(row.name)
     model = llm._engine_loop.core.runner.model
     asked = [ask(row, case, seed) for seed, case in enumerate(row.default_cases()[1:] * 2)]
@@ -262,14 +262,14 @@ def test_an_item_encoded_in_company_is_the_item_alone(row: Family, world: World,
         backwards = model.embed_multimodal(modality, merge([items[i].kwargs for i in reversed(ids)]))[::-1]
         for i, rows, again in zip(ids, together, backwards, strict=True):
             (alone,) = model.embed_multimodal(modality, merge([items[i].kwargs]))
-            assert torch.equal(rows, alone), f"{modality} {i} differs in company"
-            assert torch.equal(again, alone), f"{modality} {i} differs in other company"
+            assert torch.equal(rows, alone), f"{modality} {i} differs in a batch"
+            assert torch.equal(again, alone), f"{modality} {i} differs in another batch"
 
 
 @pytest.mark.full
 @each
 def test_every_tensor_has_a_say(row: Family, world: World) -> None:
-    """One zeroed in the oracle alone moves its logits by far more than the tolerance."""
+    """Zeroing any tensor of the oracle moves its logits by far more than the tolerance."""
     model, processor = world.oracle(row.name)
     answered = world.alone(row.name)[-1]
     inputs, count = answered.question.theirs(processor), len(answered.prompt)
@@ -287,7 +287,7 @@ def test_every_tensor_has_a_say(row: Family, world: World) -> None:
 
 
 def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    """The checkpoint with other weights."""
+    """Copy the checkpoint with other weights."""
     target.mkdir(exist_ok=True)
     for file in folder.iterdir():
         if file.name != "model.safetensors":
@@ -298,7 +298,7 @@ def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path
 
 @each
 def test_weights_in_every_layout(row: Family, world: World, tmp_path: Path) -> None:
-    """As transformers stores them (the loads above), as it holds them in memory, and as older releases stored them."""
+    """Weights load as transformers stores them, as it holds them in memory, and as older releases stored them."""
     folder, question = world.folder(row.name), ask(row, row.default_cases()[-1])
     expected = record(world.llm(row.name), question, 1)[1]
     stored = load_file(folder / "model.safetensors")
@@ -315,7 +315,7 @@ def test_weights_in_every_layout(row: Family, world: World, tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @each
 def test_half_precision(row: Family, dtype: str, world: World) -> None:
-    """Near the float32 answer, as far as the format allows; unrelated logits would be 1.4 standard deviations off."""
+    """Logits are near the float32 ones, as far as the format allows; unrelated ones would be 1.4 standard deviations off."""
     answered = world.alone(row.name)[-1]
     count = len(answered.prompt)
     ours = record(make_llm(row, world.folder(row.name), dtype=dtype), answered.question, 1)[1]

@@ -1,4 +1,4 @@
-"""What the parity suite does not ask of Qwen2-Audio's model: the published config, and configs that are refused."""
+"""Qwen2-Audio beyond the parity suite: the published config, and refused configs."""
 
 from __future__ import annotations
 

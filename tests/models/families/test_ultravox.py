@@ -1,4 +1,4 @@
-"""Ultravox: checkpoints that name other models, and rows behind the last window."""
+"""Ultravox: checkpoints that name other models, and trailing rows after the last window."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_a_checkpoint_that_names_other_models_holds_all_itself(folder: Path) -> 
         LLM(folder, max_model_len=256)
 
 
-def test_rows_behind_a_sound_see_it_and_are_not_seen(folder: Path) -> None:
+def test_trailing_rows_attend_and_are_not_attended_to(folder: Path) -> None:
     with LLM(folder, max_model_len=256) as llm:
         encoder = llm._engine_loop.core.runner.model.audio_tower
-        sound, nothing = torch.randn(12, 24), torch.zeros(9, 24)
+        audio, nothing = torch.randn(12, 24), torch.zeros(9, 24)
         with torch.inference_mode():
-            (alone,) = encoder(sound, [12])
-            both = encoder(torch.cat((sound, nothing, sound)), [12, 12], [4, None])
-            other = encoder(torch.cat((sound + 1, nothing)), [12], [4])[0]
+            (alone,) = encoder(audio, [12])
+            both = encoder(torch.cat((audio, nothing, audio)), [12, 12], [4, None])
+            other = encoder(torch.cat((audio + 1, nothing)), [12], [4])[0]
     assert [len(rows) for rows in both] == [10, 6]
     assert torch.equal(both[0][:6], alone)
     assert torch.equal(both[1], alone)
