@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     image.save(tmp_path / "cat.jpg")
     image.save(tmp_path / "chart.png")
     shutil.copy(ROOT / "assets" / "media" / "clip.mp4", tmp_path / "clip.mp4")
-    soundfile.write(tmp_path / "sound.wav", np.sin(np.arange(4000) / 9), 8000)
+    soundfile.write(tmp_path / "speech.wav", np.sin(np.arange(4000) / 9), 8000)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
