@@ -26,6 +26,7 @@ from .model_files import load_model_files
 from .sampling_params import SamplingParams, from_generation_config
 from .session import LiveSession
 from .setup.doctor import explain
+from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
@@ -82,6 +83,7 @@ class LLM:
         }
         self.config = make_config(model, named | options)
         files = load_model_files(self.config.model)
+        resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
         self._tokenizer = Tokenizer(files.path)
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = info.chat_template or find_template(files.path)

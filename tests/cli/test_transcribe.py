@@ -84,7 +84,7 @@ def slow(self):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         time.sleep(600)
     outputs = step(self)
-    ended.extend(output for output in outputs if output.finish_reason)
+    ended.extend(output for output in outputs.outputs if output.finish_reason)
     return outputs
 def as_completed(*rest):
     for one in real(*rest):
