@@ -1,1 +1,1 @@
-"""WHAT a model wants to be fed: one file per family, chat templates and tokenizers."""
+"""Input processing: one file per model family, chat templates and tokenizers."""

@@ -1,4 +1,4 @@
-"""Where media are processed: on this machine's processor, or on a device, a part at a time. Knows no media and no family."""
+"""The device that media are processed on, if it is not the CPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from ..mm.errors import InputError
 
 MAX_TRANSFER_BYTES = 64 << 20
-"""Bytes that go to a device at once, and as many that come back."""
+"""Size limit of one copy to a device, and of one copy back."""
 
 
 class MediaDevice:
-    """A device that decoded media go to and come back from, processed. Thread-safe.
+    """A device that processes decoded media. Thread-safe.
 
-    Each thread has a stream of its own there: what a worker waits for is its own work, and no step waits for a worker.
-    Results lie in ordinary memory of the host, where caches count them, and are complete.
+    Each thread has its own stream, so a worker waits only for its own work and the model's steps do not wait for a worker.
+    Results are copied to ordinary host memory, where caches count them.
 
     Args:
-        stream: makes a thread's stream, for tests.
+        stream: makes a thread's stream; tests pass their own.
     """
 
     def __init__(self, device: torch.device, stream: Callable[[], AbstractContextManager[object]] | None = None) -> None:
@@ -31,26 +31,27 @@ class MediaDevice:
         self._own = threading.local()
 
     def fill(self, parts: Iterable[tuple[Tensor, Tensor]], work: Callable[[Tensor], Tensor]) -> None:
-        """Of each pair: what `work` makes of the first on the device, written to the second, of as many numbers, here.
+        """Apply `work` on the device to the first tensor of each pair, and copy the result to the second, of equal size.
 
-        InputError where the device has no room.
+        Raises:
+            InputError: the device is out of memory.
         """
         try:
-            for given, out in parts:
-                out.copy_(work(given.to(self.device)).view(out.shape))  # waits for this thread's stream
+            for source, out in parts:
+                out.copy_(work(source.to(self.device)).view(out.shape))  # waits for this thread's stream
         except torch.OutOfMemoryError as error:
             less = "lower gpu_memory_fraction, max_num_seqs or media_workers, or leave media_device out"
-            raise InputError(f"{self.device} has no room to process it: {less}", code="out_of_memory") from error
+            raise InputError(f"{self.device} has too little memory to process it: {less}", code="out_of_memory") from error
 
     def stream(self) -> AbstractContextManager[object]:
-        """Inside, this thread's work on the device is queued in its own stream."""
+        """Return a context in which this thread's work on the device runs in its own stream."""
         if not hasattr(self._own, "stream"):
             self._own.stream = self._make()
         context: AbstractContextManager[object] = self._own.stream
         return context
 
     def _stream(self) -> AbstractContextManager[object]:
-        if self.device.type != "cuda":  # the interpreter of kernels has none
+        if self.device.type != "cuda":  # the kernel interpreter has no streams
             return nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
@@ -59,13 +60,13 @@ _device: ContextVar[MediaDevice | None] = ContextVar("sensorium_media_device", d
 
 
 def media_device() -> MediaDevice | None:
-    """That of this thread's work; None: media are processed where they were decoded."""
+    """Return the device that this thread processes media on; None: the CPU."""
     return _device.get()
 
 
 @contextmanager
 def processing_on(device: MediaDevice | None) -> Iterator[None]:
-    """Inside, in this thread, media are processed there."""
+    """Process media on `device` inside the context, in this thread."""
     token = _device.set(device)
     try:
         with nullcontext() if device is None else device.stream():

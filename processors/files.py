@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint folder that say how inputs are made. Knows where they lie, not what they mean."""
+"""The JSON files of a checkpoint folder that describe input processing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTER = "adapter_config.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where the file is missing; CheckpointError where it is unreadable."""
+    """Return a JSON object; empty if the file is missing. CheckpointError if it is unreadable."""
     if not path.is_file():
         return {}
     try:
@@ -29,12 +29,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ProcessorFiles:
-    """The raw JSON that a ProcessingInfo is made from; a missing file is an empty object.
+    """The raw JSON that a ProcessingInfo is made from, and functions of the tokenizer. A missing file is an empty object.
 
-    `generation` is generation_config.json, where families that write prompts of their own find their tokens. `encode` gives
-    the token ids of plain text (no special tokens added or recognised), for families whose items are written with text of
-    their own; `decode` gives the text of ids without special tokens; `token_to_id` gives the id of the one token that spells a
-    text, None where there is none. `folder` is where they were read.
+    Args:
+        generation: generation_config.json, which names tokens of speech models.
+        encode: token ids of plain text; special tokens are neither added nor recognised.
+        decode: text of ids, without special tokens.
+        token_to_id: id of the single token that spells a text, or None.
+        folder: the checkpoint folder.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -48,36 +50,38 @@ class ProcessorFiles:
     folder: Path | None = None
 
     def mismatch_error(self, said: str, have: object) -> ConfigError:
-        """For what is `said` elsewhere of an input, where the preprocessor's JSON means `have`."""
+        """Return the error for a value `said` in another file that contradicts `have` of the preprocessor's JSON."""
         if self.image or self.audio:
-            return ConfigError(f"{said}, but the preprocessor's JSON makes {have}, or leaves it out and means that")
-        return ConfigError(f"{said}, but preprocessor_config.json is missing, which means {have}; download it as well")
+            return ConfigError(f"{said}, but the preprocessor's JSON sets {have}, or omits it and {have} is the default")
+        return ConfigError(f"{said}, but preprocessor_config.json is missing and the default is {have}; download it as well")
 
 
 def read_preprocessors(path: str | Path) -> ProcessorFiles:
-    """config.json and the preprocessors' files of a folder.
+    """Read config.json and the preprocessors' files of a folder.
 
-    Newer checkpoints nest the latter in processor_config.json, which then wins, as it does for transformers.
+    Newer checkpoints nest the latter in processor_config.json, which takes precedence, as in transformers.
     """
     folder = Path(path)
     nested, plain = read_json(folder / "processor_config.json"), read_json(folder / "preprocessor_config.json")
-    sound = "feature_extractor_type" in plain
-    sees = "image_processor_type" in plain or not sound
-    heard = {key: value for key, value in plain.items() if not (sees and key == "do_normalize")}  # there it is of pictures
+    has_audio = "feature_extractor_type" in plain
+    has_images = "image_processor_type" in plain or not has_audio
+    # in a file for both, do_normalize is an option of the image processor
+    audio = {key: value for key, value in plain.items() if not (has_images and key == "do_normalize")}
     return ProcessorFiles(
         config=read_json(folder / "config.json"),
-        image=nested.get("image_processor") or (plain if sees else {}),
+        image=nested.get("image_processor") or (plain if has_images else {}),
         video=nested.get("video_processor") or read_json(folder / "video_preprocessor_config.json"),
-        audio=nested.get("feature_extractor") or nested.get("audio_processor") or (heard if sound else {}),
+        audio=nested.get("feature_extractor") or nested.get("audio_processor") or (audio if has_audio else {}),
         generation=read_json(folder / "generation_config.json"),
         folder=folder,
     )
 
 
 def find_template(path: str | Path) -> str | None:
-    """The chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json.
+    """Return the chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json.
 
-    A folder without one but with a tekken.json has that of its vocabulary. CheckpointError for one that is no text.
+    A folder without these but with a tekken.json gets the template of its tokenizer version. CheckpointError if the template
+    cannot be read.
     """
     try:
         return _template(Path(path))
@@ -90,7 +94,7 @@ def _template(folder: Path) -> str | None:
         return (folder / "chat_template.jinja").read_text("utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):
         template = read_json(folder / name).get("chat_template")
-        if isinstance(template, list):  # several by name
+        if isinstance(template, list):  # several templates, by name
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if isinstance(template, str):
             return template

@@ -19,9 +19,9 @@ from ..mm.errors import ConfigError
 from ..mm.tiling import CropPlan, Resize, Step, TiledView
 from .device import MAX_TRANSFER_BYTES, media_device
 
-OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB in 0..1, as CLIP was trained
+OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB values in 0..1
 OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_STANDARD_MEAN = (0.5, 0.5, 0.5)  # of SigLIP
+IMAGENET_STANDARD_MEAN = (0.5, 0.5, 0.5)  # SigLIP
 IMAGENET_STANDARD_STD = (0.5, 0.5, 0.5)
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 RESAMPLE = ("torch", "pillow")
@@ -49,11 +49,11 @@ class PixelSpec:
 Spec = TypeVar("Spec", bound=PixelSpec)
 
 
-def read_pixel_spec(json: Mapping[str, Any], default: Spec) -> Spec:
-    """The spec with the values of a preprocessor's JSON; missing keys keep the default.
+def read_pixel_spec(json: Mapping[str, Any], default: Spec, options: Mapping[str, Any]) -> Spec:
+    """Return the spec with the values of a preprocessor's JSON and the caller's `resample`; missing keys keep the default.
 
     Raises:
-        ConfigError: resizing is switched off, the filter is not supported, the means are not three, or a factor or
+        ConfigError: resizing is switched off, the filter or `resample` is unknown, the means are not three, or a factor or
             deviation is not a number above zero.
     """
     filter_numbers = {name: number for number, name in FILTERS.items()}
@@ -63,7 +63,7 @@ def read_pixel_spec(json: Mapping[str, Any], default: Spec) -> Spec:
         raise ConfigError(f"the preprocessor JSON asks for do_resize=false or for a filter other than {offered}")
     normalise, factor = json.get("do_normalize", True), json.get("rescale_factor", default.rescale)
     return replace(
-        default,
+        apply_resample(default, options),
         mean=_channels(json, "image_mean", default.mean) if normalise else (0.0, 0.0, 0.0),
         std=_divisors("image_std", _channels(json, "image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
         rescale=_divisors("rescale_factor", (factor,))[0] if json.get("do_rescale", True) else 1.0,
@@ -72,7 +72,7 @@ def read_pixel_spec(json: Mapping[str, Any], default: Spec) -> Spec:
 
 
 def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
-    """The spec with the caller's `resample`; ConfigError unless it is torch or pillow."""
+    """Return the spec with the caller's `resample`; ConfigError unless it is torch or pillow."""
     resample = options.get("resample", spec.resample)
     if resample not in RESAMPLE:
         raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
@@ -80,7 +80,7 @@ def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
 
 
 def crops(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
-    """The crops of uint8 `[n, h, w, 3]` by a plan, each uint8 `[n, 3, height, width]`, in any memory layout.
+    """Yield the crops of uint8 `[n, h, w, 3]` by a plan, each uint8 `[n, 3, height, width]`, in any memory layout.
 
     Steps that several views begin with are computed once.
     """
@@ -104,7 +104,7 @@ def patchify_crops(
     dtype: torch.dtype = torch.float32,
     temporal: int = 1,
 ) -> Tensor:
-    """uint8 `[n, h, w, 3]` to the normalized patches of all crops, `[patches, 3 * temporal * patch * patch]` in `dtype`.
+    """Return the normalized patches of all crops of uint8 `[n, h, w, 3]`: `[patches, 3 * temporal * patch * patch]` in `dtype`.
 
     `temporal` frames make one patch; the last frame is repeated to fill the last group. Patches are ordered by group of
     frames, by crop, row by row of merge x merge squares, and within a square; the numbers of a patch as in the weight of
@@ -133,7 +133,7 @@ def patchify_crops(
 
 
 def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
-    """uint8 `[n, 3, h, w]` resized to the target (height, width), in any memory layout."""
+    """Resize uint8 `[n, 3, h, w]` to the target (height, width), in any memory layout."""
     if tuple(pixels.shape[-2:]) == target:
         return pixels
     if spec.resample == "torch":
@@ -162,7 +162,7 @@ def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> No
 def _process_on_device(
     frames: Tensor, plan: CropPlan, spec: PixelSpec, used: tuple[int, int], layout: PatchLayout, dtype: torch.dtype
 ) -> Tensor:
-    """`patchify_crops` for frames on a device, in any shape; `used`: height and width of each crop that patches cover."""
+    """Do `patchify_crops` on a device. The result has any shape; `used`: height and width of each crop that patches cover."""
     scaling = _scaling(spec)
     if plan.views == (TiledView((Resize(*used),)),):  # one kernel resizes and lays out
         return kernel.preprocess_frames(frames, used, spec.filter, scaling, layout, dtype)
@@ -173,7 +173,7 @@ def _process_on_device(
 
 
 def _scaling(spec: PixelSpec) -> Normalization:
-    """Mean and deviation in units of a pixel, rounded to float32 as the published processors do."""
+    """Return mean and deviation in units of a pixel, rounded to float32 as in the published processors."""
     mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).tolist() for one in (spec.mean, spec.std))
     return Normalization(tuple(mean), tuple(std))
 
@@ -193,7 +193,7 @@ def _apply_step(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
 
 
 def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
-    """The part of `[start, start + length)` inside `[0, side)`, as a slice of the side and as a slice of the range."""
+    """Return the part of `[start, start + length)` inside `[0, side)`, as a slice of the side and as a slice of the range."""
     first, last = max(0, start), max(0, min(start + length, side))
     return slice(first, last), slice(first - start, last - start)
 

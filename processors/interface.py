@@ -1,4 +1,4 @@
-"""What every family's ProcessingInfo answers. Knows no family, no model and no engine."""
+"""The interface of every family's ProcessingInfo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, Mult
 
 
 class TokenRun(NamedTuple):
-    """`token_ids`, repeated `repeat` times; encoder rows take their places if `is_embed`."""
+    """`token_ids`, repeated `repeat` times; encoder rows replace their embeddings if `is_embed`."""
 
     token_ids: tuple[int, ...]
     repeat: int = 1
@@ -30,16 +30,16 @@ class TokenRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The tokens that replace a placeholder, for one item. Counts are known at once; `runs` gives the tokens when asked.
+    """The tokens that replace a placeholder, for one item. Counts are fixed at once; `runs` writes the tokens when called.
 
     Args:
-        num_tokens: tokens of the span: rows, and text before, between and after them.
-        num_embeds: those that encoder rows take the places of.
+        num_tokens: tokens of the span: encoder rows, and text before, between and after them.
+        num_embeds: tokens of the span that are encoder rows.
         runs: returns the tokens as runs, `num_tokens` in all.
         before, after: text around the span that is not part of its range. The prompt's tokenizer would merge it with the
             text beside it, so two adjacent tokens that are a key of `newline_merges` are written as its value.
-        modality: of the rows, where it differs from the placeholder's.
-        shared: the span lies in the tokens of the span before it, on those that are no rows of it, and adds no tokens.
+        modality: modality of the rows, if it differs from the placeholder's.
+        shared: the span adds no tokens: its rows are tokens of the previous span that are not rows of that span.
     """
 
     num_tokens: int
@@ -53,7 +53,7 @@ class Span:
 
     @property
     def max_added_tokens(self) -> int:
-        """Tokens that it adds to a prompt, before newlines are merged."""
+        """Tokens that the span adds to a prompt, before newlines are merged."""
         return 0 if self.shared else len(self.before) + self.num_tokens + len(self.after)
 
     @property
@@ -71,72 +71,69 @@ class Span:
 
 
 class ProcessingInfo(Protocol):
-    """The one object per model family that answers everything about its inputs. Immutable, safe in many threads.
+    """Everything about the inputs of a model family. Immutable and thread-safe.
 
     Built as `cls(files: ProcessorFiles, *options: Mapping)` from the raw JSON of the checkpoint and the caller's
     `mm_processor_kwargs`, later ones over earlier ones; unknown keys raise ConfigError with the nearest known name.
     """
 
     modalities: tuple[str, ...]
-    placeholder_ids: Mapping[
-        str, int
-    ]  # modality -> the one token that marks an unexpanded slot in a prompt; none: it is read across
+    placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
     prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
-    decode_spec: DecodeSpec  # frames and rate its items are decoded with
-    chat_template: str | None  # Jinja source of its chats, where the checkpoint's own files have none that knows its items
-    adapters: Mapping[str, str]  # modality -> folder of the adapter that computes prompts with such items, "": all; first wins
+    decode_spec: DecodeSpec  # how its items are decoded
+    chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items
+    adapters: Mapping[str, str]  # modality -> folder of the adapter for prompts with such items, "": all prompts; first wins
 
     def parser(self) -> MultiModalDataParser:
-        """What forms of input it takes, and at most how many."""
+        """Return the parser of the forms of input that the family takes, with their limits."""
 
     def with_kwargs(self, options: Mapping[str, Any]) -> Self:
-        """The same with options of one request or item laid over its own; ConfigError names an unknown key."""
+        """Return a copy with the options of one request or item over its own; ConfigError names an unknown key."""
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """Grid and counts from the header alone; InputError for what the family refuses."""
+        """Return grid and counts from the header alone; InputError if the family refuses the item."""
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Grid of an item whose rows the caller gave; InputError when they do not fit it."""
+        """Return the grid of an item of precomputed embeddings; InputError if they do not fit it."""
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """A decoded item to the encoder's named tensors, floating ones in `dtype`. Releases the GIL; thread-safe.
+        """Return the encoder's tensors of a decoded item, floating ones in `dtype`. Releases the GIL; thread-safe.
 
         The geometry is `geometry(item.header)`.
         """
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """A prompt as the caller gave it with what the family adds to every prompt, such as slots that need not be written.
+        """Return the caller's prompt with what the family adds to every prompt, such as placeholders that may be omitted.
 
-        `items`: how many are given, by modality. Once for each prompt, before slots are looked for.
+        Called once per prompt, before placeholders are searched. `items`: number of items by modality.
         """
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """The tokens that replace one slot."""
+        """Return the tokens that replace the placeholder of one item."""
 
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
-        """The tokens that replace one slot, a span for each item that its source is made of."""
+        """Return the tokens that replace one placeholder: a span for each item of its source."""
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Options of one item that make a grid of (t, h, w) patches take at most `rows` rows; None: it cannot shrink."""
+        """Return options that shrink an item of (t, h, w) patches to at most `rows` rows; None: it cannot shrink."""
 
     def options_key(self, modality: str) -> str:
-        """A stable text of the processing options that matter for this modality; part of the item's hash."""
+        """Return a stable text of the processing options that matter for this modality; part of the item's hash."""
 
 
 @runtime_checkable
 class SupportsTranscription(Protocol):
-    """What a ProcessingInfo answers beside the rest if its family writes down speech."""
+    """Additional interface of a ProcessingInfo whose family transcribes speech."""
 
     languages: Mapping[str, str]  # code -> English name
     tasks: tuple[str, ...]  # "transcribe" (in the language spoken) and perhaps "translate" (to English)
-    max_clip_seconds: float  # of one sound
     has_timestamps: bool
 
     def language_detection_request(self) -> SpeechRequest | None:
-        """Its answer is the one token of the language spoken; None: the model finds it out as it writes, or knows one."""
+        """Return the request whose output is the token of the spoken language; None: no separate request is needed."""
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """`language` is a code of `languages`; None only where there is no detection. `context`: names and words to expect."""
+        """Return the request. `language`: a code of `languages`, or None to detect it. `context`: names and words to expect."""
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        """Text and language code of an answer, control tokens in it included; (answer, language) where it is only text."""
+        """Return text and language code of an output, from which control tokens were not removed."""

@@ -47,7 +47,7 @@ class MelSpec:
     htk: bool = False
 
     def num_frames(self, samples: int) -> int:
-        """Frames that contain audio: 1 for 1 to 160 samples, 2 for 161; with `end_frame`, 1 more for every full 160."""
+        """Return the frames with audio: 1 for 1 to 160 samples, 2 for 161; with `end_frame`, 1 more for every full 160."""
         return samples // self.hop_length + 1 if self.end_frame else -(-samples // self.hop_length)
 
 
@@ -72,7 +72,7 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
 
 
 def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frames: int | None = None) -> Tensor:
-    """Float32 `[n]` to float32 `[frames, num_mel_bins]` on the same device: `(log10(energy) + 4) / 4`, about -1..1.5.
+    """Convert float32 `[n]` to float32 `[frames, num_mel_bins]` on the same device: `(log10(energy) + 4) / 4`, about -1..1.5.
 
     Args:
         length: pad the audio with silence to this many samples; None: no padding. This makes `length // hop_length` frames.
@@ -100,7 +100,7 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frame
 
 
 def _log_bands(padded: Tensor, spec: MelSpec) -> Tensor:
-    """Log energies `[frames, num_mel_bins]` of all FFT windows, computed on the media device."""
+    """Return log energies `[frames, num_mel_bins]` of all FFT windows, computed on the media device."""
     device = media_device()
     if device is None:
         return log_mel_energies(padded.unfold(0, spec.n_fft, spec.hop_length), _bank(spec, padded.device), _MIN_ENERGY)
@@ -136,7 +136,7 @@ def _bank(spec: MelSpec, device: torch.device) -> MelFilterBank:
 
 
 def filter_bank(spec: MelSpec) -> Tensor:
-    """Triangular filters from 0 Hz to half the sampling rate: float32 `[n_fft // 2 + 1, num_mel_bins]`."""
+    """Return triangular filters from 0 Hz to half the sampling rate: float32 `[n_fft // 2 + 1, num_mel_bins]`."""
     nyquist = spec.sampling_rate / 2
     hertz = np.linspace(0, nyquist, spec.n_fft // 2 + 1)
     if spec.htk:

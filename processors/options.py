@@ -1,4 +1,4 @@
-"""The caller's `mm_processor_kwargs`: flat keys for every modality, nested ones for one. Knows no family."""
+"""The caller's `mm_processor_kwargs`: flat keys for every modality, nested ones for one modality."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _MOST = 10**9  # frames, frames per second, or seconds
 
 
 def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:
-    """The options that hold for one modality: flat ones it knows, overlaid with those under `<modality>s_kwargs`.
+    """Return the options of one modality: the flat ones it knows, overlaid with those under `<modality>s_kwargs`.
 
-    `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges
-    and videos the first only. Sounds may also be spelled `audio_kwargs`, as transformers does. A value of None is as if not
-    given.
+    `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges and videos
+    the first one only. `audio_kwargs` is also accepted, as in transformers. None means that the option is not given.
 
     Raises:
-        ConfigError: a flat key that no modality knows, or a nested one that its own does not, with the nearest known.
+        ConfigError: no modality knows a flat key, or the modality does not know a nested key. Names the nearest known key.
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"processing options are a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
@@ -33,20 +32,18 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
     merged: dict[str, Any] = {}
     for key, value in options.items():
         if key in nests and not isinstance(value or {}, Mapping):
-            raise ConfigError(
-                f"{key} holds options by name, e.g. {{'max_pixels': 1003520}}, not {typed(value)}", param=str(key)
-            )
+            form = "options by name, e.g. {'max_pixels': 1003520}"
+            raise ConfigError(f"{key} holds {form}, not {typed(value)}", param=str(key))
         if key not in nests:
             _check(key, names, [*names, *nests])
             if key in known[modality] and value is not None:
                 merged[key] = value
     for nest, owner in nests.items():
         for key, value in (options.get(nest) or {}).items():
-            others = [f"{name}s_kwargs" for name in known if key in known[name]]
+            others = " and ".join(f"{name}s_kwargs" for name in known if key in known[name])
             if key not in known[owner] and others:
-                raise ConfigError(
-                    f"unknown processing option {key!r} for {owner}s; it is one of {' and '.join(others)}", param=str(key)
-                )
+                reason = f"unknown processing option {key!r} for {owner}s; it is one of {others}"
+                raise ConfigError(reason, param=str(key))
             _check(key, known[owner], sorted(known[owner]), f" for {owner}s")
             if owner == modality and value is not None:
                 both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
@@ -55,18 +52,17 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
 
 
 def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSampling:
-    """The policy with `fps` or `num_frames` (each cancels the other's default) and `max_duration`.
+    """Return the policy with `fps` or `num_frames` (each replaces the other's default) and `max_duration`.
 
     Raises:
-        ConfigError: both of the first two, or a value that is not a positive number (-1: all frames).
+        ConfigError: both fps and num_frames are given, or a value is not a positive number (num_frames -1: all frames).
     """
     fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
     if fps is not None and num_frames is not None:
         raise ConfigError("fps and num_frames exclude each other; give one of them", param="fps")
-    for name, value in (("fps", fps), ("max_duration", duration)):
-        if value is not None and not (_number(value, float) and value > 0):
-            raise ConfigError(f"{name} is {value!r}; give a positive number", param=name)
     for name, value in (("fps", fps), ("max_duration", duration), ("num_frames", num_frames)):
+        if value is not None and name != "num_frames" and not (_number(value, float) and value > 0):
+            raise ConfigError(f"{name} is {value!r}; give a positive number", param=name)
         if value is not None and _number(value, float) and value > _MOST:
             raise ConfigError(f"{name} is over the limit of {_MOST:,}; give a smaller number", param=name)
     if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
@@ -80,12 +76,18 @@ def _number(value: object, *more: type) -> bool:
     return isinstance(value, (int, *more)) and not isinstance(value, bool)
 
 
+def is_low_detail(options: Mapping[str, Any]) -> bool:
+    """Return whether `detail` is "low", which asks for a small image; ConfigError for an unknown value."""
+    detail = options.get("detail", "auto")
+    if detail not in ("auto", "high", "low"):
+        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
+    return bool(detail == "low")
+
+
 def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
-    if key not in known and key == "device":
-        raise ConfigError("device is no option of items: LLM(..., media_device='cuda') processes them on a GPU", param="device")
-    if key not in known and not near_to:
-        raise ConfigError(
-            f"unknown processing option {key!r}{where}; this model has no options{where}, leave it out", param=str(key)
-        )
-    if key not in known:
-        raise ConfigError(f"unknown processing option {key!r}{where}; {hint(key, near_to)}", param=str(key))
+    if key in known:
+        return
+    if key == "device":
+        raise ConfigError("device is not an option of items; LLM(..., media_device='cuda') processes them on a GPU", param=key)
+    reason = hint(key, near_to) if near_to else f"this model has no options{where}, leave it out"
+    raise ConfigError(f"unknown processing option {key!r}{where}; {reason}", param=str(key))

@@ -14,6 +14,7 @@ from ..mm.geometry import ResizePolicy
 from ..mm.tiling import CropPlan, Resize, TiledView
 from ..mm.types import ItemGeometry
 from .images import PixelSpec, apply_resample, patchify_crops, read_pixel_spec
+from .options import is_low_detail
 
 LOW_DETAIL = 512 * 512  # pixels, as detail="low" means in OpenAI's interface
 _MAX_AREA = 1 << 48  # pixels that an option may ask for; the rows of an item bound it further
@@ -39,7 +40,7 @@ class PatchSpec(PixelSpec):
     upscale_short_sides: bool = False
 
     def policy(self, frames: int = 1) -> ResizePolicy:
-        """How the frames of an item of `frames` frames are resized."""
+        """Return how the frames of an item of `frames` frames are resized."""
         most = self.max_pixels
         if self.bounds_all_frames:
             frames = max(frames, self.temporal)
@@ -53,7 +54,7 @@ class PatchSpec(PixelSpec):
 
 
 def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
-    """A PatchSpec from a preprocessor's JSON; missing keys keep the default.
+    """Return a PatchSpec from a preprocessor's JSON; missing keys keep the default.
 
     The area bounds are `min_pixels` and `max_pixels`, or else `shortest_edge` and `longest_edge` (or the same two names) of
     `size`, as in the published processors.
@@ -61,11 +62,9 @@ def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     Raises:
         ConfigError: a step is switched off or the filter is not supported.
     """
-    sized = apply_size(
-        default, {key: value for key, value in json.items() if key != "resample"}
-    )  # in the JSON, `resample` is the filter
+    options = {key: value for key, value in json.items() if key != "resample"}  # in the JSON, `resample` is the filter
     spec = replace(
-        read_pixel_spec(json, sized),
+        read_pixel_spec(json, apply_size(default, options), {}),
         patch=json.get("patch_size", default.patch),
         merge=json.get("merge_size", default.merge),
         temporal=json.get("temporal_patch_size", default.temporal),
@@ -79,15 +78,12 @@ def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
 
 
 def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
-    """The spec with the area bounds of `options`, in any of the published forms; ConfigError if they contradict each other.
+    """Return the spec with the area bounds of `options`, in any published form; ConfigError if they contradict each other.
 
     A single bound moves the other one if they would cross. `detail="low"` caps the area at 512x512 pixels; "high" and
     "auto" keep the model's limits.
     """
-    detail = options.get("detail", "auto")
-    if detail not in ("auto", "high", "low"):
-        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
-    if detail == "low":
+    if is_low_detail(options):
         spec = replace(spec, min_pixels=min(spec.min_pixels, LOW_DETAIL), max_pixels=min(spec.max_pixels, LOW_DETAIL))
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
@@ -96,7 +92,7 @@ def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"))
     for name, area in (("min_pixels", least), ("max_pixels", most)):
         if area is not None and (isinstance(area, bool) or not isinstance(area, int) or area < 1):
-            raise ConfigError(f"{name} is {area!r}; an area is a positive whole number of pixels")
+            raise ConfigError(f"{name} is {area!r}; give a positive integer, in pixels")
         if area is not None and area > _MAX_AREA:
             raise ConfigError(f"{name} is over the limit of {_MAX_AREA:,} pixels; give less")
     if least is None:
@@ -109,7 +105,7 @@ def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
 
 
 def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 `[n, h, w, 3]` to `[patches, 3 * temporal * patch * patch]` in `dtype`, merged neighbours side by side."""
+    """Cut uint8 `[n, h, w, 3]` into `[patches, 3 * temporal * patch * patch]` in `dtype`; merged patches are adjacent."""
     whole = TiledView((Resize(geometry.h * spec.patch, geometry.w * spec.patch),))
     return patchify_crops(frames, CropPlan((whole,)), spec, spec.patch, spec.merge, dtype, spec.temporal)
 

@@ -17,7 +17,7 @@ from .base import BaseProcessingInfo
 
 
 class AudioInfo(BaseProcessingInfo):
-    """A family says how many rows its encoder makes of a number of frames (`num_rows`), and how many frames it reads.
+    """Families with a single window of audio; they define `num_rows` and may override `num_input_frames`.
 
     `mel_defaults`: the defaults of the published feature extractor.
     """
@@ -28,10 +28,10 @@ class AudioInfo(BaseProcessingInfo):
 
     @abstractmethod
     def num_rows(self, frames: int) -> int:
-        """Rows of audio that fills this many frames."""
+        """Return the encoder rows of audio that fills this many frames."""
 
     def num_input_frames(self, frames: int) -> int:
-        """Frames that the encoder reads of audio that fills `frames`, silence included. By default the whole window."""
+        """Return how many frames, with silence, the encoder reads for audio of `frames` frames. By default the whole window."""
         return self.mel_spec.max_samples // self.mel_spec.hop_length
 
     def resolve_spec(self, modality: str) -> MelSpec:
@@ -48,7 +48,7 @@ class AudioInfo(BaseProcessingInfo):
         return DecodeSpec(rate=self.mel_spec.sampling_rate, max_audio_samples=self.mel_spec.max_samples)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """One temporal step per row, with the positions of text. InputError for audio that is too long or makes no row."""
+        """Return a grid of one temporal step per row, with positions of text. InputError if it is too long or too short."""
         spec, samples = self.mel_spec, header.samples
         if not header.exact:  # an upper bound: decoding stops at the model's maximum
             samples = min(samples, spec.max_samples)
@@ -66,11 +66,11 @@ class AudioInfo(BaseProcessingInfo):
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         rows, most = len(item.tensors[ROWS]), self.num_rows(self.mel_spec.num_frames(self.mel_spec.max_samples))
         if rows > most:
-            raise InputError(f"it holds {rows} rows, the model takes at most {most} for one sound; give several")
+            raise InputError(f"it holds {rows} rows, the model takes at most {most} per audio; split it into several items")
         return ItemGeometry(rows, 1, 1, linear=True)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, num_mel_bins]`, and `audio_frames`, the number of frames that contain audio."""
+        """Return `input_features` `[frames, num_mel_bins]` and `audio_frames`, the number of frames that contain audio."""
         samples, geometry = audio_samples(item), self.geometry(item.header)
         frames = self.mel_spec.num_frames(len(samples))
         features = log_mel(samples, self.mel_spec, self.mel_spec.max_samples, self.num_input_frames(frames))
@@ -78,14 +78,14 @@ class AudioInfo(BaseProcessingInfo):
 
 
 def audio_samples(item: MediaItem) -> torch.Tensor:
-    """The samples of an audio item; TypeError for any other item."""
+    """Return the samples of an audio item; TypeError for any other item."""
     if not isinstance(item, AudioItem):
         raise TypeError(f"expected an AudioItem, not a {type(item).__name__}")
     return item.samples
 
 
 def audio_kwargs(features: torch.Tensor, frames: int, dtype: torch.dtype) -> dict[str, FieldElem]:
-    """`input_features` `[n, bins]` in `dtype`, and `audio_frames`, a scalar on the host."""
+    """Return `input_features` `[n, bins]` in `dtype` and `audio_frames`, a scalar on the CPU."""
     return {
         "input_features": FieldElem(features.to(dtype), FlatField()),
         "audio_frames": FieldElem(torch.tensor(frames), BatchedField(keep_on_cpu=True)),

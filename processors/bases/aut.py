@@ -21,14 +21,14 @@ class AutMelSpec(MelSpec):
     chunk: int = 100
 
     def num_frames(self, samples: int) -> int:
-        """A remainder shorter than a hop makes no frame."""
+        """Return the frames; a remainder shorter than a hop makes none."""
         return max(samples, self.min_samples) // self.hop_length
 
 
 class AutInfo(AudioInfo):
     """An AudioInfo for the AuT encoder.
 
-    `max_seconds`: the longest audio. `default_min_samples`: `min_length` of the preprocessor where its JSON has none.
+    `max_seconds`: the longest audio. `default_min_samples`: default of the preprocessor's `min_length`.
     """
 
     mel_defaults = MelSpec(num_mel_bins=128)
@@ -42,13 +42,13 @@ class AutInfo(AudioInfo):
         return AutMelSpec(**asdict(spec) | {"max_samples": max_samples}, min_samples=min_samples, chunk=2 * half)
 
     def num_rows(self, frames: int) -> int:
-        """Three convolutions of stride 2 over each chunk."""
+        """Return the rows after three convolutions of stride 2 over each chunk."""
         chunk: int = self.specs["audio"].chunk
         chunks, rest = divmod(frames, chunk)
         return chunks * -(-chunk // 8) + -(-rest // 8)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[frames, num_mel_bins]` of the audio without padding to a window, and `audio_frames`."""
+        """Return `input_features` `[frames, num_mel_bins]`, not padded to a window, and `audio_frames`."""
         samples, spec, geometry = audio_samples(item), self.specs["audio"], self.geometry(item.header)
         features = log_mel(F.pad(samples, (0, max(0, spec.min_samples - len(samples)))), spec)
         return audio_kwargs(features, len(features), dtype), geometry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
@@ -34,14 +35,15 @@ class BaseProcessingInfo(ABC):
         modalities, prompt_attention, chat_template: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
-        default_kwargs: processor kwargs of the family, which the caller's override.
+        default_kwargs: options of the family, which the caller's override.
         text_config_defaults: values of the text config that published config.json files leave out.
         adapter_folders: `adapters` of ProcessingInfo, before the check that the checkpoint has them; "." is its own folder.
-        embeds_layout: what comes with precomputed embeddings: "grid" (t, h, w), "count" (nothing: one row per step), or None:
-            they are refused.
+        embeds_layout: what must come with precomputed embeddings: "grid" (t, h, w) or "count" (nothing; each row is a temporal
+            step). None: they are refused.
 
-    Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (the options, later ones
-    win) and `specs[modality]` (what `resolve_spec` returned).
+    Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (the options of each
+    layer), `merged_kwargs[modality]` (the same in one mapping, later layers win) and `specs[modality]` (what `resolve_spec`
+    returned).
     """
 
     modalities: tuple[str, ...] = ()
@@ -63,6 +65,7 @@ class BaseProcessingInfo(ABC):
         self.processor_kwargs = {
             name: [for_modality(layer, name, self.valid_kwargs) for layer in layers] for name in self.modalities
         }
+        self.merged_kwargs = {name: dict(ChainMap(*reversed(several))) for name, several in self.processor_kwargs.items()}
         self.placeholder_ids: Mapping[str, int] = {
             name: self.config_token_id(*keys) for name, keys in self.placeholder_keys().items()
         }
@@ -70,26 +73,28 @@ class BaseProcessingInfo(ABC):
         self.specs = {name: self.resolve_spec(name) for name in self.modalities}
         self.decode_spec = self.resolve_decode_spec()
         self.adapters: Mapping[str, str] = {
-            name: folder for name, folder in self.adapter_folders.items() if self._has_adapter(folder)
+            name: place
+            for name, place in self.adapter_folders.items()
+            if files.folder is not None and (files.folder / place / ADAPTER).is_file()
         }
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
-        """Hook: the files in the layout that the family reads."""
+        """Hook: return the files in the layout that the family reads."""
         return files
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
-        """Hook: `placeholders`, where they depend on the checkpoint."""
+        """Hook: return `placeholders`, for families where they depend on the checkpoint."""
         return self.placeholders
 
     def resolve_token_ids(self) -> None:  # noqa: B027
-        """Hook: look up the ids of other tokens that the family writes."""
+        """Hook: look up the ids of other tokens that the family uses."""
 
     @abstractmethod
     def resolve_spec(self, modality: str) -> Any:
-        """The spec of one modality, a frozen dataclass; ConfigError if the checkpoint's files contradict each other."""
+        """Return the spec of one modality, a frozen dataclass; ConfigError if the checkpoint's files contradict each other."""
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        """How items are decoded: frames of videos, sampling rate of audio."""
+        """Return how items are decoded: frames of videos, sampling rate of audio."""
         return DecodeSpec()
 
     @abstractmethod
@@ -101,7 +106,7 @@ class BaseProcessingInfo(ABC):
         """See ProcessingInfo."""
 
     def config_token_id(self, *keys: str | int) -> int:
-        """The id under the first of these keys that config.json has, else the last one: an id, or the text of a token.
+        """Return the id under the first of these keys in config.json, else the last key itself: an id, or the text of a token.
 
         Raises:
             ConfigError: the id is missing or outside the vocabulary.
@@ -115,14 +120,12 @@ class BaseProcessingInfo(ABC):
         return token
 
     def special_token_id(self, text: str) -> int:
-        """The id of a token that config.json does not name, by its text; ConfigError if the tokenizer lacks it."""
+        """Return the id of a token that config.json does not name, by its text; ConfigError if the tokenizer lacks it."""
         if self.files.token_to_id is None:
-            raise ConfigError(f"items of this model are written with {text}, which takes the tokenizer of the checkpoint")
+            raise ConfigError(f"items of this model use the token {text}; download the checkpoint's tokenizer")
         token = self.files.token_to_id(text)
         if token is None:
-            raise ConfigError(
-                f"the tokenizer of the checkpoint has no token {text}, which items of this model are written with"
-            )
+            raise ConfigError(f"the checkpoint's tokenizer lacks the token {text} of this model's items; download it again")
         return token
 
     def check_config(self, section: str, **expected: Any) -> None:
@@ -132,41 +135,42 @@ class BaseProcessingInfo(ABC):
             if config.get(key, value) != value:
                 raise self.files.mismatch_error(f"{key} is {config[key]} in {section} of config.json", value)
 
-    def _has_adapter(self, folder: str) -> bool:
-        return self.files.folder is not None and (self.files.folder / folder / ADAPTER).is_file()
+    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
+        """Return the JSON of the image or video processor. Without a video processor, videos use the image processor's."""
+        return (self.files.video or self.files.image) if modality == "video" else self.files.image
 
-    def sampling_policy(self, modality: str, default: FrameSampling) -> FrameSampling:
-        """The default with the caller's `fps`, `num_frames` and `max_duration`."""
-        for kwargs in self.processor_kwargs[modality]:
-            default = apply_sampling(default, kwargs)
+    def sampling_policy(self, modality: str, default: FrameSampling, json: Mapping[str, Any]) -> FrameSampling:
+        """Return the default with `fps` and `num_frames` of the preprocessor's JSON, then with the caller's options."""
+        for options in ({key: json.get(key) for key in ("fps", "num_frames")}, *self.processor_kwargs[modality]):
+            default = apply_sampling(default, options)
         return default
 
     @cached_property
     def encode(self) -> Any:
-        """A function from the family's own text, such as timestamps, to a tuple of token ids.
+        """A function that tokenizes the family's own text, such as timestamps, to a tuple of ids.
 
         Raises:
             ConfigError: the checkpoint has no tokenizer.
         """
         encode = self.files.encode
         if encode is None:
-            raise ConfigError("items of this model are written with text, which takes the tokenizer of the checkpoint")
+            raise ConfigError("items of this model contain text; download the checkpoint's tokenizer")
         return lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
 
     @cached_property
     def newline_merges(self) -> Mapping[tuple[int, int], int]:
-        """Two tokens of newlines -> the one token of both, if the tokenizer has tokens for several. See `Span`."""
+        """Two newline tokens -> the one token for both, if the tokenizer has tokens of several newlines. See `Span`."""
         runs = {count: self.encode("\n" * count) for count in range(1, 32)}
         single = {count: ids[0] for count, ids in runs.items() if len(ids) == 1}
         return {(single[a], single[b]): single[a + b] for a in single for b in single if a + b in single}
 
     @property
     def embed_width(self) -> int:
-        """Numbers in one encoder row: the decoder's width, times the levels of encoders with DeepStack."""
+        """Width of an encoder row: the decoder's width, once more for each DeepStack level."""
         return int(self.text_config.get("hidden_size", 0))
 
     def parser(self) -> MultiModalDataParser:
-        """Takes media in any form and, unless `embeds_layout` is None, precomputed embeddings."""
+        """Return a parser of media in any form and, unless `embeds_layout` is None, of precomputed embeddings."""
         accepted = self.modalities if self.embeds_layout else ()
         return MultiModalDataParser(self.modalities, embeddings={name: self._embedding_spec(name) for name in accepted})
 
@@ -180,7 +184,7 @@ class BaseProcessingInfo(ABC):
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         if self.embeds_layout is None:
-            raise InputError("this model takes no ready-made rows; give what they are made from")
+            raise InputError("this model takes no precomputed embeddings; give the media itself")
         if self.embeds_layout == "count":
             return ItemGeometry(len(item.tensors[ROWS]), 1, 1)
         t, h, w = item.tensors["grid"].tolist()
@@ -190,36 +194,31 @@ class BaseProcessingInfo(ABC):
         return ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """By default the placeholder token, once per row."""
+        """Return, by default, the placeholder token once per row."""
         return build_span([geometry.num_embeds], self.placeholder_ids[modality])
 
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
-        """By default the span of each piece, one after another."""
+        """Return, by default, the span of each item."""
         return [self.span(modality, geometry) for geometry in geometries]
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         return None
 
     def options_key(self, modality: str) -> str:
-        """The spec and, of videos, the frame sampling."""
+        """Return the spec and, for videos, the frame sampling as JSON."""
         sampling = asdict(self.decode_spec.sampling) if modality in _SAMPLED else None
         return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
 
 
-def prepend_placeholders(ids: Sequence[int], placeholder: int, items: int) -> list[int]:
-    """The prompt with a placeholder per item at its start, unless it already contains the placeholder."""
-    return list(ids) if placeholder in ids else [placeholder] * items + list(ids)
-
-
 def insert_text_around(ids: Sequence[int], placeholder: int, before: str, after: str, files: ProcessorFiles) -> list[int]:
-    """The prompt with text around each placeholder, tokenized together with the text beside it.
+    """Insert text around each placeholder of a prompt, tokenized together with the text beside it.
 
     The token beside a placeholder is decoded and encoded again with the new text; special tokens stay as they are. Example:
     "Look: ", placeholder, "a" with "One" and "." gives the tokens of "Look: One", the placeholder, and those of ".a".
     """
     encode, decode = files.encode, files.decode
     if encode is None or decode is None:
-        raise ConfigError("items of this model are written with text, which takes the tokenizer of the checkpoint")
+        raise ConfigError("items of this model contain text; download the checkpoint's tokenizer")
 
     def decode_complete(ids: Sequence[int]) -> str:
         text = decode(ids)

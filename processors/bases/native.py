@@ -12,21 +12,20 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, patch_grid
 from ...mm.media.policy import DecodeSpec
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
-from ..options import apply_sampling
 from ..patches import PatchSpec, apply_size, patchify, read_patch_spec
 from .base import BaseProcessingInfo
 
 IMAGE_KWARGS = ("detail", "max_pixels", "min_pixels", "resample", "size")
 IMAGE_AND_VIDEO_KWARGS = {"image": IMAGE_KWARGS, "video": (*IMAGE_KWARGS, "fps", "max_duration", "num_frames")}
-DEFAULT_VIDEO_FPS = 24.0  # of frames that come without a rate
+DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 
 
 class NativeResolutionInfo(BaseProcessingInfo):
     """Sides are rounded to merged patches and the area is kept within bounds; `temporal` frames make one patch.
 
     `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: which frames of a video file are used,
-    where the preprocessor's JSON does not say. `timestamp_position`: for families that write timestamps as text, where the
-    timestamp of a temporal step lies between its first frame (0) and its last frame (1). `deepstack_layers`: default of
+    where the preprocessor's JSON does not say. `timestamp_position`: for families that write timestamps as text, the
+    place of a step's timestamp between its first frame (0) and its last frame (1). `deepstack_layers`: default of
     `deepstack_visual_indexes`.
     """
 
@@ -47,19 +46,13 @@ class NativeResolutionInfo(BaseProcessingInfo):
         )
         return spec
 
-    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
-        """The JSON of the image or video processor; checkpoints without a video processor use the image processor's."""
-        return (self.files.video or self.files.image) if modality == "video" else self.files.image
-
     def resolve_decode_spec(self) -> DecodeSpec:
         if "video" not in self.modalities:
             return DecodeSpec()
         json = self.preprocessor_json("video")
         bounds = {key: json[key] for key in ("min_frames", "max_frames") if json.get(key)}
         own = replace(self.frame_sampling, multiple=self.specs["video"].temporal, **bounds)
-        return DecodeSpec(
-            self.sampling_policy("video", apply_sampling(own, {key: json.get(key) for key in ("fps", "num_frames")}))
-        )
+        return DecodeSpec(self.sampling_policy("video", own, json))
 
     @property
     def embed_width(self) -> int:
@@ -68,11 +61,11 @@ class NativeResolutionInfo(BaseProcessingInfo):
         return super().embed_width * (1 + len(vision.get("deepstack_visual_indexes", self.deepstack_layers)))
 
     def time_step(self, fps: float) -> float:
-        """Positions per temporal grid step of a video of which `fps` frames per second are used."""
+        """Return the positions per temporal grid step of a video of which `fps` frames per second are used."""
         return 1.0
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """The grid, from the header alone; InputError for an extreme aspect ratio."""
+        """Return the grid, from the header alone; InputError for an extreme aspect ratio."""
         spec = self.specs[header.modality]
         if header.frames is None:
             return patch_grid(header.size, spec.policy(), spec.merge)
@@ -81,7 +74,7 @@ class NativeResolutionInfo(BaseProcessingInfo):
         return replace(grid, times=self._times(header.frames.timestamps, spec.temporal))
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Timestamps of a video assume the usual frame rate."""
+        """Return the grid. Timestamps of a video assume the default frame rate."""
         grid = super().embeds_geometry(item)
         if item.modality != "video":
             return grid
@@ -90,7 +83,7 @@ class NativeResolutionInfo(BaseProcessingInfo):
         return replace(grid, time_step=self.time_step(fps), times=self._times(seconds, temporal))
 
     def _times(self, seconds: Sequence[float], temporal: int) -> tuple[float, ...]:
-        """The timestamp of each temporal step, from those of its frames."""
+        """Return the timestamp of each temporal step, from those of its frames."""
         position = self.timestamp_position
         if position is None:
             return ()
@@ -99,7 +92,7 @@ class NativeResolutionInfo(BaseProcessingInfo):
         return tuple(first * (1 - position) + last * position for first, last in ends)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`pixel_values` `[patches, 3 * temporal * patch^2]` and `image_grid_thw` `[3]`, or the same of videos:
+        """Return `pixel_values` `[patches, 3 * temporal * patch^2]` and `image_grid_thw` `[3]`, or for videos
         `pixel_values_videos` and `video_grid_thw`.
         """
         if isinstance(item, ImageItem):
@@ -114,7 +107,7 @@ class NativeResolutionInfo(BaseProcessingInfo):
         return {names[0]: patches, names[1]: shape}, grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer pixels per frame and, if less than 16 rows per temporal step would be left, fewer frames."""
+        """Return options for fewer pixels per frame and, if less than 16 rows per temporal step would be left, fewer frames."""
         spec, steps = self.specs[modality], max(1, min(grid[0], rows // 16))
         area = max(1, rows // steps) * (spec.patch * spec.merge) ** 2 * (steps * spec.temporal if spec.bounds_all_frames else 1)
         frames = {"num_frames": steps * spec.temporal} if steps < grid[0] else {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...mm.speech import LANGUAGES, SpeechRequest, strip_control_tokens
-from ..mel import MelSpec
 
 
 class SpeechMixin:
-    """SupportsTranscription without `transcription_request`, for a subclass of AudioInfo.
+    """Everything of SupportsTranscription but `transcription_request`, for a subclass of AudioInfo.
 
     `language_codes`: the languages that a prompt may name.
     """
@@ -19,16 +18,8 @@ class SpeechMixin:
     has_timestamps = False
 
     @property
-    def mel_spec(self) -> MelSpec:
-        raise NotImplementedError
-
-    @property
     def languages(self) -> Mapping[str, str]:
         return {code: LANGUAGES.get(code, code) for code in self.language_codes}
-
-    @property
-    def max_clip_seconds(self) -> float:
-        return self.mel_spec.max_samples / self.mel_spec.sampling_rate
 
     def language_detection_request(self) -> SpeechRequest | None:
         return None

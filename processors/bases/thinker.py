@@ -24,7 +24,7 @@ _USE_AUDIO = ("use_audio_in_video", "load_audio_from_video")  # two names of the
 
 
 class ThinkerInfo(NativeResolutionInfo):
-    """A NativeResolutionInfo that hands audio to an `audio_info` of its own.
+    """A NativeResolutionInfo that delegates audio to its own `audio_info`.
 
     The published processors ignore the video's pixel bounds in the JSON: they come from `patch_specs` or from the caller.
     With the option `use_audio_in_video` the audio of a video is interleaved with the video's rows by time, in chunks of
@@ -80,7 +80,7 @@ class ThinkerInfo(NativeResolutionInfo):
         return self.audio.embeds_geometry(item) if item.modality == "audio" else super().embeds_geometry(item)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """The tensors of a NativeResolutionInfo, or of the AudioInfo."""
+        """Return the tensors of a NativeResolutionInfo, or of the AudioInfo."""
         return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
 
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
@@ -91,7 +91,7 @@ class ThinkerInfo(NativeResolutionInfo):
 
         @cache
         def row_runs() -> list[tuple[bool, int]]:
-            """Rows in order, as (is video, length) of each run."""
+            """Return the rows in order, as (is video, length) of each run."""
             values, lengths = interleave_by_time(video, audio, self.positions_per_chunk).unique_consecutive(return_counts=True)
             return list(zip(values.tolist(), lengths.tolist(), strict=True))
 

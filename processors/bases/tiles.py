@@ -17,7 +17,7 @@ from ..images import PixelSpec, patchify_crops
 from .base import BaseProcessingInfo
 
 _ONE_TILE = FixedSize((224, 224))
-MAX_TILES = 4096  # of a picture: their arrangements are tried one by one
+MAX_TILES = 4096  # per image: all arrangements are tried
 TILE_KWARGS = ("detail", "resample")  # options that every such family takes
 
 
@@ -35,7 +35,7 @@ class TileSpec(PixelSpec):
 
 
 def height_width(value: Any, name: str = "size") -> tuple[int, int]:
-    """`(height, width)` of 448, [448, 448] or {"height": 448, "width": 448}; otherwise ConfigError."""
+    """Read `(height, width)` from 448, [448, 448] or {"height": 448, "width": 448}; otherwise ConfigError."""
     if isinstance(value, Mapping):
         edge = value.get("shortest_edge", value.get("longest_edge"))
         value = (value.get("height", edge), value.get("width", edge))
@@ -46,21 +46,13 @@ def height_width(value: Any, name: str = "size") -> tuple[int, int]:
 
 
 def positive_int(options: Mapping[str, Any], name: str, default: int, most: int = 1 << 48) -> int:
-    """`options[name]`, or the default; ConfigError unless it is a positive integer of at most `most`."""
+    """Return `options[name]`, or the default; ConfigError unless it is a positive integer of at most `most`."""
     value = default if options.get(name) is None else options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; give a positive whole number")
+        raise ConfigError(f"{name} is {value!r}; give a positive integer")
     if value > most:
         raise ConfigError(f"{name} is {value:,}, the limit is {most:,}; give less")
     return value
-
-
-def is_low_detail(options: Mapping[str, Any]) -> bool:
-    """True if `detail` is "low", which asks for an image in one tile; ConfigError for an unknown value."""
-    detail = options.get("detail", "auto")
-    if detail not in ("auto", "high", "low"):
-        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
-    return bool(detail == "low")
 
 
 class TiledInfo(BaseProcessingInfo):
@@ -71,7 +63,7 @@ class TiledInfo(BaseProcessingInfo):
     """
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """The grid, from the header alone; InputError for more than MAX_ITEM_ROWS rows."""
+        """Return the grid, from the header alone; InputError for more than MAX_ITEM_ROWS rows."""
         spec, plan = self.specs[header.modality], self.plan(header)
         tall, wide = (side // (spec.patch * spec.merge) * spec.merge for side in plan.views[0].tile_size)
         frames = 1 if header.frames is None else len(header.frames.indices)
@@ -82,12 +74,12 @@ class TiledInfo(BaseProcessingInfo):
         return grid
 
     def plan(self, header: MediaHeader) -> CropPlan:
-        """How the image, or each frame of the video, is cut."""
+        """Return how the image, or each frame of the video, is cut."""
         plan: CropPlan = self.specs[header.modality].tiling.plan(*header.size)
         return plan
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """The tensors that the class describes."""
+        """Return the tensors that the class describes."""
         if not isinstance(item, ImageItem | VideoItem):
             raise TypeError(f"a {type(item).__name__} is neither an image nor a video")
         header = item.header
@@ -99,7 +91,7 @@ class TiledInfo(BaseProcessingInfo):
         return kwargs, grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer frames, or fewer pieces as `max_tiles_kwargs` says; None where one is too many."""
+        """Return options for fewer frames, or for fewer tiles by `max_tiles_kwargs`; None if a single one is too large."""
         per_tile = grid[1] * grid[2] // self.specs[modality].merge ** 2
         tiles = rows // per_tile
         if tiles < 1 or grid[0] == 1:
@@ -107,5 +99,5 @@ class TiledInfo(BaseProcessingInfo):
         return {"num_frames": tiles} if modality == "video" else self.max_tiles_kwargs(tiles)
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
-        """Processor kwargs that cut an image into at most this many tiles; None if there are none."""
+        """Return options that cut an image into at most this many tiles; None if there are none."""
         return None

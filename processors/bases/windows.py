@@ -1,4 +1,4 @@
-"""Base of families that take long audio in windows of their encoder."""
+"""Base of families that cut long audio into windows of their encoder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WindowedMelSpec(MelSpec):
         return -(-samples // self.window_samples)
 
     def num_distinct_frames(self, samples: int) -> int:
-        """Frames that overlap any sample, and one frame of silence: all later frames equal it."""
+        """Return the frames that overlap a sample, and one frame of silence, which all later frames equal."""
         all_frames = self.num_windows(samples) * self.window_samples // self.hop_length
         return min(all_frames, (samples + self.n_fft // 2) // self.hop_length + 2)
 
@@ -36,19 +36,18 @@ class WindowedMelSpec(MelSpec):
 class WindowedAudioInfo(AudioInfo):
     """A family says how many rows its encoder makes of a number of frames (`num_rows`).
 
-    `default_stack_factor`: encoder outputs, of two frames each, that are stacked to one row. `clip_per_window`: energies are
-    clipped relative to the loudest band of each window instead of the whole audio.
+    `clip_per_window`: energies are clipped relative to the loudest band of each window instead of the whole audio.
     """
 
-    default_stack_factor: ClassVar[int] = 4
     clip_per_window: ClassVar[bool] = False
 
     @property
     def stack_factor(self) -> int:
-        return self.default_stack_factor
+        """Encoder outputs, of two frames each, that are stacked to one row."""
+        return 4
 
     def max_windows(self, seconds: int, rows: int) -> int:
-        """How many windows of this many seconds and rows the model takes; by default what fits its context, at least one."""
+        """Return how many windows of this many seconds and rows the model takes; by default as many as fit its context."""
         return max(1, int(self.text_config["max_position_embeddings"]) // rows)
 
     @property
@@ -64,7 +63,7 @@ class WindowedAudioInfo(AudioInfo):
         return WindowedMelSpec(**asdict(spec) | {"max_samples": windows * spec.max_samples}, window_samples=spec.max_samples)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """The features of all windows, without the repeated frames of silence at their ends.
+        """Return the features of all windows, without the repeated frames of silence at their ends.
 
         `input_features` `[frames, num_mel_bins]`, `audio_frames` `[windows]` (frames of each window), `audio_windows` (their
         number) and `audio_rows` (rows of the item).
@@ -80,7 +79,7 @@ class WindowedAudioInfo(AudioInfo):
         }, geometry
 
     def window_features(self, samples: Tensor) -> list[Tensor]:
-        """Features `[frames, num_mel_bins]` of each window."""
+        """Return the features `[frames, num_mel_bins]` of each window."""
         spec = self.mel_spec
         parts = samples.split(spec.window_samples) if self.clip_per_window else [samples]
         features = [

@@ -16,10 +16,11 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.tiling import AspectTiles, CropPlan, PaddedSquareTiles
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, height_width, is_low_detail, positive_int
-from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, apply_resample, patchify_crops, read_pixel_spec
+from ..bases.tiles import MAX_TILES, TILE_KWARGS, height_width, positive_int
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops, read_pixel_spec
+from ..options import is_low_detail
 
-MERGE = 4  # patches along a side of one row
+MERGE = 4  # patches along a side that make one row
 GREY = (127, 127, 127)
 _ONE_SQUARE = PaddedSquareTiles(1024, GREY, None)
 
@@ -73,28 +74,21 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
         json, vision = self.files.image, self.files.config.get("vision_config") or {}
         sam = vision.get("sam_config") or _published(vision, "sam_vit_b")
         patch = height_width(sam.get("patch_size", 16), "patch_size")[0]
-        options = {"crop_to_patches": True, **json}
-        for kwargs in self.processor_kwargs[modality]:
-            options |= kwargs
+        options = {"crop_to_patches": True, **json, **self.merged_kwargs[modality]}
         whole = self._square(json, "size", self.strategy.whole_side * MERGE * patch)
         tile = self._square(json, "tile_size", self.strategy.tile_side * MERGE * patch)
         fill = tuple(json.get("background_color", GREY))
-        least, most = (
-            positive_int(options, "min_patches", 2),
-            positive_int(options, "max_patches", self.strategy.max_tiles, MAX_TILES),
-        )
-        tiles = AspectTiles((tile, tile), least, most)
+        most = positive_int(options, "max_patches", self.strategy.max_tiles, MAX_TILES)
+        tiles = AspectTiles((tile, tile), positive_int(options, "min_patches", 2), most)
         cut = options["crop_to_patches"] and not is_low_detail(options)
         tiling = PaddedSquareTiles(whole, fill, tiles) if cut else PaddedSquareTiles(tile, fill, None)
-        spec = read_pixel_spec(json, SquareSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=tiling, patch=patch))
-        for kwargs in self.processor_kwargs[modality]:
-            spec = apply_resample(spec, kwargs)
-        return spec
+        spec = SquareSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=tiling, patch=patch)
+        return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 
     def _square(self, json: Mapping[str, Any], name: str, side: int) -> int:
         tall, wide = height_width(json.get(name) or side, name)
         if (tall, wide) != (side, side):
-            raise ConfigError(f"{name} in the preprocessor JSON is {tall}x{wide}, this model is made for {side}x{side}")
+            raise ConfigError(f"{name} in the preprocessor JSON is {tall}x{wide}, this model takes {side}x{side}")
         return side
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
@@ -120,7 +114,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
         }, grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer tiles, or only the whole image at the size of a tile."""
+        """Return options for fewer tiles, or for only the whole image at the size of a tile."""
         whole, tile = (side * (side + self.strategy.newlines) for side in (self.strategy.whole_side, self.strategy.tile_side))
         tiles = (rows - 1 - whole) // tile
         if grid[1] == self.strategy.tile_side * MERGE or rows < 1 + tile:

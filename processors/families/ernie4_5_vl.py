@@ -102,7 +102,7 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
     def _font(self, name: str) -> Path:
         font = None if self.files.folder is None else self.files.folder / Path(name).name
         if font is None or not font.is_file():
-            reason = f"frames of clips get their times drawn onto them, with a font that the checkpoint lacks: {name}"
+            reason = f"timestamps are drawn onto video frames with the font {name}, which the checkpoint lacks"
             raise ConfigError(f"{reason}; add the file, or set draw_on_frames to false in the preprocessor's JSON")
         return font
 

@@ -11,9 +11,10 @@ from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
 from ...mm.tiling import FixedSize, PanAndScan
 from ...mm.types import EmbeddingItem, ItemGeometry
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail, positive_int
-from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, apply_resample, read_pixel_spec
+from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
+from ..options import is_low_detail
 from ..spans import Piece, build_span
 
 _SCAN = ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
@@ -39,19 +40,14 @@ class Gemma3ProcessingInfo(TiledInfo):
         tokens = positive_int(self.files.config, "mm_tokens_per_image", 256)
         side, left = divmod(tile[0] // patch, math.isqrt(tokens))
         if left or not side or math.isqrt(tokens) ** 2 != tokens:
-            raise ConfigError(f"mm_tokens_per_image {tokens} are no square that {tile[0] // patch} patches a side divide into")
+            raise ConfigError(f"mm_tokens_per_image is {tokens}, not a square that divides {tile[0] // patch} patches per side")
         spec = TileSpec(
             IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="bilinear", tiling=self._tiling(tile), patch=patch, merge=side
         )
-        spec = read_pixel_spec(json, spec)
-        for kwargs in self.processor_kwargs[modality]:
-            spec = apply_resample(spec, kwargs)
-        return spec
+        return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 
     def _tiling(self, tile: tuple[int, int]) -> FixedSize | PanAndScan:
-        options = dict(self.files.image)
-        for kwargs in self.processor_kwargs["image"]:
-            options |= kwargs
+        options = {**self.files.image, **self.merged_kwargs["image"]}
         if is_low_detail(options) or not options.get("do_pan_and_scan"):
             return FixedSize(tile)
         ratio = options.get(_SCAN[3]) or 1.2
@@ -60,12 +56,12 @@ class Gemma3ProcessingInfo(TiledInfo):
         return PanAndScan(tile, positive_int(options, _SCAN[2], 256), positive_int(options, _SCAN[1], 4, MAX_TILES), ratio)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Rows of one square, or of an image and then of its crops."""
+        """Return the grid of rows of one square, or of an image and then of its crops."""
         spec, rows = self.specs[item.modality], len(item.tensors[ROWS])
         side = spec.tiling.plan(1, 1).views[0].tile_size[0] // spec.patch
         squares, left = divmod(rows, (side // spec.merge) ** 2)
         if left or not squares:
-            raise InputError(f"{rows} rows are no whole number of squares of {(side // spec.merge) ** 2}")
+            raise InputError(f"{rows} rows are not a multiple of the {(side // spec.merge) ** 2} rows of one square")
         return ItemGeometry(squares, side, side, spec.merge)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:

@@ -55,7 +55,6 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
         "video": PatchSpec(min_pixels=112 * 112, max_pixels=60000 * _PIXELS_PER_ROW, bounds_all_frames=True),
     }
     timestamp_position = 0.0
-    video_style: ClassVar[VideoStyle | None] = None  # None: as the preprocessor's JSON says
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
         if self.files.config.get("model_type") == "glm4v_moe":
@@ -69,8 +68,7 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
 
     @property
     def style(self) -> VideoStyle:
-        if self.video_style is not None:
-            return self.video_style
+        """The style that the preprocessor's JSON names."""
         types = (self.files.video.get("video_processor_type"), self.files.image.get("image_processor_type"))
         return GLM_4_6V if any(str(name).startswith("Glm46V") for name in types) else GLM_4_1V
 
@@ -102,9 +100,9 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
 
 
 class Glm46VProcessingInfo(Glm4VProcessingInfo):
-    """ProcessingInfo of GLM-4.6V. The longer a video, the fewer frames are used per second."""
+    """ProcessingInfo of GLM-4.6V. Longer videos use fewer frames per second."""
 
-    video_style = GLM_4_6V
+    style = GLM_4_6V
 
 
 class GlmOcrProcessingInfo(Glm4VProcessingInfo):
@@ -113,4 +111,4 @@ class GlmOcrProcessingInfo(Glm4VProcessingInfo):
     placeholders = {"image": ("image_token_id", 59280), "video": ("video_token_id", 59281)}
     marks = (59256, 59257)
     text_config_defaults = {"vocab_size": 59392, "hidden_size": 1024}
-    video_style = GLM_4_6V
+    style = GLM_4_6V

@@ -1,4 +1,4 @@
-"""Input processing of Granite Vision 4: as LLaVA-NeXT, with fewer rows than patches."""
+"""Input processing of Granite Vision 4: LLaVA-NeXT with fewer rows than patches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from ...mm.errors import ConfigError
 from .llava import LlavaNextProcessingInfo, LlavaSpec
-
-OFFSETS = 4  # of rows sampled from the corners of 2 x 2 patches, each for a DeepStack level
 
 
 class Granite4VisionProcessingInfo(LlavaNextProcessingInfo):
@@ -19,7 +17,7 @@ class Granite4VisionProcessingInfo(LlavaNextProcessingInfo):
         given = str(self.files.config.get("downsample_rate"))
         rows, _, patches = given.partition("/")
         if not (rows.isdecimal() and patches.isdecimal()) or not 0 < int(rows) <= int(patches):
-            raise ConfigError(f'downsample_rate in config.json is {given!r}; known are rates such as "4/8"')
+            raise ConfigError(f'downsample_rate in config.json is {given!r}; give a rate such as "4/8"')
         return replace(super().resolve_spec(modality), downsample_rate=(int(rows), int(patches)))
 
     @property

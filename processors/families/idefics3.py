@@ -13,10 +13,10 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import EdgeTiles
 from ...mm.types import ItemGeometry, MediaHeader
 from ..bases.base import insert_text_around
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail
-from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, apply_resample, read_pixel_spec
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
-from ..options import apply_sampling
+from ..options import is_low_detail
 from ..spans import Piece, build_span
 
 _ONES = (
@@ -34,7 +34,7 @@ class Idefics3ProcessingInfo(TiledInfo):
     valid_kwargs = {"image": (*TILE_KWARGS, "do_image_splitting", "size")}
 
     def resolve_spec(self, modality: str) -> TileSpec:
-        json: dict[str, Any] = {**self.preprocessor_json(modality)}
+        json = {**self.preprocessor_json(modality), **self.merged_kwargs[modality]}
         config, vision = self.files.config, self.files.config.get("vision_config") or {}
         spec = TileSpec(
             IMAGENET_STANDARD_MEAN,
@@ -43,18 +43,12 @@ class Idefics3ProcessingInfo(TiledInfo):
             patch=vision.get("patch_size", 32),
             merge=config.get("scale_factor", 2),
         )
-        spec = read_pixel_spec(json, spec)
-        for kwargs in self.processor_kwargs[modality]:
-            spec, json = apply_resample(spec, kwargs), json | kwargs
+        spec = read_pixel_spec(self.preprocessor_json(modality), spec, self.merged_kwargs[modality])
         tile = height_width(json.get("max_image_size") or 364, "max_image_size")[0]
         if vision.get("image_size", 224) // spec.patch < tile // spec.patch:
             raise ConfigError(f"image_size {vision.get('image_size', 224)} in vision_config is below max_image_size {tile}")
         split = modality == "image" and json.get("do_image_splitting", True) and not is_low_detail(json)
         return replace(spec, tiling=EdgeTiles(height_width(json.get("size") or 4 * 364)[0], tile, split))
-
-    def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
-        """The preprocessor's JSON."""
-        return self.files.image
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Rows of tiles, an empty line, the whole image; a mark before each and at the end."""
@@ -73,12 +67,12 @@ class Idefics3ProcessingInfo(TiledInfo):
         return [around, self.token_or_text("<global-img>"), rows, around]
 
     def token_or_text(self, text: str) -> tuple[int, ...]:
-        """The special token of this text or, if there is none, the tokens of the text."""
+        """Return the special token of this text or, if there is none, the tokens of the text."""
         token = self.files.token_to_id(text) if self.files.token_to_id is not None else None
         return self.encode(text) if token is None else (token,)
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
-        """A square of tiles, and the whole image."""
+        """Return options for a square of tiles and the whole image."""
         side = isqrt(max(0, tiles - 1))
         if side < 2:
             return {"do_image_splitting": False}
@@ -94,21 +88,21 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
 
     def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
         """Older checkpoints keep the values for videos in `video_sampling` of the image processor's JSON."""
+        own = super().preprocessor_json(modality)
         if modality == "image":
-            return self.files.image
-        own = self.files.video or self.files.image
+            return own
         size = (own.get("video_sampling") or {}).get("video_size") or own.get("size")
         return {**own, "size": size}
 
     def resolve_decode_spec(self) -> DecodeSpec:
         json = self.preprocessor_json("video")
         json = {**json, **(json.get("video_sampling") or {})}
-        own = FrameSampling(fps=1.0, max_frames=64, spread="ends", nearest=True, margin=1.0)
-        own = replace(own, max_frames=json.get("max_frames") or json.get("num_frames") or own.max_frames)
-        return DecodeSpec(self.sampling_policy("video", apply_sampling(own, {"fps": json.get("fps")})))
+        most = json.get("max_frames") or json.get("num_frames") or 64
+        own = FrameSampling(fps=1.0, max_frames=most, spread="ends", nearest=True, margin=1.0)
+        return DecodeSpec(self.sampling_policy("video", own, {"fps": json.get("fps")}))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """The `times` of a video are those of its frames, then its duration."""
+        """Return the grid. The `times` of a video are those of its frames, then its duration."""
         grid, plan = super().geometry(header), header.frames
         if plan is None:
             return grid
@@ -136,7 +130,7 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
 
 
 def number_words(number: int) -> str:
-    """A number in English: 21 is "twenty-one", 105 "one hundred and five", 1200 "one thousand, two hundred"."""
+    """Write a number in English: 21 is "twenty-one", 105 "one hundred and five", 1200 "one thousand, two hundred"."""
     if number < 20:
         return _ONES.split()[number]
     if number < 100:

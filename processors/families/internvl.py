@@ -13,11 +13,11 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.base import insert_text_around
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail, positive_int
+from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
 from ..files import ProcessorFiles, find_template
-from ..images import apply_resample, read_pixel_spec
+from ..images import read_pixel_spec
 from ..interface import Span
-from ..options import apply_sampling
+from ..options import is_low_detail
 from ..spans import Piece, build_span
 
 IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -60,34 +60,27 @@ class InternVLProcessingInfo(TiledInfo):
     }
 
     def resolve_spec(self, modality: str) -> TileSpec:
-        json = self.files.image if modality == "image" else self.files.video or self.files.image
+        json = self.preprocessor_json(modality)
         vision = self.files.config.get("vision_config") or {}
         tile = height_width(json.get("size") or 384)
         if height_width(vision.get("image_size", tile)) != tile:
-            raise ConfigError(
-                f"image_size in vision_config is {vision['image_size']}, but the {modality} processor's is {tile}"
-            )
+            reason = f"image_size in vision_config is {vision['image_size']}, but the {modality} processor's is {tile}"
+            raise ConfigError(reason)
         merge = round(1 / self.files.config.get("downsample_ratio", 0.5))
-        spec = read_pixel_spec(
-            json, TileSpec(tiling=FixedSize(tile), patch=height_width(vision.get("patch_size", 14))[0], merge=merge)
-        )
-        for kwargs in self.processor_kwargs[modality]:
-            spec = apply_resample(spec, kwargs)
-        return replace(spec, tiling=self._tiling(tile)) if modality == "image" else spec
+        tiling = self._tiling(tile) if modality == "image" else FixedSize(tile)
+        spec = TileSpec(tiling=tiling, patch=height_width(vision.get("patch_size", 14))[0], merge=merge)
+        return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 
     def _tiling(self, tile: tuple[int, int]) -> AspectTiles | FixedSize:
-        options = {**self.files.image, "crop_to_patches": True}  # the published processor ignores its JSON here
-        for kwargs in self.processor_kwargs["image"]:
-            options |= kwargs
+        # the published processor ignores crop_to_patches of its JSON
+        options = {**self.files.image, "crop_to_patches": True, **self.merged_kwargs["image"]}
         if is_low_detail(options) or not options["crop_to_patches"]:
             return FixedSize(tile)
         most = positive_int(options, "max_patches", 12, MAX_TILES)
         return AspectTiles(tile, positive_int(options, "min_patches", 1), most)
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        json = self.files.video
-        own = apply_sampling(FrameSampling(spread="middle"), {key: json.get(key) for key in ("fps", "num_frames")})
-        policy = self.sampling_policy("video", own)
+        policy = self.sampling_policy("video", FrameSampling(spread="middle"), self.files.video)
         is_set = policy.fps is not None or policy.num_frames is not None
         return DecodeSpec(policy if is_set else replace(policy, max_frames=DEFAULT_FRAMES))
 
@@ -143,18 +136,13 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
         own = find_template(self.files.folder) if self.files.folder else None
         if name in TEMPLATES or own is None or str(self.placeholders["image"][1]) in own:
             return TEMPLATES.get(name)
-        reason = (
-            f"how template {name[:60]!r} of config.json writes pictures is unknown; pass chat_template= or a rendered prompt"
-        )
+        reason = f"template {name[:60]!r} of config.json is unknown for images; pass chat_template= or a rendered prompt"
         return TEXT_ONLY.format(json.dumps(reason)) + own
 
     def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec()
 
     def _tiling(self, tile: tuple[int, int]) -> AspectTiles | FixedSize:
-        made = super()._tiling(tile)
-        return (
-            made
-            if isinstance(made, FixedSize)
-            else replace(made, thumbnail=bool(self.files.config.get("use_thumbnail", False)))
-        )
+        tiling = super()._tiling(tile)
+        thumbnail = bool(self.files.config.get("use_thumbnail", False))
+        return tiling if isinstance(tiling, FixedSize) else replace(tiling, thumbnail=thumbnail)

@@ -16,9 +16,10 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import CropPad, CropPlan, Resize, TiledView
 from ...mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
 from ..bases.base import BaseProcessingInfo
-from ..images import RESAMPLE, patchify_crops
+from ..bases.tiles import positive_int
+from ..images import apply_resample, patchify_crops
 from ..interface import Span
-from ..options import apply_sampling
+from ..options import is_low_detail
 from ..patches import LOW_DETAIL, PatchSpec, read_patch_spec
 from ..spans import build_span
 
@@ -93,13 +94,13 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
 
     def resolve_decode_spec(self) -> DecodeSpec:
         json = self._video_json()
-        own = apply_sampling(FrameSampling(fps=DEFAULT_FPS), {key: json.get(key) for key in ("fps", "num_frames")})
+        own = FrameSampling(fps=DEFAULT_FPS)
         own = replace(own, max_frames=json.get("max_frames") or own.max_frames)
-        sampling = self.sampling_policy("vision_chunk", own)
+        sampling = self.sampling_policy("vision_chunk", own, json)
         return DecodeSpec(sampling, frames_per_chunk=self.specs["vision_chunk"].frame.patches.temporal)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """The grid of an image (without times) or of a chunk, from the header alone; InputError if it is empty."""
+        """Return the grid of an image (without times) or of a chunk, from the header alone; InputError if it is empty."""
         spec = self._spec(header.frames)
         tall, wide = (-(-side // spec.patches.patch) for side in _padded(fit_patches(*header.size, spec.budget), spec))
         times = () if header.frames is None else header.frames.timestamps
@@ -130,7 +131,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
         return out
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """The rows of an image, whose marks are in the prompt; or the timestamp, marks and rows of a chunk."""
+        """Return the rows of an image, whose marks are in the prompt; or the timestamp, marks and rows of a chunk."""
         if not geometry.times:
             return build_span([geometry.num_embeds], self.image)
         time = timestamp(geometry.times[0])
@@ -138,7 +139,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
         return build_span([before, geometry.num_embeds, (self.end,)], self.frame)
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Fewer patches per frame and, if a chunk would have less than MIN_ROWS rows, fewer frames."""
+        """Return options for fewer patches per frame and, if a chunk would have less than MIN_ROWS rows, fewer frames."""
         chunks = -(-grid[0] // self.decode_spec.frames_per_chunk)
         kept = max(1, min(chunks, rows // MIN_ROWS))
         specs = self.specs[modality]
@@ -170,7 +171,7 @@ def _padded(size: tuple[int, int], spec: ChunkSpec) -> tuple[int, int]:
 
 
 def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int:
-    """Rows, with at most `patches` patches, of the largest image that may have this grid; the grid includes padding.
+    """Return the rows, with at most `patches` patches, of the largest image that may have this grid; the grid includes padding.
 
     The number of patches is rounded down, so the largest images fill the grid or lack one pixel to one more patch. An image
     that the limit of `spec` already shrank shrinks further by the ratio of the two limits.
@@ -187,12 +188,12 @@ def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int
 
 
 def _read_json(preprocessor: Mapping[str, Any], limit: str) -> Mapping[str, Any]:
-    """A preprocessor's JSON with the later keys; `limit` is the old key of `max_patches`."""
+    """Return a preprocessor's JSON with the later keys; `limit` is the old key of `max_patches`."""
     old = preprocessor.get("media_proc_cfg")
     if old is None:
         return preprocessor
     if old.get("fixed_output_tokens") is not None or old.get("in_patch_limit_video") is not None:
-        raise ConfigError("fixed_output_tokens and in_patch_limit_video of media_proc_cfg are not offered")
+        raise ConfigError("fixed_output_tokens and in_patch_limit_video of media_proc_cfg are not supported; remove them")
     side, most = old.get("patch_limit_on_one_side", SIDE_PATCHES), old.get(limit) or old.get("in_patch_limit")
     new = {_OLD_NAMES.get(key, key): value for key, value in old.items()}
     return {**new, "size": {"max_height": side, "max_width": side}, **({} if most is None else {"max_patches": most})}
@@ -205,25 +206,19 @@ def _read_chunk(preprocessor: Mapping[str, Any], max_patches: int) -> ChunkSpec:
 
 
 def _limited(spec: ChunkSpec, options: Mapping[str, Any]) -> ChunkSpec:
-    """The spec with the limits of `options`; ConfigError unless they are positive integers."""
-    detail, side, area = options.get("detail", "auto"), _side(options.get("size"), spec.max_side), spec.patches.patch**2
-    if detail not in ("auto", "high", "low"):
-        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
-    resample = options.get("resample", spec.patches.resample)
-    if resample not in RESAMPLE:
-        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
-    most = min(spec.max_patches, LOW_DETAIL // area) if detail == "low" else spec.max_patches
-    given = {key: options[key] for key in ("max_patches", "max_pixels") if key in options}
-    for key, value in (*given.items(), ("size", side)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{key} is {value!r}; give a positive whole number")
+    """Return the spec with the limits of `options`; ConfigError unless they are positive integers."""
+    area = spec.patches.patch**2
+    most = min(spec.max_patches, LOW_DETAIL // area) if is_low_detail(options) else spec.max_patches
+    given = {key: positive_int(options, key, 1) for key in ("max_patches", "max_pixels") if key in options}
     limits = [value if key == "max_patches" else max(1, value // area) for key, value in given.items()]
-    return ChunkSpec(replace(spec.patches, resample=resample), min(limits) if limits else most, side)
+    side = positive_int({"size": _side(options.get("size"))}, "size", spec.max_side)
+    return ChunkSpec(apply_resample(spec.patches, options), min(limits, default=most), side)
 
 
-def _side(size: object, default: int) -> Any:
+def _side(size: object) -> Any:
+    """Return the limit along a side in patches, or None."""
     if size is None:
-        return default
+        return None
     if not isinstance(size, Mapping) or size.keys() != {"max_height", "max_width"} or len(set(size.values())) != 1:
         raise ConfigError(f"size holds max_height and max_width, the same number of patches, not {size}")
     return size["max_height"]

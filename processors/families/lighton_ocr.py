@@ -41,11 +41,11 @@ class LightOnOcrProcessingInfo(PixtralProcessingInfo):
         grid = replace(super().geometry(header), merge=self.merge)
         if not grid.num_embeds:
             least = f"{self.merge} x {self.merge} patches of {self.specs['image'].patch} pixels"
-            raise InputError(f"its {header.width}x{header.height} pixels make less than {least}; enlarge or crop it")
+            raise InputError(f"its {header.width}x{header.height} pixels are less than {least}; enlarge or crop it")
         return grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """A shorter longer side; the other side shrinks with it and is rounded up to a full step."""
+        """Return options for a shorter longer side; the other side shrinks with it and is rounded up to a full step."""
         spec, (step, _) = self.specs[modality], self.specs[modality].tiling.multiple
         short, long = sorted(ceil(side * spec.patch / step) for side in grid[1:])
         for longest in range(long - 1, 0, -1):

@@ -16,8 +16,9 @@ from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, TilingPolicy
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail
-from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, apply_resample, read_pixel_spec
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
+from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
+from ..options import is_low_detail
 
 DEFAULT_FRAMES = 32  # of a video, if the caller does not say
 PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
@@ -54,11 +55,11 @@ class LlavaProcessingInfo(TiledInfo):
         return resolve_llava_spec(self, modality, self._tiling, CLIP_TOWER, "default")
 
     def _tiling(self, modality: str) -> CenterCrop | FixedSize:
-        json = modality_json(self, modality)
+        json = self.preprocessor_json(modality)
         size = json.get("size", {"shortest_edge": 224})
         crop = json.get("crop_size", 224) if json.get("do_center_crop", True) else None
         if json.get("do_pad"):
-            raise ConfigError("do_pad in the preprocessor JSON is not supported: pictures are cropped, not padded, to a square")
+            raise ConfigError("do_pad in the preprocessor JSON is not supported: images are cropped, not padded, to a square")
         if crop is None or (isinstance(size, Mapping) and "height" in size):
             return FixedSize(height_width(size))
         return CenterCrop(height_width(size)[0], height_width(crop))
@@ -83,28 +84,28 @@ class LlavaNextProcessingInfo(TiledInfo):
     def resolve_spec(self, modality: str) -> LlavaSpec:
         spec = resolve_llava_spec(self, modality, self._tiling, self.vision_defaults, self.default_feature_strategy)
         if spec.class_row:
-            raise ConfigError('vision_feature_select_strategy "full" keeps a class token, for which tiles have no place')
+            raise ConfigError(
+                'vision_feature_select_strategy "full" keeps a class token, but tiles support none; use "default"'
+            )
         return spec
 
     def _tiling(self, modality: str) -> FixedSize | AnyResTiles:
-        json = modality_json(self, modality)
+        json = self.preprocessor_json(modality)
         base = height_width(json.get("size") or self.vision_defaults["image_size"])
         crop = json.get("crop_size") if json.get("do_center_crop", True) else None
         if height_width(crop or base) != base:
             raise ConfigError(f"size {base} and crop_size {crop} in the preprocessor JSON differ; tiles have one size")
-        if modality == "video" or any(is_low_detail(kwargs) for kwargs in self.processor_kwargs[modality]):
+        if modality == "video" or is_low_detail(self.merged_kwargs[modality]):
             return FixedSize(base)
         sizes = json.get("image_grid_pinpoints") or self.files.config.get("image_grid_pinpoints") or self.default_pinpoints
         return AnyResTiles(base, base, tuple(height_width(size, "image_grid_pinpoints") for size in sizes))
 
     def lines(self, header: MediaHeader) -> AnyResLayout:
-        """The rows that are kept of an image's tiles."""
+        """Return which rows of an image's tiles are kept."""
         spec = self.specs["image"]
-        return (
-            anyres_layout(*header.size, spec.tiling, spec.side, spec.max_tiles)
-            if isinstance(spec.tiling, AnyResTiles)
-            else UNTILED
-        )
+        if not isinstance(spec.tiling, AnyResTiles):
+            return UNTILED
+        return anyres_layout(*header.size, spec.tiling, spec.side, spec.max_tiles)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         grid = super().geometry(header)
@@ -140,11 +141,11 @@ class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
         name = str(self.files.config.get("vision_aspect_ratio", "anyres_max_9"))
         most = name.removeprefix("anyres_max_")
         if not most.isdecimal():
-            raise ConfigError(f"vision_aspect_ratio is {name!r}; known is anyres_max_ with a number behind it")
+            raise ConfigError(f"vision_aspect_ratio is {name!r}; give anyres_max_ followed by a number")
         return replace(super().resolve_spec(modality), max_tiles=int(most))
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        policy = self.sampling_policy("video", FrameSampling(spread="ends"))
+        policy = self.sampling_policy("video", FrameSampling(spread="ends"), {})
         is_set = policy.fps is not None or policy.num_frames is not None
         return DecodeSpec(policy if is_set else replace(policy, max_frames=DEFAULT_FRAMES))
 
@@ -167,15 +168,10 @@ class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
         return {"num_frames": frames} if frames > 0 and grid[0] > 1 else None
 
 
-def modality_json(info: TiledInfo, modality: str) -> Mapping[str, Any]:
-    """The preprocessor's JSON of a modality; videos fall back to that of images."""
-    return info.files.image if modality == "image" else info.files.video or info.files.image
-
-
 def resolve_llava_spec(
     info: TiledInfo, modality: str, tiling_of: Callable[[str], TilingPolicy], vision_defaults: Mapping[str, Any], strategy: str
 ) -> LlavaSpec:
-    """The spec of a LLaVA family; ConfigError if tower and preprocessor contradict each other.
+    """Return the spec of a LLaVA family; ConfigError if tower and preprocessor contradict each other.
 
     Args:
         tiling_of: modality -> how images are cut.
@@ -186,14 +182,11 @@ def resolve_llava_spec(
     strategy = info.files.config.get("vision_feature_select_strategy", strategy)
     is_clip = vision["model_type"] == CLIP_TOWER["model_type"]
     if strategy == "default" and not is_clip:
-        raise ConfigError('vision_feature_select_strategy "default" drops a class token, which this tower has not; use "full"')
+        raise ConfigError('vision_feature_select_strategy "default" drops a class token, but this tower has none; use "full"')
     tiling = tiling_of(modality)
     tile = tiling.plan(1, 1).views[0].tile_size
     if tile != height_width(vision["image_size"]):
-        raise ConfigError(f"image_size in vision_config is {vision['image_size']}, but pictures are made {tile}")
+        raise ConfigError(f"image_size in vision_config is {vision['image_size']}, but images are resized to {tile}")
     patch = height_width(vision["patch_size"])[0]
-    default = LlavaSpec(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, tiling=tiling, patch=patch)
-    spec = read_pixel_spec(modality_json(info, modality), replace(default, class_row=is_clip and strategy == "full"))
-    for kwargs in info.processor_kwargs[modality]:
-        spec = apply_resample(spec, kwargs)
-    return spec
+    default = LlavaSpec(OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, tiling=tiling, patch=patch, class_row=is_clip and strategy == "full")
+    return read_pixel_spec(info.preprocessor_json(modality), default, info.merged_kwargs[modality])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...mm.tiling import FixedSize
-from ..bases.base import prepend_placeholders
 from ..bases.tiles import TiledInfo, TileSpec, height_width, positive_int
-from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, apply_resample, read_pixel_spec
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 
 
 class PaliGemmaProcessingInfo(TiledInfo):
@@ -27,18 +26,9 @@ class PaliGemmaProcessingInfo(TiledInfo):
         vision = self.files.config.get("vision_config") or {}
         tile = height_width(self.files.image.get("size") or 224)
         self.check_config("vision_config", image_size=tile[0])
-        spec = read_pixel_spec(
-            self.files.image,
-            TileSpec(
-                IMAGENET_STANDARD_MEAN,
-                IMAGENET_STANDARD_STD,
-                tiling=FixedSize(tile),
-                patch=positive_int(vision, "patch_size", 14),
-            ),
-        )
-        for kwargs in self.processor_kwargs[modality]:
-            spec = apply_resample(spec, kwargs)
-        return spec
+        patch = positive_int(vision, "patch_size", 14)
+        spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=FixedSize(tile), patch=patch)
+        return read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         """Add what the prompt lacks: a placeholder per image at its start, BOS after the last one, and a newline at its end.
@@ -46,7 +36,9 @@ class PaliGemmaProcessingInfo(TiledInfo):
         A prompt that has BOS right after its last placeholder is complete.
         """
         placeholder, bos = self.placeholder_ids["image"], self.bos
-        prompt = prepend_placeholders(ids[1:] if list(ids[:1]) == [bos] else ids, placeholder, items.get("image", 0))
+        prompt = list(ids[1:] if list(ids[:1]) == [bos] else ids)
+        if placeholder not in prompt:
+            prompt = [placeholder] * items.get("image", 0) + prompt
         text = len(prompt) - prompt[::-1].index(placeholder) if placeholder in prompt else 0  # where the text begins
         if prompt[text : text + 1] == [bos]:
             return prompt

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from ...mm.tiling import BoundedResize
 from ...mm.types import ItemGeometry
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, is_low_detail, positive_int
-from ..images import apply_resample, read_pixel_spec
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..images import read_pixel_spec
 from ..interface import Span, TokenRun
+from ..options import is_low_detail
 
 LOW_DETAIL_EDGE = 512  # pixels of the longer side with detail="low"
 
@@ -33,11 +34,10 @@ class PixtralProcessingInfo(TiledInfo):
     round_to_nearest: ClassVar[bool] = False
 
     def resolve_spec(self, modality: str) -> TileSpec:
-        vision, json = self.files.config.get("vision_config") or {}, {**self.files.image}
+        vision, json = self.files.config.get("vision_config") or {}, {**self.files.image, **self.merged_kwargs[modality]}
         merge = self.files.config.get("spatial_merge_size", self.default_merge)
-        spec = read_pixel_spec(json, TileSpec(patch=height_width(vision.get("patch_size", self.default_patch))[0], merge=merge))
-        for kwargs in self.processor_kwargs[modality]:
-            spec, json = apply_resample(spec, kwargs), json | kwargs
+        spec = TileSpec(patch=height_width(vision.get("patch_size", self.default_patch))[0], merge=merge)
+        spec = read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
         most = height_width(json.get("size") or self.default_edge or vision.get("image_size", 1024))
         if is_low_detail(json):
             most = (min(most[0], LOW_DETAIL_EDGE), min(most[1], LOW_DETAIL_EDGE))
@@ -54,7 +54,7 @@ class PixtralProcessingInfo(TiledInfo):
         return Span(lines * (width + 1), lines * width, lambda: [*[row, TokenRun(stop)] * (lines - 1), row, TokenRun(end)])
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """A shorter longer side; the other side shrinks with it and is rounded up to a full row."""
+        """Return options for a shorter longer side; the other side shrinks with it and is rounded up to a full row."""
         spec = self.specs[modality]
         short, long = sorted(side // spec.merge for side in grid[1:])
         for longest in range(long - 1, 0, -1):

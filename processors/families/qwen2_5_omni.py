@@ -13,7 +13,7 @@ from .qwen2_audio import conv_and_pool_rows
 
 
 class _AudioInfo(AudioInfo):
-    """Up to five minutes; the encoder works in windows of two seconds."""
+    """Audio of up to five minutes; the encoder works in windows of two seconds."""
 
     placeholders = {"audio": ("audio_token_id", "audio_token_index", 151646)}
     mel_defaults = MelSpec(num_mel_bins=128, max_samples=4_800_000)
@@ -22,7 +22,7 @@ class _AudioInfo(AudioInfo):
         return conv_and_pool_rows(frames)
 
     def num_input_frames(self, frames: int) -> int:
-        """No silence."""
+        """Return the frames without silence."""
         return frames
 
 

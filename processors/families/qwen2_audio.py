@@ -30,7 +30,7 @@ class Qwen2AudioProcessingInfo(AudioInfo, SpeechMixin):
         return conv_and_pool_rows(frames)
 
     def num_input_frames(self, frames: int) -> int:
-        """At most two more, the beginning of the padding: the convolutions reach no further."""
+        """Return the frames and at most two frames of padding: the convolutions reach no further."""
         return (frames + 1) // 2 * 2 + 1
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:

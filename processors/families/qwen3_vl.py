@@ -43,11 +43,9 @@ class Qwen3VLProcessingInfo(NativeResolutionInfo):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         grid = super().geometry(header)
-        if header.frames is None:
-            return grid
-        if len(header.frames.indices) > MAX_FRAMES:
-            used = len(header.frames.indices)
-            raise InputError(f"{used} of its frames are wanted, the model takes at most {MAX_FRAMES}; lower fps or num_frames")
+        used = 0 if header.frames is None else len(header.frames.indices)
+        if used > MAX_FRAMES:
+            raise InputError(f"{used} of its frames are requested, the limit is {MAX_FRAMES}; lower fps or num_frames")
         return grid
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:

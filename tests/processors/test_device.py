@@ -117,7 +117,7 @@ def test_a_device_without_room_says_what_to_lower() -> None:
     def work(_: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(InputError, match="cpu has no room to process it: lower gpu_memory_fraction, "):
+    with pytest.raises(InputError, match="cpu has too little memory to process it: lower gpu_memory_fraction, "):
         MediaDevice(CPU).fill([(torch.zeros(1), torch.zeros(1))], work)
 
 

@@ -100,7 +100,7 @@ WAYS = {
 def test_bytes_equal_the_published_processors_before_scaling(way, kernel):
     make, policy = WAYS[way]
     number = {"lanczos": 1, "bilinear": 2, "bicubic": 3}[kernel]
-    processor, spec = make(resample=number, **BARE), read_pixel_spec(BARE | {"resample": number}, PixelSpec())
+    processor, spec = make(resample=number, **BARE), read_pixel_spec(BARE | {"resample": number}, PixelSpec(), {})
     assert spec == PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0, kernel)
     for seed, size in enumerate(SIZES):
         image = noise(*size, 3, seed=seed)
@@ -114,7 +114,7 @@ def test_scaled_values_equal_the_published_processors(way):
     make, policy = WAYS[way]
     processor = make()
     json = {"image_mean": processor.image_mean, "image_std": processor.image_std, "resample": int(processor.resample)}
-    spec = read_pixel_spec(json, PixelSpec())
+    spec = read_pixel_spec(json, PixelSpec(), {})
     for size in SIZES:
         image = noise(*size, 3)
         want = processor(images=[Image.fromarray(image.numpy())], return_tensors="pt")["pixel_values"]
@@ -156,16 +156,16 @@ def test_windows_crop_and_fill(window):
 
 def test_json_is_read_and_its_gaps_keep_the_default():
     default = PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="lanczos")
-    assert read_pixel_spec({}, default) == default
-    assert read_pixel_spec({"do_normalize": False}, default) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
-    spec = read_pixel_spec({"image_mean": 0.25, "image_std": [1, 2, 3], "rescale_factor": 0.5, "resample": 2}, default)
+    assert read_pixel_spec({}, default, {}) == default
+    assert read_pixel_spec({"do_normalize": False}, default, {}) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
+    spec = read_pixel_spec({"image_mean": 0.25, "image_std": [1, 2, 3], "rescale_factor": 0.5, "resample": 2}, default, {})
     assert spec == PixelSpec((0.25,) * 3, (1, 2, 3), 0.5, "bilinear")
 
 
 @pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 0}, {"resample": 5}, {"image_mean": [0.5]}])
 def test_json_that_cannot_be_followed_is_refused(json):
     with pytest.raises(ConfigError, match="preprocessor JSON"):
-        read_pixel_spec(json, PixelSpec())
+        read_pixel_spec(json, PixelSpec(), {})
 
 
 def test_pillow_gives_its_own_pixels():
@@ -187,5 +187,5 @@ def test_pillow_gives_its_own_pixels():
 )
 def test_what_pixels_are_divided_by_is_checked_when_read(json, text):
     with pytest.raises(ConfigError, match=text):
-        read_pixel_spec(json, PixelSpec())
-    assert read_pixel_spec(json | {"do_rescale": False, "do_normalize": False}, PixelSpec()).rescale == 1.0
+        read_pixel_spec(json, PixelSpec(), {})
+    assert read_pixel_spec(json | {"do_rescale": False, "do_normalize": False}, PixelSpec(), {}).rescale == 1.0

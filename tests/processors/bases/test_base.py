@@ -9,7 +9,7 @@ import torch
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, ItemGeometry
-from sensorium.processors.bases.base import BaseProcessingInfo, prepend_placeholders
+from sensorium.processors.bases.base import BaseProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import build_span
 
@@ -26,7 +26,7 @@ class Info(BaseProcessingInfo):
     text_config_defaults = {"hidden_size": 4, "vocab_size": 20}
 
     def resolve_spec(self, modality):
-        return Spec(next((layer["size"] for layer in reversed(self.processor_kwargs[modality]) if "size" in layer), 1))
+        return Spec(self.merged_kwargs[modality].get("size", 1))
 
     def geometry(self, header):
         return ItemGeometry(1, 1, 1)
@@ -77,7 +77,7 @@ def test_what_config_and_preprocessor_both_say_must_agree():
     said = "patch_size is 14 in vision_config of config.json, but "
     for files, means in (
         (info.files, "preprocessor_config.json is missing"),
-        (ProcessorFiles(image={"a": 1}), "the .* JSON makes"),
+        (ProcessorFiles(image={"a": 1}), "the .* JSON sets"),
     ):
         info.files = replace(info.files, image=files.image)
         with pytest.raises(ConfigError, match=f"{said}{means}.* 16"):
@@ -94,13 +94,13 @@ def test_ready_made_rows():
 
     refusing = Refusing(ProcessorFiles())
     assert refusing.parser().embeddings == {}
-    with pytest.raises(InputError, match="takes no ready-made rows"):
+    with pytest.raises(InputError, match="takes no precomputed embeddings"):
         refusing.embeds_geometry(EmbeddingItem("image", {ROWS: rows}))
 
 
 def test_text_of_its_own_takes_the_tokenizer():
     assert made(encode=lambda text: [ord(letter) for letter in text]).encode("ab") == (97, 98)
-    with pytest.raises(ConfigError, match="takes the tokenizer of the checkpoint"):
+    with pytest.raises(ConfigError, match="download the checkpoint's tokenizer"):
         made().encode  # noqa: B018
 
 
@@ -112,6 +112,4 @@ def test_spans_of_text_and_rows():
 
 
 def test_prompts_without_slots():
-    assert prepend_placeholders([1, 2], 9, 2) == [9, 9, 1, 2]
-    assert prepend_placeholders([1, 9, 2], 9, 1) == [1, 9, 2]
     assert made().preprocess_prompt([1, 2], {"image": 2}) == [1, 2]

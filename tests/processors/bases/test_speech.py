@@ -71,7 +71,7 @@ def test_prompts_and_answers_of_qwen3_asr() -> None:
     assert info.parse_transcript("language English<asr_text> Hello.<|im_end|>", None) == ("Hello.", "en")
     assert info.parse_transcript("language None<asr_text>", None) == ("", None)
     assert info.parse_transcript("Guten Tag.<|im_end|>", "de") == ("Guten Tag.", "de")
-    assert info.max_clip_seconds == 1200
+    assert info.mel_spec.max_samples == 1200 * RATE
 
 
 def test_prompts_and_answers_of_qwen2_audio() -> None:

@@ -46,7 +46,7 @@ def test_longer_than_the_model_takes() -> None:
     assert rows(glm, 630 * RATE) == 21 * 375
     with pytest.raises(InputError, match=r"it lasts 631\.00 s, the model takes at most 630 s; cut it"):
         rows(glm, 631 * RATE)
-    assert voxtral.max_clip_seconds == 131_072 // 375 * 30
+    assert voxtral.mel_spec.max_samples == 131_072 // 375 * 30 * RATE
     with pytest.raises(InputError, match="make no token; 961 "):
         rows(glm, 900)
 

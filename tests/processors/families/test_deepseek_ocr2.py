@@ -95,7 +95,7 @@ def test_detail_low_is_the_whole_at_a_tiles_size() -> None:
 
 @pytest.mark.parametrize("json", [{"size": {"height": 1280, "width": 1280}}, {"tile_size": 640}, {"size": [1024, 768]}])
 def test_sizes_without_queries_are_refused(json: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="made for"):
+    with pytest.raises(ConfigError, match="this model takes"):
         info_of(json)
 
 

@@ -56,7 +56,7 @@ def test_ready_made_rows_are_whole_squares() -> None:
     grid = info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(27, 64)}))
     assert (grid.t, grid.num_embeds) == (3, 27)
     assert text_of(info, grid).startswith("Here is")
-    with pytest.raises(InputError, match="squares of 9"):
+    with pytest.raises(InputError, match="multiple of the 9 rows"):
         info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(10, 64)}))
 
 
@@ -77,5 +77,5 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("tokens", [10, 16])
 def test_rows_that_patches_do_not_make_are_refused(tokens: int) -> None:
-    with pytest.raises(ConfigError, match=f"mm_tokens_per_image {tokens}"):
+    with pytest.raises(ConfigError, match=f"mm_tokens_per_image is {tokens}"):
         info_of(mm_tokens_per_image=tokens)

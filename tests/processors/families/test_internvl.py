@@ -153,7 +153,7 @@ def test_options_make_fewer_tiles():
     [
         ({"size": {"height": 70, "width": 70}}, {}, "image_size"),
         ({"size": {"height": "x"}}, {}, "a height and a width"),
-        ({}, {"max_patches": 0}, "positive whole number"),
+        ({}, {"max_patches": 0}, "positive integer"),
         ({"min_patches": 5}, {"max_patches": 4}, "in order"),
         ({}, {"detail": "vague"}, "low"),
         ({}, {"max_tiles": 3}, "unknown processing option"),
@@ -166,7 +166,7 @@ def test_what_cannot_be_is_refused(image, options, said):
 
 def test_tokens_come_from_the_tokenizer():
     bare = ProcessorFiles({"image_token_id": 5, "vision_config": {"image_size": 384}})
-    with pytest.raises(ConfigError, match="takes the tokenizer"):
+    with pytest.raises(ConfigError, match="checkpoint's tokenizer"):
         InternVLProcessingInfo(bare)
-    with pytest.raises(ConfigError, match="no token <video>"):
+    with pytest.raises(ConfigError, match="lacks the token <video>"):
         InternVLProcessingInfo(ProcessorFiles(bare.config, token_to_id=lambda text: None))

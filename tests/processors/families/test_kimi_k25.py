@@ -297,7 +297,7 @@ def test_marks_from_the_config():
     assert span.is_embed.tolist() == [False] * 6 + [True, False]
     with pytest.raises(ConfigError, match=r"image_token_id 100 in config.json is outside the vocabulary of 100"):
         info_of(text_config={"vocab_size": 100}, image_token_id=100)
-    with pytest.raises(ConfigError, match="takes the tokenizer"):
+    with pytest.raises(ConfigError, match="checkpoint's tokenizer"):
         KimiK25ProcessingInfo(ProcessorFiles())
 
 
@@ -355,7 +355,7 @@ def test_what_is_refused():
     info = info_of()
     with pytest.raises(InputError, match="no pixels"):
         info.geometry(MediaHeader("vision_chunk", 0, 5))
-    with pytest.raises(InputError, match="no ready-made rows"):
+    with pytest.raises(InputError, match="no precomputed embeddings"):
         info.embeds_geometry(None)
     with pytest.raises(TypeError, match="not a VisionChunk"):
         info.process(AudioItem(torch.zeros(3), 16000), torch.float32)

@@ -107,7 +107,7 @@ def test_frames_are_pooled() -> None:
         (LlavaNextProcessingInfo, SQUARE | {"image_grid_pinpoints": [[300, 300]]}, {}, "whole number of tiles"),
         (LlavaOnevisionProcessingInfo, LARGE, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio"),
         (LlavaNextProcessingInfo, LARGE, {"vision_config": SIGLIP}, 'use "full"'),
-        (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "tiles have no place"),
+        (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "tiles support none"),
     ],
 )
 def test_what_is_refused_is_named(cls: Any, image: dict[str, Any], config: dict[str, Any], text: str) -> None:

@@ -125,5 +125,5 @@ def test_what_cannot_be_is_refused():
     for options, said in (({"max_pixels": 0}, "positive"), ({"size": {"edge": 9}}, "a height"), ({"detail": 3}, "low")):
         with pytest.raises(ConfigError, match=said):
             info_of(PixtralProcessingInfo, 112, options)
-    with pytest.raises(ConfigError, match="no token"):
+    with pytest.raises(ConfigError, match="lacks the token"):
         PixtralProcessingInfo(ProcessorFiles({"vision_config": {}}, token_to_id=lambda text: None))

@@ -127,7 +127,7 @@ def test_files_that_contradict_each_other(folder: Path) -> None:
 
     assert build().placeholder_ids == {"audio": SLOT}
     with pytest.raises(
-        ConfigError, match=r"num_mel_bins is 24 in audio_config of config.json, but the preprocessor's JSON makes 80"
+        ConfigError, match=r"num_mel_bins is 24 in audio_config of config.json, but the preprocessor's JSON sets 80"
     ):
         build(audio=dict(files.audio) | {"feature_size": 80})
     with pytest.raises(ConfigError, match="max_source_positions is 200"):

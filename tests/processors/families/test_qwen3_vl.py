@@ -89,7 +89,7 @@ def test_one_frame_is_a_clip():
 
 def test_too_many_frames_are_refused():
     assert made().geometry(clip(2048)).t == 1024
-    with pytest.raises(InputError, match="2049 of its frames are wanted, the model takes at most 2048"):
+    with pytest.raises(InputError, match="2049 of its frames are requested, the limit is 2048"):
         made().geometry(clip(2049))
     assert made({"max_frames": 9999}).decode_spec.sampling.max_frames == 2048
 
