@@ -15,7 +15,7 @@ from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.interface import ProcessingInfo, Span
 from ...processors.spans import PromptLayout, lay_out
-from ...processors.text.chat import RenderedChat, encode_segments, render_chat
+from ...processors.text.chat import RenderedChat, render_chat
 from ...processors.text.tokenizer import Tokenizer
 from ..types import ItemTrace
 from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_bytes
@@ -154,7 +154,7 @@ class InputProcessor:
         media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
         self._check_text_length(chat.text)
-        return self._parse(prompt, encode_segments(chat.segments, self._tokenizer), reserve)
+        return self._parse(prompt, self._tokenizer.encode_pieces(chat.segments), reserve)
 
     def adapter(self, modalities: Iterable[str]) -> str:
         """Return the adapter for a sequence with items of these modalities, "" for none."""

@@ -1,4 +1,4 @@
-"""Chat messages to prompt segments: the checkpoint's template, user text that stays text. Knows no family and no media."""
+"""Rendering of chat messages with the checkpoint's template, in which user text cannot form special tokens."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A piece of a rendered prompt. Special tokens count within a segment, never across two: user text is cut there."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class RenderedChat:
-    """Segments in order, and the media parts of the messages as `(modality, Media)` in order."""
+    """A rendered prompt and the media parts of its messages, `(modality, Media)` in order.
 
-    segments: tuple[Segment, ...]
+    Special tokens are recognised within a segment of the text and never across two: user text is cut inside them.
+    """
+
+    segments: tuple[str, ...]
     media: tuple[tuple[str, Media], ...]
 
     @property
     def text(self) -> str:
-        return "".join(segment.text for segment in self.segments)
+        return "".join(self.segments)
 
     @property
     def multi_modal_data(self) -> dict[str, list[Media]]:
@@ -58,12 +54,12 @@ def render_chat(
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
 
-    Text without special tokens goes through the template untouched, so that the prompt equals transformers'. A
-    special token spelled in a message, tool or variable is cut in two by a random mark, which the template cannot tell
-    from text, and the prompt becomes two segments there. `tools` and `variables` are handed to the template.
+    Text without special tokens is passed to the template unchanged, so the prompt equals transformers'. A special token
+    spelled in a message, tool or variable is cut in two by a random mark, which the template treats as text; the prompt is
+    split into segments there. `tools` and `variables` are passed to the template.
 
-    `continue_final_message` ends the prompt with the text of the last message, for the model to go on with it.
-    With `max_model_len`, messages whose texts cannot fit are refused before any work is done on them.
+    With `continue_final_message` the prompt ends with the text of the last message, which the model continues. With
+    `max_model_len`, messages whose texts cannot fit are refused before they are rendered.
 
     Raises:
         InputError: messages or parts of a wrong form, texts too long, or a template that refuses them.
@@ -86,12 +82,7 @@ def render_chat(
     text = _render(template, context)
     if continue_final_message:
         text = _up_to(text, last, end)
-    return RenderedChat(tuple(Segment(piece) for piece in text.split(mark)), tuple(media))
-
-
-def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a rendered prompt; nothing is added to it."""
-    return tokenizer.encode_pieces([segment.text for segment in segments])
+    return RenderedChat(tuple(text.split(mark)), tuple(media))
 
 
 def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
@@ -99,13 +90,13 @@ def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, m
     texts = [
         part.get("text", "") for content in contents for part in ([{"text": content}] if isinstance(content, str) else content)
     ]
-    least = sum(map(tokenizer.min_tokens, texts)) - len(texts)  # the ends of two may share a token
+    least = sum(map(tokenizer.min_tokens, texts)) - len(texts)  # the ends of two texts may share a token
     if least >= most:
-        raise InputError(f"the messages have {least} tokens at least, max_model_len is {most}; shorten them", code="too_long")
+        raise InputError(f"the messages have at least {least} tokens, max_model_len is {most}; shorten them", code="too_long")
 
 
 def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
-    """Put a mark behind the last text of the last message, which is returned."""
+    """Append a mark to the last text of the last message, and return that text."""
     content = messages[-1].get("content") if messages else None
     texts = [part for part in content if "text" in part] if isinstance(content, list) else []
     holder, key = (messages[-1], "content") if isinstance(content, str) else (texts[-1] if texts else {}, "text")
@@ -117,7 +108,7 @@ def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
 
 
 def _up_to(rendered: str, last: str, end: str) -> str:
-    """What is rendered before the mark. The space behind the mark tells whether the template trims the text's end."""
+    """Return the prompt up to the mark. The space after the mark is missing if the template trims the end of texts."""
     if last.strip() not in rendered or end.strip() not in rendered:
         raise InputError(
             "continue_final_message: the chat template leaves out or changes the last message", param="continue_final_message"
@@ -127,7 +118,7 @@ def _up_to(rendered: str, last: str, end: str) -> str:
 
 
 def _cut(value: Any, literals: tuple[str, ...], mark: str, depth: int = 0) -> Any:
-    """The same nesting with a mark inside every special token that its strings spell, or could spell with a neighbour."""
+    """Return a copy with a mark inside every special token that its strings spell, or could spell with adjacent text."""
     if isinstance(value, str):
         return _cut_text(value, literals, mark)
     if depth > MAX_DEPTH:
@@ -160,7 +151,7 @@ def _cut_text(text: str, literals: tuple[str, ...], mark: str) -> str:
 
 @dataclass(frozen=True)
 class _Edges:
-    """Literals by their first characters, of which a thousand may share some; all true beginnings and endings of them."""
+    """Special tokens by their first characters (a thousand may share them), and all their proper prefixes and suffixes."""
 
     groups: Mapping[str, Sequence[str]]
     starts: frozenset[str]
@@ -192,13 +183,13 @@ def _render(template: str, context: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _compiled(template: str) -> Any:
-    """Compiled as published templates expect: trimmed blocks, loop controls, a few helpers; nothing can be mutated."""
+    """Compile a template, sandboxed, with the settings and helpers that published templates expect."""
     import jinja2.ext
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """`{% generation %}` marks an assistant's words for training; here only its body counts."""
+        """`{% generation %}` marks an assistant's text for training; it is rendered as its body."""
 
         tags = {"generation"}
 
@@ -224,5 +215,5 @@ def _compiled(template: str) -> Any:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Without the HTML escapes of Jinja's own filter."""
+    """Replace Jinja's filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

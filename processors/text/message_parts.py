@@ -1,4 +1,4 @@
-"""Content parts of chat messages: media in order, and what a template sees in their place. Knows no template, opens nothing."""
+"""Content parts of chat messages: the media in order, and the parts that templates see in their place."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ _OPTIONS = {"image": _PIXELS, "video": (*_PIXELS, "fps", "num_frames"), "audio":
 def split_media(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Media]]]:
-    """Messages as templates take them, and the media as `(modality, Media)`, both in order.
+    """Return the messages as templates take them, and the media as `(modality, Media)`, both in order.
 
-    A picture becomes `{"type": "image", "image": True}`, whatever its own part looked like, so that templates find the
-    type and the key that they ask for and no data. Text that names media (a URL or a path) is a `MediaUrl`; objects
-    are the caller's own. Fields that are None are left out.
+    Every form of image part becomes `{"type": "image", "image": True}`, so that templates find the type and the key that
+    they check, without data. A URL or path becomes a `MediaUrl`; other objects are kept. Fields that are None are left out.
 
     Raises:
-        InputError: a message or part of a wrong form, by number.
+        InputError: a message or part has a wrong form; the error has its number.
     """
     media: list[tuple[str, Media]] = []
     plain = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            raise InputError(f"message {number}: an object with content and a role is expected, one of {', '.join(ROLES)}")
+            raise InputError(f"message {number}: give an object with content and a role, one of {', '.join(ROLES)}")
         content = message.get("content")
         if isinstance(content, list | tuple):
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
@@ -72,9 +71,9 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
 def _media(part: Mapping[str, Any], kind: str, options: Sequence[str], where: str) -> Media:
     value, uuid = part[kind], part.get("uuid")
     if uuid is not None and not (isinstance(uuid, str) and uuid):
-        raise InputError(f"{where}: uuid is a text that is not empty, not {str(uuid)[:40]!r}")
+        raise InputError(f"{where}: uuid is {str(uuid)[:40]!r}; give a text that is not empty")
     if value is None and uuid is None:
-        raise InputError(f"{where}: {kind} is missing; give its data, or the uuid of one that was given before")
+        raise InputError(f"{where}: {kind} is missing; give its data, or the uuid of an earlier item")
     given = {name: part.get(name) for name in options}
     if value is not None and kind in _FIELDS:
         _check_object(value, kind, where)
@@ -94,7 +93,7 @@ def _check_object(value: object, kind: str, where: str) -> None:
     if not isinstance(value, Mapping):
         raise InputError(f"{where}: {kind} is an object {form}, not {typed(value)}")
     if "uuid" in value:
-        raise InputError(f"{where}: uuid stands beside {kind}, not inside it")
+        raise InputError(f"{where}: give uuid beside {kind}, not inside it")
     _check_keys(value, _FIELDS[kind], f"{where}: {kind}: ")
     name = _FIELDS[kind][0]
     if not isinstance(value.get(name), str):
@@ -111,14 +110,14 @@ def _address(value: Mapping[str, Any], kind: str, where: str) -> MediaUrl:
 
 
 def _object(value: object, kind: str, where: str) -> object:
-    """What the caller's own Python made; text is none of it, and must not slip through inside a list or object either."""
+    """Return an object of the caller's own code. Text is a URL; text inside a list or mapping is refused."""
     if isinstance(value, str):
         return MediaUrl(value)
     if isinstance(value, Media):
-        raise InputError(f"{where}: {kind} is plain data; uuid and options stand on the part")
+        raise InputError(f"{where}: {kind} is plain data; give uuid and options on the part")
     inside = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list | tuple) and any(isinstance(entry, str) for entry in inside):  # type: ignore[attr-defined]
-        raise InputError(f'{where}: {kind} holds text; a URL stands alone, or in a part {{"type": "{kind}_url"}}')
+        raise InputError(f'{where}: {kind} contains text; give a URL alone, or in a part {{"type": "{kind}_url"}}')
     return value
 
 

@@ -1,6 +1,6 @@
-"""Chat templates of checkpoints that come with a tekken.json and no template, as mistral-common writes prompts. Opens nothing.
+"""Chat templates for checkpoints with a tekken.json and no template, equal to mistral-common's prompts.
 
-Source: mistral-common's instruct tokenizers; tools are not written.
+Source: mistral-common's instruct tokenizers. Tools are not supported.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _CONTENT = """
     {%- for part in (parts[:-1] if first else parts) -%}
       {%- if part.type == 'image' -%}[IMG]{%- elif part.type == 'audio' -%}[BEGIN_AUDIO][AUDIO]
       {%- elif part.type == 'text' -%}{{ part.text }}
-      {%- else -%}{{ raise_exception('this model takes text, images and sounds') }}{%- endif -%}
+      {%- else -%}{{ raise_exception('this model takes text, images and audio') }}{%- endif -%}
     {%- endfor -%}
   {%- endif -%}
 {%- endmacro -%}
-{%- if tools -%}{{ raise_exception('tools are not written by this template; give one with chat_template') }}{%- endif -%}
+{%- if tools -%}{{ raise_exception('this template does not support tools; give another one as chat_template') }}{%- endif -%}
 <s>"""
-"""A picture behind nothing but texts goes before them."""
+"""An image that follows only texts is moved before them."""
 _TURNS = """
   {%- elif m.role == 'assistant' -%}{{ content(m.content) }}
     {%- if not loop.last or add_generation_prompt -%}</s>{%- endif -%}
-  {%- else -%}{{ raise_exception('a message of role ' ~ m.role ~ ' is not written by this template') }}
+  {%- else -%}{{ raise_exception('a message of role ' ~ m.role ~ ' is not supported by this template') }}
   {%- endif -%}
 {%- endfor -%}"""
 _OLD = (
@@ -44,7 +44,7 @@ _OLD = (
     [INST]{%- if loop.index0 == seen.last -%}{{ seen.system }}{%- endif -%}{{ content(m.content) }}[/INST]"""
     + _TURNS
 )
-"""Up to v3: the system prompt stands in the last user message."""
+"""Up to v3, the system prompt is part of the last user message."""
 _NEW = (
     _CONTENT
     + """
@@ -56,7 +56,7 @@ _NEW = (
 
 
 def tekken_template(tekken: Mapping[str, Any]) -> str | None:
-    """The template for a tekken.json, by the version that it tells; None for an empty one."""
+    """Return the template for a tekken.json by its version; None for an empty one."""
     if not tekken:
         return None
     version = str((tekken.get("config") or {}).get("version", "v3")).removeprefix("v").partition("m")[0]

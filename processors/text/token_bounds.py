@@ -1,4 +1,4 @@
-"""What a vocabulary says before any text: characters per token, which bound a text's tokens from below. Knows no model."""
+"""Lower bounds on the number of tokens of a text, from the longest token of a vocabulary."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Characters that one may stand for after a normaliser, at most. Canonical decompositions have at most four (UAX #15);
-# what may drop characters (Strip, StripAccents, Nmt, BertNormalizer, Precompiled) is not here: it gives no bound.
+# Normaliser -> the most characters that it merges to one. Canonical decompositions have at most four (UAX #15). Normalisers
+# that may drop characters (Strip, StripAccents, Nmt, BertNormalizer, Precompiled) are not listed: they give no bound.
 _SHRINK = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")  # pre-tokenizers that drop nothing
+_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")  # pre-tokenizers that drop no character
 
 
 @dataclass(frozen=True)
 class TokenBounds:
-    """Characters of a text that one token covers at most; None: no bound.
+    """The most characters of a text that one token covers; None: no bound.
 
-    `greedy`: tokens that swallow the whitespace around them; a text that spells one has no bound.
+    `greedy`: tokens that absorb whitespace around them; a text that contains one has no bound.
     """
 
     characters: int | None
     greedy: tuple[str, ...] = ()
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of a text, 0 where none can be stated; no copy of it is made."""
+        """Return a lower bound on the tokens of a text, 0 if there is none. Does not copy the text."""
         if self.characters is None or any(literal in text for literal in self.greedy):
             return 0
         return -(-len(text) // self.characters)
 
 
 def read_token_bounds(tokenizer: Any) -> TokenBounds:
-    """Of a `tokenizers.Tokenizer`.
+    """Return the bounds of a `tokenizers.Tokenizer`.
 
-    A token of a byte-level vocabulary has one letter per byte, so that its length bounds its characters there too.
+    A token of a byte-level vocabulary has one letter per byte, so its length bounds its characters too.
     """
     normalizer, splitter = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
     vocab = tokenizer.get_vocab(with_added_tokens=False)
@@ -51,7 +51,7 @@ def read_token_bounds(tokenizer: Any) -> TokenBounds:
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """The id that stands for characters outside the vocabulary, None where there is none."""
+    """Return the id of the unknown token, or None."""
     state = _state(tokenizer.model)
     name = state.get("unk_token")
     number = state.get("unk_id") if name is None else tokenizer.token_to_id(name)
@@ -71,7 +71,7 @@ def _parts(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _shrink(normalizer: Mapping[str, Any]) -> int | None:
-    """Characters before it per character after it, at most."""
+    """Return the most characters that the normaliser merges to one; None: no bound."""
     if not normalizer:
         return 1
     if normalizer["type"] == "Sequence":
@@ -88,7 +88,7 @@ def _shrink(normalizer: Mapping[str, Any]) -> int | None:
 
 
 def _keeps(splitter: Mapping[str, Any]) -> bool:
-    """Whether every character reaches the model."""
+    """Return whether every character reaches the model."""
     if not splitter or splitter["type"] in _KEEPING:
         return True
     if splitter["type"] == "Sequence":
@@ -97,7 +97,7 @@ def _keeps(splitter: Mapping[str, Any]) -> bool:
 
 
 def _complete(model: Any, vocab: Mapping[str, int], byte_level: bool) -> bool:
-    """Whether the model drops no character, and joins none into one unknown."""
+    """Return whether the model drops no character and never merges several into one unknown token."""
     kind = type(model).__name__
     if kind not in ("BPE", "Unigram") or (kind == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)):
         return False

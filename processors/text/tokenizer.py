@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a checkpoint's own files. Knows no family and no model; chat.py renders templates."""
+"""Tokenizers from a checkpoint's own files: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -8,27 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...mm.errors import CheckpointError, InputError
 from ..files import read_json
 from .token_bounds import TokenBounds, read_token_bounds, unknown_id
 
-_REPLACEMENT = "\ufffd"  # what decoding writes for bytes that are no character, or not yet one
-
-
-class _Backend(Protocol):
-    """What a vocabulary file must answer; `plain` never yields a special id."""
-
-    specials: dict[str, int]
-    vocab_size: int
-
-    def trusted(self, text: str, add_special_tokens: bool) -> list[int]: ...
-    def plain(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
-    def token_to_id(self, token: str) -> int | None: ...
-    def reach(self) -> TokenBounds: ...
-    def vocabulary(self, end: int) -> object: ...
+_REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 
 
 class Tokenizer:
@@ -38,7 +24,7 @@ class Tokenizer:
         path: the folder, or one of the two files.
 
     Raises:
-        CheckpointError: neither file is there, or it cannot be read.
+        CheckpointError: neither file exists, or it cannot be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,23 +35,23 @@ class Tokenizer:
         self.special_tokens = _named_specials(Path(path))  # "bos_token" -> text, and so on, for chat templates
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
+        """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
         return self._backend.trusted(_utf8(text), add_special_tokens)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Ids of untrusted text: never a special token, whatever it spells."""
+        """Return ids of untrusted text: never a special token, whatever it spells."""
         return self._backend.plain(_utf8(text))
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
-        """Ids of pieces laid end to end, where a special token is recognised within a piece but never across two.
+        """Return ids of concatenated pieces; a special token is recognised within a piece but never across two.
 
-        Ordinary text is tokenised across the joints, so that one piece and many give the same ids. A piece of one
-        character among several is text: there was no other way to cut it.
+        Ordinary text is tokenised across pieces, so the ids do not depend on where it was cut. A piece of one character among
+        several is text: a special token of one character cannot be cut in two.
         """
         if len(pieces) == 1:
             ids = self.encode(pieces[0], add_special_tokens=False)
             if sum(map(self.is_special_token, ids)) == len(self._split.findall(pieces[0])):
-                return ids  # otherwise a normaliser made a special token of text that does not spell one
+                return ids  # otherwise the normaliser turned ordinary text into a special token
         ids = []
         pending = ""
         for part, whole in ((part, part == piece) for piece in pieces for part in self._split.split(piece)):
@@ -77,60 +63,60 @@ class Tokenizer:
         return ids + self.encode_ordinary(pending)
 
     def remove_special_tokens(self, text: str) -> str:
-        """A text that spells no special token: those that appear when others are taken out are taken out, too."""
+        """Remove special tokens from a text, also those that the removal of others creates."""
         before = None
         while self.specials and before != text:
             before, text = text, "".join(part for part in self._split.split(text) if part not in self.specials)
         return text
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound on the length of any encoding of a text, in no time: its length over the longest token's.
+        """Return a lower bound on the number of tokens of a text without encoding it, from the longest token's length.
 
-        0 where none can be stated: for vocabularies that drop or join characters, such as unknown ones or whitespace.
+        0 for vocabularies that drop or merge characters, which have no such bound.
         """
-        return self._reach.min_tokens(text)
+        return self._token_bounds.min_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids; bytes that are no character become U+FFFD."""
+        """Return the text of ids; invalid bytes become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        """Id of one token's text, None where there is none."""
+        """Return the id of the token with this text, or None."""
         return self._backend.token_to_id(token)
 
     def is_special_token(self, token_id: int) -> bool:
         return token_id in self.all_special_ids
 
     def grammar_vocabulary(self) -> tuple[Any, None, int]:
-        """Arguments of llguidance's tokenizer: the vocabulary with its bytes, no other size, the token that ends a text."""
+        """Return arguments of llguidance's tokenizer: vocabulary, vocabulary size (None: its own), end-of-text token."""
         end = self.specials.get(
             self.special_tokens.get("eos_token", ""), max(self.all_special_ids, default=self.vocab_size - 1)
         )
         return self._backend.vocabulary(end), None, end
 
     @cached_property
-    def _reach(self) -> TokenBounds:
-        return self._backend.reach()  # reads the whole vocabulary: not on load
+    def _token_bounds(self) -> TokenBounds:
+        return self._backend.token_bounds()  # not on load: it reads the whole vocabulary
 
     @cached_property
     def _split(self) -> re.Pattern[str]:
-        return re.compile("(" + "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True))) + ")")
+        return _splitter(self.specials)
 
 
 class StreamDecoder:
-    """Text of a growing list of ids, piece by piece: never half a character, and the pieces add up to the whole.
+    """Incremental detokenizer: the pieces never split a character and concatenate to the whole text.
 
-    Text is decoded from the last place where a character ended, with the token before it as context.
+    Decoding starts at the last place where a character ended, with the tokens before it as context.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._decode: Callable[[Sequence[int]], str] = lambda ids: tokenizer.decode(ids, skip_special_tokens)
-        self._ids: list[int] = []  # context, then what is not yet settled
+        self._ids: list[int] = []  # context, then ids whose text is incomplete
         self._context = 0
-        self._sent = 0  # characters of the decoded window that are out
+        self._sent = 0  # characters of their text that were returned
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these ids complete; an unfinished character is held back."""
+        """Return the text that these ids complete; an incomplete character is held back."""
         new_ids = list(ids)
         if not new_ids:
             return ""
@@ -144,7 +130,7 @@ class StreamDecoder:
         return new
 
     def flush(self) -> str:
-        """What was held back; the end of the stream."""
+        """Return what was held back, at the end of the stream."""
         return self._emit(self._decode(self._ids))
 
     def _emit(self, text: str) -> str:
@@ -153,7 +139,7 @@ class StreamDecoder:
 
 
 class _Fast:
-    """A tokenizer.json. Two instances: one recognises special tokens, the other takes them for text."""
+    """A tokenizer.json, loaded twice: one instance recognises special tokens, the other treats them as text."""
 
     _trusted: Any
     _plain: Any
@@ -181,12 +167,12 @@ class _Fast:
         ids: list[int] = encoding.ids
         if self._control.isdisjoint(ids) or self._control.isdisjoint(set(ids) - {self._unknown}):
             return ids
-        # Some vocabularies, Unigram ones above all, hold their special tokens as words too: cut within.
+        # some vocabularies, mostly Unigram, also have their special tokens as words: cut the text inside them
         spelled = [
             span for number, span in zip(ids, encoding.offsets, strict=True) if number in self._control - {self._unknown}
         ]
         if any(end - start < 2 for start, end in spelled):
-            raise InputError("the text holds a control token of one character, which this vocabulary cannot write as text")
+            raise InputError("the text contains a one-character control token, which cannot be encoded as text; remove it")
         cuts = [0, *(start + 1 for start, _ in spelled), len(text)]
         return [number for start, end in pairwise(cuts) for number in self.plain(text[start:end])]
 
@@ -197,7 +183,7 @@ class _Fast:
         number = self._trusted.token_to_id(token)
         return None if number is None else int(number)
 
-    def reach(self) -> TokenBounds:
+    def token_bounds(self) -> TokenBounds:
         return read_token_bounds(self._trusted)
 
     def vocabulary(self, end: int) -> str:
@@ -209,7 +195,7 @@ class _Fast:
 
 
 class _Tekken:
-    """A tekken.json, whose text encoder knows no special tokens: trusted text is cut at them first."""
+    """A tekken.json. Its encoder does not recognise special tokens, so trusted text is split at them first."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -222,7 +208,7 @@ class _Tekken:
         ids = range(self._tekken.num_special_tokens)
         self.specials = {self._tekken.id_to_piece(number): number for number in ids}
         self.vocab_size = int(self._tekken.n_words)
-        self._split = re.compile("(" + "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True))) + ")")
+        self._split = _splitter(self.specials)
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = [int(self._tekken.bos_id)] if add_special_tokens else []
@@ -243,9 +229,9 @@ class _Tekken:
         ids = self.plain(token)
         return ids[0] if len(ids) == 1 else None
 
-    def reach(self) -> TokenBounds:
+    def token_bounds(self) -> TokenBounds:
         pieces = (self._tekken.id_to_byte_piece(number, self._policies.KEEP) for number in range(self.vocab_size))
-        return TokenBounds(max(map(len, pieces)))  # a character is one byte at least
+        return TokenBounds(max(map(len, pieces)))  # a character has at least one byte
 
     def vocabulary(self, end: int) -> object:
         from llguidance import TokenizerWrapper
@@ -256,7 +242,7 @@ class _Tekken:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A vocabulary by the bytes of its tokens."""
+    """The tokenizer object that llguidance expects: the vocabulary as bytes, and an encoder."""
 
     tokens: Sequence[bytes]
     eos_token_id: int
@@ -268,22 +254,27 @@ class _Pieces:
         return self.encode(text)
 
 
+def _splitter(specials: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern whose `split` cuts a text at special tokens and keeps them."""
+    return re.compile("(" + "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) + ")")
+
+
 def _utf8(text: str) -> str:
-    """The text itself; InputError when it cannot be written as UTF-8 (half a surrogate pair)."""
+    """Return the text; InputError if it is not valid UTF-8 (a lone surrogate)."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"the text holds half a character (a lone surrogate) at position {error.start}") from None
+        raise InputError(f"the text has a lone surrogate (half a character) at position {error.start}; remove it") from None
     return text
 
 
-def _load(path: Path) -> _Backend:
+def _load(path: Path) -> _Fast | _Tekken:
     folder = path if path.is_dir() else path.parent
     file = (
         path if path.is_file() else next((f for f in (folder / "tokenizer.json", folder / "tekken.json") if f.is_file()), None)
     )
     if file is None:
-        made = "; save one with transformers' AutoTokenizer" if (folder / "tokenizer_config.json").is_file() else ""
+        made = "; save tokenizer.json with transformers' AutoTokenizer" if (folder / "tokenizer_config.json").is_file() else ""
         raise CheckpointError(f"no tokenizer.json or tekken.json in {str(path)!r}{made}")
     try:
         return _Tekken(file) if "tekken" in file.name else _Fast(file)

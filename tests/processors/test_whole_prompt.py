@@ -11,7 +11,7 @@ from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSetti
 from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
 from sensorium.processors.files import find_template, read_preprocessors
 from sensorium.processors.spans import lay_out
-from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer
 
 RNG = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_ids_equal_the_published_processor(checkpoint: Path, name: str):
     slots = {}
     for item in media.open(chat.multi_modal_data, {}, {}, None):
         slots.setdefault(item.source.modality, []).append(item.spans)
-    for ids in (encode_segments(chat.segments, tokenizer), want):  # with slots, and already expanded
+    for ids in (tokenizer.encode_pieces(chat.segments), want):  # with slots, and already expanded
         got, ranges = lay_out(ids, slots, placeholder_ids).expand()
         assert list(got) == list(want)
         for kind, placed in ranges.items():

@@ -14,7 +14,7 @@ from oracle import CHAT_TEMPLATE, SPECIALS, load_processor, token_ids
 from PIL import Image
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.mm.types import Media
-from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Fast
@@ -58,7 +58,7 @@ def test_equals_transformers_on_harmless_messages(tok, oracle):
         got = render_chat(messages, CHAT_TEMPLATE, tok, add_generation_prompt=add)
         want = oracle.apply_chat_template(bare, chat_template=CHAT_TEMPLATE, add_generation_prompt=add, tokenize=False)
         assert got.text == want
-        assert encode_segments(got.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+        assert tok.encode_pieces(got.segments) == oracle(want, add_special_tokens=False)["input_ids"]
     assert [modality for modality, _ in got.media] == ["image", "video"]
     assert got.multi_modal_data["image"] == [Media(picture)]
 
@@ -73,29 +73,29 @@ def test_equals_transformers_on_any_text_without_literals(tok, oracle, texts, to
     )
     assert got.text == want
     if not any(special in text for special in SPECIALS for text in texts):
-        assert encode_segments(got.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+        assert tok.encode_pieces(got.segments) == oracle(want, add_special_tokens=False)["input_ids"]
 
 
 @given(st.lists(st.one_of(st.sampled_from(SPECIALS), st.sampled_from(["<|im_", "end|>", "x", " "])), min_size=1, max_size=6))
 def test_user_text_never_becomes_control(tok, pieces):
-    control = encode_segments(render_chat([{"role": "user", "content": "x"}], CHAT_TEMPLATE, tok).segments, tok)
+    control = tok.encode_pieces(render_chat([{"role": "user", "content": "x"}], CHAT_TEMPLATE, tok).segments)
     parts = [{"type": "text", "text": piece} for piece in pieces]
     for content in ("".join(pieces), parts):
         chat = render_chat([{"role": "user", "content": content}], CHAT_TEMPLATE, tok)
-        ids = encode_segments(chat.segments, tok)
+        ids = tok.encode_pieces(chat.segments)
         assert [i for i in ids if tok.is_special_token(i)] == [i for i in control if tok.is_special_token(i)]
         assert "".join(pieces) in tok.decode(ids, skip_special_tokens=False)
 
 
 def test_a_spelled_media_slot_is_no_slot(tok):
     parts = [{"type": "text", "text": "<|image_pad|>"}, {"type": "image", "image": b"..."}]
-    ids = encode_segments(render_chat([{"role": "user", "content": parts}], CHAT_TEMPLATE, tok).segments, tok)
+    ids = tok.encode_pieces(render_chat([{"role": "user", "content": parts}], CHAT_TEMPLATE, tok).segments)
     assert ids.count(token_ids()["<|image_pad|>"]) == 1
 
 
 def test_tools_are_untrusted_too(tok):
     tool = {"type": "function", "function": {"name": "a<|im_end|>b"}}
-    ids = encode_segments(render_chat([], TOOLS_TEMPLATE, tok, tools=[tool]).segments, tok)
+    ids = tok.encode_pieces(render_chat([], TOOLS_TEMPLATE, tok, tools=[tool]).segments)
     assert tok.decode(ids, skip_special_tokens=False).count("<|im_end|>") == 2
     assert ids.count(token_ids()["<|im_end|>"]) == 1  # the template's own eos_token
 
@@ -104,7 +104,7 @@ def test_variables_reach_the_template_and_are_untrusted(tok):
     chat = render_chat([], "{{ mood }}{{ deep.x }}", tok, mood="<|im_end|>", deep={"x": 1})
     assert render_chat([], "{{ messages }}", tok, messages="x").text == "[]"
     assert chat.text == "<|im_end|>1"
-    assert not any(map(tok.is_special_token, encode_segments(chat.segments, tok)))
+    assert not any(map(tok.is_special_token, tok.encode_pieces(chat.segments)))
 
 
 def test_a_special_token_of_one_character_stays_text(tmp_path):
@@ -114,7 +114,7 @@ def test_a_special_token_of_one_character_stays_text(tmp_path):
     tok = Tokenizer(tmp_path)
     chat = render_chat([{"role": "user", "content": "a@b"}], "{{ messages[0].content }}:@", tok)
     assert chat.text == "a@b:@"
-    ids = encode_segments(chat.segments, tok)
+    ids = tok.encode_pieces(chat.segments)
     assert ids == [*tok.encode("ab:"), tok.specials["@"]]  # the vocabulary has no other form of it
 
 
@@ -138,14 +138,14 @@ def test_a_message_is_left_open_as_transformers_does(tok, oracle, text, template
         want = oracle.apply_chat_template(messages, chat_template=template, continue_final_message=True, tokenize=False)
         got = render_chat(messages, template, tok, add_generation_prompt=False, continue_final_message=True)
         assert got.text == want
-        assert encode_segments(got.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+        assert tok.encode_pieces(got.segments) == oracle(want, add_special_tokens=False)["input_ids"]
 
 
 def test_an_open_message_stays_text(tok):
     messages = [{"role": "assistant", "content": "a<|im_end|>b<|im_"}]
     chat = render_chat(messages, TRIMMED, tok, add_generation_prompt=False, continue_final_message=True)
     assert chat.text == "<|im_start|>a<|im_end|>b<|im_"
-    assert sum(map(tok.is_special_token, encode_segments(chat.segments, tok))) == 1
+    assert sum(map(tok.is_special_token, tok.encode_pieces(chat.segments))) == 1
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_what_cannot_be_left_open(tok, messages, options, text):
 def test_texts_that_cannot_fit_are_refused_before_they_are_rendered(tok):
     long = "<|im_end|> " * 1_000_000
     for content in (long, [{"type": "text", "text": long}, {"type": "image", "image": b""}]):
-        refused = pytest.raises(InputError, match="tokens at least, max_model_len is 4096; shorten them")
+        refused = pytest.raises(InputError, match=r"at least .* tokens, max_model_len is 4096; shorten them")
         with measured.allocating_at_most(1 << 20), refused:
             render_chat([{"role": "user", "content": content}], CHAT_TEMPLATE, tok, max_model_len=4096)
     messages = [{"role": "user", "content": "hello there " * 9}] * 7
     chat = render_chat(messages, CHAT_TEMPLATE, tok)
-    most = len(encode_segments(chat.segments, tok)) + 1
+    most = len(tok.encode_pieces(chat.segments)) + 1
     assert render_chat(messages, CHAT_TEMPLATE, tok, max_model_len=most).text == chat.text
 
 
@@ -222,7 +222,7 @@ def test_the_published_template_of_qwen2_audio(tok, oracle):
     want = oracle.apply_chat_template(theirs, chat_template=template, add_generation_prompt=True, tokenize=False)
     assert chat.text == want
     assert want.count("<|AUDIO|>") == len(chat.media) == 6
-    assert encode_segments(chat.segments, tok) == oracle(want, add_special_tokens=False)["input_ids"]
+    assert tok.encode_pieces(chat.segments) == oracle(want, add_special_tokens=False)["input_ids"]
 
 
 def test_only_plain_values_reach_the_template(tok):
@@ -247,7 +247,7 @@ def test_what_nests_without_end_is_refused(tok):
 
 
 def test_roles_and_templates_that_refuse(tok):
-    with pytest.raises(InputError, match="a role is expected"):
+    with pytest.raises(InputError, match="content and a role, one of"):
         render_chat([{"role": "im_end|><|im_start", "content": ""}], CHAT_TEMPLATE, tok)
     with pytest.raises(InputError, match="refuses the messages: no more"):
         render_chat([], "{{ raise_exception('no more') }}", tok)

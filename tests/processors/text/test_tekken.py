@@ -11,7 +11,7 @@ from oracle import small_tekken
 from PIL import Image
 from sensorium.mm.errors import InputError
 from sensorium.processors.files import find_template
-from sensorium.processors.text.chat import encode_segments, render_chat
+from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer
 
 IMAGE = {"type": "image", "image": Image.new("RGB", (32, 16))}
@@ -59,7 +59,7 @@ def test_a_prompt_is_that_of_mistral_common(tmp_path, version, talk):
     tokenizer, template = Tokenizer(folder), find_template(folder)
     assert template is not None
     rendered = render_chat(messages, template, tokenizer)
-    assert encode_segments(rendered.segments, tokenizer) == published(folder, messages)
+    assert tokenizer.encode_pieces(rendered.segments) == published(folder, messages)
 
 
 def test_what_is_not_written_is_refused(tmp_path):

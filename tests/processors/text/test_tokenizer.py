@@ -102,7 +102,7 @@ def test_a_control_character_that_has_no_other_form_is_refused(tmp_path):
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
     assert tok.encode_ordinary("ab") == [0, 1]
-    with pytest.raises(InputError, match="a control token of one character"):
+    with pytest.raises(InputError, match="a one-character control token"):
         tok.encode_ordinary("a@b")
 
 
