@@ -244,11 +244,8 @@ def cache_budget(config: EngineConfig, device: torch.device) -> int:
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     assert device.type == "cpu", "on a GPU, memory.resolve_cache_memory sets kv_cache_memory_bytes"
-    return min(_DEFAULT_CACHE_BYTES, _host_bytes() // 4)
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_DEFAULT_CACHE_BYTES, host_bytes // 4)
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:
