@@ -65,6 +65,7 @@ class EngineConfig:
         encoder_cache_bytes: size of the encoder cache in bytes. None holds four items of the model's maximum size, and at
             least 128 MiB.
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
+            All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
         quarantine_seconds: how long an item that made the encoder fail is refused. This affects its tenant only.
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), or "fp8" (8-bit floats on GPUs

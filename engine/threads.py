@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -13,13 +14,16 @@ Result = TypeVar("Result")
 
 
 def use_threads(count: int) -> None:
-    """Set how many threads torch's operations use in the calling thread.
+    """Set how many threads torch's operations use in the calling thread. Call once per thread.
 
-    torch keeps this number per thread, but a thread inherits the number that any thread set last at its first operation. The
-    first call here makes that happen before the number is set.
+    torch keeps this number per thread, but each thread inherits, at its first operation, the number that any thread set last.
+    So the inherited number is read first, and another thread sets it again for threads that start later.
     """
-    torch.get_num_threads()
+    inherited = torch.get_num_threads()
     torch.set_num_threads(count)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(inherited,))
+    restoring.start()
+    restoring.join()
 
 
 def computing_on(device: torch.device) -> AbstractContextManager[object]:

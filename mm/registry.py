@@ -61,6 +61,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
     "GlmAsrForConditionalGeneration": Architecture("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
     "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
+    "Idefics2ForConditionalGeneration": Architecture("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
     "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
     "GraniteSpeechForConditionalGeneration": Architecture("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
     "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
@@ -114,6 +115,9 @@ NOTES: dict[str, FamilyNote] = {
     "glmasr": FamilyNote("transcribes speech; rotary positions in the tower, rows stacked by four", "630 s per audio"),
     "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
     "granite_speech": FamilyNote("conformer, a query transformer over windows of rows; an adapter for prompts with audio"),
+    "idefics2": FamilyNote(
+        "quarters of an image and the whole image, each at its own size; a perceiver resampler makes the rows"
+    ),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
     "internvl": FamilyNote(
         "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's own",

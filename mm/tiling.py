@@ -250,12 +250,8 @@ class EdgeTiles:
         else:
             tall, wide = self.longest, int(self.longest * ratio)
             wide = max(1, wide + wide % 2)
-        ratio = wide / tall
-        if wide >= tall and wide > self.limit:
-            return max(1, int(self.limit / ratio)), self.limit
-        if tall > wide and tall > self.limit:
-            return self.limit, max(1, int(self.limit * ratio))
-        return tall, wide
+        tall, wide = _shrink(tall, wide, self.limit)
+        return max(1, tall), max(1, wide)
 
     def _multiples(self, height: int, width: int) -> Size:
         ratio = width / height
@@ -264,6 +260,34 @@ class EdgeTiles:
             return _up(int(wide / ratio), self.tile), wide
         tall = _up(height, self.tile)
         return tall, _up(int(tall * ratio), self.tile)
+
+
+@dataclass(frozen=True)
+class QuarterTiles:
+    """Shrink the longer side to at most `longest`, keeping the aspect ratio, then stretch sides below `shortest` to it.
+
+    `split`: the four quarters of the image come first, each resized in the same way, so views differ in size. Rule: Idefics2.
+    """
+
+    shortest: int
+    longest: int
+    split: bool = True
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        whole = TiledView((self._resize(height, width),))
+        if not self.split:
+            return CropPlan((whole,))
+        if min(height, width) < 2:
+            raise InputError(f"an image of {width}x{height} pixels has no quarters; pass do_image_splitting=False")
+        bands, columns = (((0, side // 2), (side // 2, side - side // 2)) for side in (height, width))
+        boxes = [(top, left, tall, wide) for top, tall in bands for left, wide in columns]
+        quarters = (TiledView((CropPad(*box), self._resize(*box[2:]))) for box in boxes)
+        return CropPlan((*quarters, whole), (2, 2))
+
+    def _resize(self, height: int, width: int) -> Resize:
+        height, width = _shrink(height, width, self.longest)
+        return Resize(max(height, self.shortest), max(width, self.shortest))
 
 
 @dataclass(frozen=True)
@@ -335,6 +359,14 @@ def _service(height: int, width: int, size: Size) -> tuple[int, int]:
 def _middle(side: int, crop: int) -> int:
     """Return where a centered crop starts. If the side is too short, the odd pixel of padding is at the end."""
     return int((side - crop) / 2) if side >= crop else -((crop - side) // 2)
+
+
+def _shrink(height: int, width: int, longest: int) -> Size:
+    """Return the size with the longer side at most `longest`; the other side is floored, to 0 for slivers."""
+    ratio = width / height
+    if width >= height and width > longest:
+        return int(longest / ratio), longest
+    return (longest, int(longest * ratio)) if height > longest else (height, width)
 
 
 def _up(side: int, multiple: int) -> int:

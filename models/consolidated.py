@@ -93,7 +93,8 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     _check(params, _REFUSED, _NEEDED)
     vision, multimodal = _part(params, "vision_encoder"), _part(params, "multimodal")
     audio = _part(multimodal, next(iter(multimodal))) if multimodal else {}
-    text = {"tie_word_embeddings": False} | {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
+    text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
+    text |= {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
     if vision:
         return _image_config(vision, common)

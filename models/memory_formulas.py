@@ -65,13 +65,16 @@ class OpBytes:
         # torch: scales and maxima; the scaled input and its 8-bit copy, or that copy and the int32 sums, twice
         return 64 + max(inner * (self.float32_copy + FLOAT32 + 1), inner + outer * 2 * FLOAT32)
 
-    def mlp(self, width: int, wide: int, inner: int, rows: int) -> int:
-        """Return the bytes of two linear layers around an activation that turns `wide` numbers into `inner`."""
+    def mlp(self, width: int, wide: int, inner: int, rows: int, out: int | None = None) -> int:
+        """Return the bytes of two linear layers around an activation that turns `wide` numbers into `inner`.
+
+        `out`: width of the result; None: that of the input.
+        """
         activated = inner * self.dtype.itemsize
         return max(
             self.linear(width, wide, rows),
             self.linear_result(wide, rows) + activated,
-            activated + self.linear(inner, width, rows),
+            activated + self.linear(inner, out or width, rows),
         )
 
     def torch_attention_tiles(self, rows: int, dim: int) -> int:

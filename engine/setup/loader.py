@@ -63,8 +63,9 @@ def load_engine(
             _log.warning(warning)
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
-        fingerprint = digest("sensorium.encoder", files.fingerprint, config.quantization, config.media_device)
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
+        content = "" if folder is None else files.content_digest()  # rows on disk outlive this checkpoint
+        fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
         core = build_core(model, config, engine.sizes, info.prompt_attention, store, GrammarFactory(tokenizer), engine.source)

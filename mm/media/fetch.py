@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import ipaddress
+import logging
 import re
 import socket
 import ssl
@@ -17,8 +18,10 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from ..errors import InputError
+from .addresses import is_public
 from .policy import MediaPolicy
 
+_log = logging.getLogger(__name__)
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
@@ -26,14 +29,13 @@ _LONGEST_URL = 8192
 _IN_PATH = "/%:@!$&'()*+,;=~-._"
 _LONGEST_HEAD = 1 << 20
 _LONGEST_HOST = 253
-_PUBLIC_V6 = ipaddress.ip_network("2000::/3")  # all addresses that are assigned to the public internet
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
 class _Target:
+    """A checked URL."""
+
     url: str
     scheme: str
     host: str  # ASCII, lower case, without a trailing dot
@@ -48,7 +50,8 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     change the host in between. Every redirect is checked anew. Proxies of the environment are not used.
 
     Raises:
-        InputError: a URL, host, address, size or answer is refused, or the server fails or takes too long.
+        InputError: a URL, host, address, port, size or answer is refused, or the server fails or takes too long. Unless private
+            hosts are allowed, the error does not tell whether a name is unknown, an address is private or a port is closed.
     """
     deadline = time.monotonic() + policy.max_seconds
     target = _read_url(url, policy)
@@ -60,8 +63,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
         except (OSError, ValueError, http.client.HTTPException) as error:  # what sockets, TLS and HTTP parsing raise
             if time.monotonic() >= deadline:
                 raise InputError(f"fetching it took longer than {policy.max_seconds:g} s (media: max_seconds)") from None
-            reason = str(error) or type(error).__name__
-            raise InputError(f"{target.host} cannot be fetched from ({' '.join(reason.split())[:200]})") from None
+            raise _failure(target, policy, error) from None
         if isinstance(answer, bytes):
             return answer
         following = _read_url(answer, policy, target.url)
@@ -69,6 +71,15 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
             raise InputError(f"{target.host} redirects from https to {following.scheme}; give the final URL")
         target = following
     raise InputError(f"{target.host} redirects more than {policy.max_redirects} times (media: max_redirects)")
+
+
+def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputError:
+    """Return the error of a failed fetch. Its reason would map the network of the engine, so it goes to the log."""
+    reason = " ".join((str(error) or type(error).__name__).split())[:200]
+    if not policy.allow_private_hosts:
+        _log.info("fetching from %s failed: %s", target.host, reason)
+        reason = "it does not answer, or its address is not public; give bytes, or see media: allow_private_hosts"
+    return InputError(f"{target.host} cannot be fetched from ({reason})")
 
 
 def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
@@ -87,10 +98,14 @@ def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
         raise InputError(f"{url[:200]!r} is not an http or https URL with a host; give one, or bytes")
     if parts.username is not None or parts.password is not None:
         raise InputError("a URL with a user name or password is refused; fetch it yourself and give bytes")
+    port = port or _PORTS[scheme]
+    if policy.allowed_media_ports is not None and port not in policy.allowed_media_ports:
+        known = ", ".join(map(str, policy.allowed_media_ports))
+        raise InputError(f"port {port} may not be fetched from; the allowed ones are {known} (media: allowed_media_ports)")
     allowed = policy.allowed_media_domains
     if allowed is not None and host not in {_plain_name(name) for name in allowed}:
         raise InputError(f"{host} is not one of the domains that may be fetched from (media: allowed_media_domains)")
-    return _Target(full, scheme, host, port or _PORTS[scheme], path)
+    return _Target(full, scheme, host, port, path)
 
 
 def _plain_name(host: str) -> str:
@@ -154,8 +169,8 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
     found = _resolve(target, _patience(policy, deadline))
     for *_, place in found:
-        if not policy.allow_private_hosts and not _is_public(ipaddress.ip_address(str(place[0]))):
-            raise InputError(f"{target.host} has an address that is not public (media: allow_private_hosts)")
+        if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(place[0]))):
+            raise PermissionError(f"{place[0]} is not public")
     failure = OSError("the name has no address")
     for family, kind, protocol, _, place in found:
         stream = socket.socket(family, kind, protocol)
@@ -184,19 +199,6 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
         return found.result(seconds)
     except TimeoutError:
         raise TimeoutError("its name is not resolved in time") from None
-
-
-def _is_public(address: Address) -> bool:
-    """Return whether an address, and an IPv4 address embedded in it, is on the public internet."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return _is_public(address.ipv4_mapped)
-        if address in _NAT64:
-            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        inner = [address.sixtofour, *(address.teredo or ())]
-        if address not in _PUBLIC_V6 or not all(one is None or _is_public(one) for one in inner):
-            return False
-    return address.is_global and not address.is_multicast
 
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:

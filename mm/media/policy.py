@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import ConfigError
+from ..errors import ConfigError, short_repr
 from ..geometry import FrameSampling
 
 VIDEO_BACKENDS = ("pyav", "opencv")
@@ -46,6 +46,7 @@ class MediaPolicy:
         allowed_local_media_path: folder that `file:` URLs and paths inside messages must be in, after following links;
             None refuses them. Paths that Python code or the command line passes are not restricted.
         allowed_media_domains: host names that http(s) may fetch from (subdomains are not included); None: any.
+        allowed_media_ports: ports that http(s) may fetch from; None: any.
         allow_private_hosts: also fetch from private, loopback and link-local addresses.
         max_bytes: size of one encoded item, fetched, read or in a data: URL.
         timeout: seconds of each connect and each read of a fetch.
@@ -67,6 +68,7 @@ class MediaPolicy:
 
     allowed_local_media_path: str | None = None
     allowed_media_domains: tuple[str, ...] | None = None
+    allowed_media_ports: tuple[int, ...] | None = (80, 443)
     allow_private_hosts: bool = False
     max_bytes: int = 512 << 20
     timeout: float = 10.0
@@ -99,6 +101,14 @@ class MediaPolicy:
             )
         if isinstance(self.allowed_media_domains, str):
             raise ConfigError("allowed_media_domains is a list of host names, not one text", param="allowed_media_domains")
+        ports = self.allowed_media_ports
+        if ports is not None and not (
+            isinstance(ports, tuple | list) and all(type(port) is int and 0 < port < 65536 for port in ports)
+        ):
+            raise ConfigError(
+                f"allowed_media_ports is {short_repr(ports)}; give whole numbers from 1 to 65535, or None for any port",
+                param="allowed_media_ports",
+            )
         for name in self.allowed_media_domains or ():
             _host(name)
 

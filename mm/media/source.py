@@ -7,6 +7,7 @@ import binascii
 import os
 import re
 import stat
+from collections.abc import Callable
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import InputError, typed
@@ -95,17 +96,31 @@ def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
         raise InputError(f"the file {path[:200]!r} cannot be read ({error})") from None
     if os.path.commonpath((real, base)) != base:
         raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path")
-    return _read_file(real, policy, path, os.O_NOFOLLOW)
+    return _read_file(path, policy, lambda flags: _open_beneath(base, os.path.relpath(real, base), flags))
 
 
-def _read_file(path: str | bytes, policy: MediaPolicy, written: str | None = None, flags: int = 0) -> bytes:
+def _open_beneath(base: str, path: str, flags: int) -> int:
+    """Open a path without links below a folder. A folder that has become a link since it was checked is not followed."""
+    *folders, name = path.split(os.sep)
+    at = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _read_file(path: str | bytes, policy: MediaPolicy, opener: Callable[[int], int] | None = None) -> bytes:
     """Read a regular file. Pipes and devices could block forever, so the file is opened without waiting.
 
-    `written` replaces the path in errors: the sender of a message must not learn where the root is.
+    `opener` opens it with the given flags if `path` is only what errors show: a sender must not learn where the root is.
     """
-    name = repr(str(path if written is None else written)[:200])
+    name, flags = repr(str(path)[:200]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+        handle = os.open(path, flags) if opener is None else opener(flags)
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):

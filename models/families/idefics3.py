@@ -13,8 +13,8 @@ from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
 from ..text.stacks import stack_of
 from ..tower_model import TowerModel
-from ..vision.encoders import encoder_spec
-from ..vision.spec import TableSpec
+from ..vision.encoders import encoder_spec, with_defaults
+from ..vision.spec import TableSpec, TowerSpec
 
 _ENCODER = "siglip_vision_model"
 _VISION = {
@@ -36,9 +36,14 @@ class Idefics3(TowerModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         stack = stack_of(config)
         text = decoder_spec(config, replace(stack, defaults={**stack.defaults, "rms_norm_eps": 1e-5}))
-        vision = {**_VISION, **require(config, "vision_config"), "model_type": _ENCODER}
-        table = TableSpec(positive_int(vision, "image_size") // positive_int(vision, "patch_size"), fit="buckets")
         merge = config.get("scale_factor", 2)
-        tower = encoder_spec(vision, _ENCODER, table=table, merge=merge, post_norm=True)
+        tower = bucketed_tower({**_VISION, **require(config, "vision_config")}, merge)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("proj",), group=merge**2, bias=False)
         super().__init__(text, tower, projector, dtype, device)
+
+
+def bucketed_tower(vision: Mapping[str, Any], merge: int = 1) -> TowerSpec:
+    """Return SigLIP's tower for images of many sizes, with bucketed position embeddings, from a vision config."""
+    vision = with_defaults({**vision, "model_type": _ENCODER}, _ENCODER)
+    table = TableSpec(positive_int(vision, "image_size") // positive_int(vision, "patch_size"), fit="buckets")
+    return encoder_spec(vision, _ENCODER, table=table, merge=merge, post_norm=True)

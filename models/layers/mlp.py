@@ -12,7 +12,7 @@ from .linear import Linear
 
 
 class GatedMlp(TensorModule):
-    """`down(act(gate(x)) * up(x))`, `[rows, dim] -> [rows, dim]`.
+    """`down(act(gate(x)) * up(x))`, `[rows, dim] -> [rows, out]`, where `out` is `dim` unless it is given.
 
     `fused`: the checkpoint stores gate and up as one matrix, `gate_up_proj`.
     """
@@ -27,20 +27,21 @@ class GatedMlp(TensorModule):
         *,
         act: str = "silu",
         fused: bool = False,
+        out: int | None = None,
     ) -> None:
         super().__init__()
         self.act = act
         shards = {"gate_up_proj": 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
         self.gate_up = Linear(dim, shards, bias, dtype, device)
-        self.down = Linear(inner, {"down_proj": dim}, bias, dtype, device)
+        self.down = Linear(inner, {"down_proj": out or dim}, bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored; `layers.moe` uses it."""
         return self.down(act_and_mul(self.act, self.gate_up(x)))
 
 
-def gated_mlp_bytes(width: int, inner: int, ops: OpBytes) -> int:
+def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None) -> int:
     """Return the bytes per row alive in GatedMlp, without its input. In torch the activated gate is a tensor of its own."""
     s, rows = ops.dtype.itemsize, ops.limits.rows
     gate = 0 if ops.fused("act_and_mul") else inner * s
-    return max(ops.mlp(width, 2 * inner, inner, rows), ops.linear_result(2 * inner, rows) + inner * s + gate)
+    return max(ops.mlp(width, 2 * inner, inner, rows, out), ops.linear_result(2 * inner, rows) + inner * s + gate)

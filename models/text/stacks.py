@@ -15,6 +15,12 @@ from .spec import hw_interleaved_sections
 
 _BASE = {"vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 _LLAMA = _BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
 _QWEN = _BASE | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -157,7 +163,7 @@ _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 
 STACKS: Mapping[str, Stack] = {
     "llama": Stack(_LLAMA),
-    "mistral": Stack(_LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}),
+    "mistral": Stack(_MISTRAL),
     "qwen2": Stack(_QWEN, bias=True, out_bias=False),
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),
     "qwen3_moe": Stack(_QWEN_MOE, qk_norm="head"),

@@ -213,8 +213,8 @@ def _natural_order(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
     return out
 
 
-def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in VisionTower and a projector after it, for so many patches in one call, pixels included."""
+def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Return the bytes alive in VisionTower and the projector after it, if any, for so many patches, pixels included."""
     ops = OpBytes(dtype, limits)
     row, states = c.width * dtype.itemsize, len(c.states)
     rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
@@ -225,7 +225,7 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec, dtype: torch.dty
     reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(row + kept + norm, reordered)
-    projector = projector_bytes(out, states, patches, dtype, limits)
+    projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, positions, rows of patches
     if not ops.fused("varlen_attention"):
         held += ops.torch_attention_tiles(patches, c.head_dim)

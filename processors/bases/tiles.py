@@ -30,7 +30,7 @@ class TileSpec(PixelSpec):
     merge: int = 1
 
     def __post_init__(self) -> None:
-        if any(side < self.patch * self.merge for side in self.tiling.plan(1, 1).views[0].tile_size):
+        if any(side < self.patch * self.merge for side in self.tiling.plan(2, 2).views[0].tile_size):
             raise ConfigError(f"a tile of this model holds no {self.merge} x {self.merge} patches of {self.patch} pixels")
 
 

@@ -1,4 +1,4 @@
-"""A deterministic toy model behind models.interface.Model, and sequences made for it."""
+"""A deterministic toy model behind `models.interface.Model`, and requests for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ToyModel:
     recordable = True
 
     def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
-        """`levels`: of its encoder rows; those after the first are added after a layer each. `window`: of its last layer."""
+        """`levels`: deepstack levels of an encoder row. `window`: of the last layer."""
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
         self.row_size = 8 * levels
         self.cache_specs = [CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2]
@@ -97,7 +97,7 @@ class ToyModel:
 
 
 class Stack(DecoderModel):
-    """A decoder of ours with random weights: a window and a soft cap, all keys, latent rows. Items as the toy's."""
+    """A decoder with random weights and four kinds of layers: window with soft cap, full, latent. Items are the toy's."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         rope, latent = RopeSpec(10000.0, 16, (0,) * 8), RopeSpec(10000.0, 8, (0,) * 4)
@@ -132,7 +132,12 @@ def make_core(
     async_scheduling: bool = False,
     late: int = 0,
 ) -> EngineCore:
-    """An engine around the toy; `encoder_rows` fit into its encoder cache. `late`: looks that a call beside steps needs."""
+    """Return a core around the toy.
+
+    Args:
+        encoder_rows: capacity of the encoder cache.
+        late: polls until an encoder call that runs beside steps is done.
+    """
     model = model or ToyModel()
     specs = [group.spec for group in group_layers(model.cache_specs)]
     num_blocks = [blocks] * len(specs)
@@ -156,7 +161,7 @@ def make_core(
 
 
 class Late:
-    """An event that is there at the n-th look, or once somebody waits for it."""
+    """An event that is done after `looks` polls, or when it is waited for."""
 
     def __init__(self, looks: int) -> None:
         self.left, self.recorded = looks, False
@@ -173,7 +178,7 @@ class Late:
 
 
 def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiModalFeature:
-    """`rows` encoder rows at `offset`; with `edges` a token before and after them belongs to the item, too."""
+    """Return an item of `rows` encoder rows at `offset`; with `edges`, it also has a token before and after them."""
     mask = torch.tensor([False, *[True] * rows, False]) if edges else None
     where = PlaceholderRange(offset, rows + 2 * edges, mask)
     kwargs = {"seed": FieldElem(torch.tensor(seed), BatchedField()), "rows": FieldElem(torch.tensor(rows), BatchedField())}
@@ -181,7 +186,7 @@ def item(offset: int, rows: int, seed: int = 1, edges: bool = False) -> MultiMod
 
 
 def pair(offset: int, rows: int, seed: int = 1) -> list[MultiModalFeature]:
-    """Two items of `rows` and `rows + 1` encoder rows that share a range, by turns, with a token before and after them."""
+    """Return two items of `rows` and `rows + 1` encoder rows that alternate in one range, with a token before and after."""
     mask = torch.tensor([False, *[True, False] * rows, False, False])
     other = torch.tensor([False, *[False, True] * rows, True, False])
     one, two = item(offset, rows, seed), item(offset, rows + 1, seed + 1)
@@ -192,7 +197,7 @@ def pair(offset: int, rows: int, seed: int = 1) -> list[MultiModalFeature]:
 
 
 def make_request(name: str, rng: random.Random, media: bool = True, hold_open: bool = False, **params) -> EngineRequest:
-    """A random prompt of 1-30 text tokens with up to two items."""
+    """Return a request for a random prompt of 1-30 text tokens with up to two items."""
     tokens, features = [], []
     for _ in range(rng.randint(0, 2) if media else 0):
         tokens += [rng.randrange(4, 101) for _ in range(rng.randint(0, 5))]
@@ -207,7 +212,7 @@ def make_request(name: str, rng: random.Random, media: bool = True, hold_open: b
 
 
 def drain(core: EngineCore, limit: int = 2000) -> dict[str, list]:
-    """Step until nothing is left to compute: every output by request."""
+    """Step until nothing is left to compute. Return the outputs by request."""
     outputs: dict[str, list] = {}
     for _ in range(limit):
         if not (core.scheduler.waiting or core.scheduler.running):
@@ -215,7 +220,7 @@ def drain(core: EngineCore, limit: int = 2000) -> dict[str, list]:
             return outputs
         for output in core.step().outputs:
             outputs.setdefault(output.request_id, []).append(output)
-    raise AssertionError("the engine did not come to rest")
+    raise AssertionError("the engine did not become idle")
 
 
 def tokens_of(outputs: list) -> list[int]:
@@ -223,7 +228,7 @@ def tokens_of(outputs: list) -> list[int]:
 
 
 def alone(request: EngineRequest, model: ToyModel | None = None, prompt_attention: str = "causal") -> tuple[list[int], str]:
-    """The answer of an engine that has nothing else to do, and why it ended."""
+    """Return the answer and finish reason of a request in a core that serves nothing else."""
     core = make_core(blocks=64, budget=500, caching=False, model=model, prompt_attention=prompt_attention)
     core.add(request)
     outputs = drain(core)[request.request_id]
@@ -231,13 +236,13 @@ def alone(request: EngineRequest, model: ToyModel | None = None, prompt_attentio
 
 
 def of(name: str, tokens, features=(), **changes) -> EngineRequest:
-    """A request for four tokens after these."""
+    """Return a request for four tokens after these."""
     request = make_request(name, random.Random(0), media=False, max_tokens=4, ignore_eos=True)
     return replace(request, prompt_token_ids=tuple(tokens), features=tuple(features), **changes)
 
 
 def scheduled(core: EngineCore) -> tuple[dict[str, int], list[str]]:
-    """Tokens by request and hashes to encode of the next step, which then runs."""
+    """Run the next step. Return its tokens by request and the hashes that it encodes."""
     seen = []
     schedule = core.scheduler.schedule
     core.scheduler.schedule = lambda: seen.append(schedule()) or seen[0]
@@ -260,7 +265,7 @@ def assert_empty(core: EngineCore) -> None:
 
 @pytest.fixture(scope="session")
 def toy():
-    """Everything above, for test files that cannot import it."""
+    """Everything above, as one fixture."""
     names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "of")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty", "Late")
     return SimpleNamespace(**{name: globals()[name] for name in names})

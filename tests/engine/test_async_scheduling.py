@@ -1,4 +1,4 @@
-"""Steps that start before the tokens of the one before are known: what they give, when there are some, what they forget."""
+"""Async scheduling: steps that start before the tokens of the previous step are known."""
 
 import random
 from dataclasses import replace
@@ -12,7 +12,7 @@ from sensorium.mm.errors import ConfigError, InputError
 
 
 def started(core):
-    """Names and first tokens of every step that the runner starts from now on."""
+    """Record requests and first tokens of every step that the runner starts."""
     seen, execute_model = [], core.runner.execute_model
 
     def look(output, after=None):
@@ -42,7 +42,7 @@ def test_answers_are_the_same_and_every_decode_step_starts_early(toy, chunk):
 
 
 def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
-    """The end of an answer is seen a step late; its sequence goes on as if it had not been."""
+    """The end of an answer is seen one step late; the row that was computed meanwhile is dropped."""
     rng = random.Random(5)
     request = toy.make_request("live", rng, hold_open=True, max_tokens=30)
     stop = toy.alone(toy.of("x", request.prompt_token_ids, request.features))[0][2]
@@ -145,7 +145,7 @@ def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
         core.add(toy.make_request(name, random.Random(1), max_tokens=6, ignore_eos=True, **options))
     toy.drain(core)
     assert core.stats.steps_ahead == 0
-    for i in range(3):  # one more than there are seats for: nobody can start before somebody ends
+    for i in range(3):  # one more than max_num_seqs: the last one waits until another ends
         core.add(toy.make_request(f"r{i}", random.Random(i), max_tokens=6, ignore_eos=True))
     toy.drain(core)
     assert core.stats.steps_ahead > 0
@@ -173,7 +173,7 @@ def test_the_option_is_yes_no_or_none(checkpoint):
 
 
 class Late:
-    """A stream whose copies read their memory only when somebody waits."""
+    """A stream whose copies read their source only when they are waited for."""
 
     def __init__(self):
         self.copies = []
@@ -213,7 +213,7 @@ def test_memory_is_not_written_while_it_is_read():
                 size = (int(rng.integers(0, 40_000 if step == 5 else 300)), 2)
                 array = rng.integers(0, 1 << 30, size).astype(rng.choice([np.int64, np.int32]))
                 sent.append((array.copy(), staging(array)))
-                array[:] = -1  # it is the caller's again
+                array[:] = -1  # the caller may reuse it
     for _ in range(2):
         with staging:
             pass

@@ -1,4 +1,4 @@
-"""Rules about single tokens: against transformers' processors, alone and in batches, and from generation_config.json."""
+"""Built-in logits processors against transformers', alone, in batches, and from generation_config.json."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None
     )
     theirs = WhisperTimeStampLogitsProcessor(config, begin_index=3)
     given = logits(seed=seed)
-    given[::2, FIRST:] += 2 * (seed % 2)  # with and without a time that is likelier than all words
+    given[::2, FIRST:] += 2 * (seed % 2)  # with and without a timestamp that is likelier than all text tokens
     ours = given.clone()
     assert apply_processors([[TimestampRules(**RULE | {"latest": latest})] for _ in ANSWERS], ANSWERS, ours) == {}
     for answer, mine, row in zip(ANSWERS, ours, given, strict=True):

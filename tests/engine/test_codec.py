@@ -1,4 +1,4 @@
-"""Every message survives the way through bytes."""
+"""Every message survives a round trip through bytes."""
 
 from dataclasses import fields, is_dataclass, replace
 
@@ -96,7 +96,7 @@ def test_what_is_no_message_is_refused():
 
 
 def test_an_engine_fed_through_bytes_gives_the_same(toy):
-    """The worker sees only decoded SchedulerOutputs and answers in bytes: it could be another process."""
+    """The worker gets decoded SchedulerOutputs and returns encoded StepOutputs, as in another process."""
     import random
 
     def run(through_bytes):

@@ -1,6 +1,7 @@
-"""Options and checkpoint files that contradict themselves are one-line errors; the memory plan is a closed form."""
+"""Wrong options and checkpoint files give errors of one line; the memory plan is computed from sizes alone."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_devices():
 
 
 def test_a_gpu_has_a_number(monkeypatch):
-    """`torch.cuda.set_device` refuses one without, and in another thread it would mean another."""
+    """`torch.cuda.set_device` needs an index, and "cuda" means another device in another thread."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, number in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
@@ -124,6 +125,19 @@ def test_the_fingerprint_follows_config_and_weights(tmp_path):
     assert len({one, two, load_model_files(write(tmp_path, config={"a": 2})).fingerprint}) == 3
 
 
+def test_the_content_digest_reads_every_byte_of_the_weights(tmp_path):
+    weights = write(tmp_path, config={"a": 1}) / "model.safetensors"
+    weights.write_bytes(b"x" * 3_000_000)
+    files, times = load_model_files(tmp_path), (weights.stat().st_atime_ns, weights.stat().st_mtime_ns)
+    known = files.content_digest()
+    assert files.content_digest() == known
+    weights.write_bytes(b"x" * 1_500_000 + b"y" + b"x" * 1_499_999)
+    os.utime(weights, ns=times)  # as package stores do that normalise times
+    other = load_model_files(tmp_path)
+    assert other.fingerprint == files.fingerprint
+    assert other.content_digest() != known
+
+
 @pytest.mark.parametrize("name", ["config", "preprocessor_config", "processor_config", "tokenizer_config"])
 def test_remote_code_is_refused_by_name(tmp_path, name):
     write(tmp_path, config={"architectures": ["A"]})
@@ -142,7 +156,7 @@ def test_remote_code_in_a_list_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ["config", "processor_config"])
 @pytest.mark.parametrize("known", ["A", "Qwen2VLForConditionalGeneration"])
 def test_json_that_nests_without_end_is_refused(tmp_path, kind, name, known):
-    """Below what the reader of JSON itself refuses: whatever walks it later must not fail instead."""
+    """The nesting is below the limit of the JSON parser, but too deep for later recursion."""
     opened, closed = ('{"a":', "}") if isinstance(kind, dict) else ("[", "]")
     write(tmp_path, config={"architectures": [known]})
     for depth in (100, 900):

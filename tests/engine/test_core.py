@@ -84,7 +84,7 @@ def test_truncate_while_running_goes_on_from_there(toy):
 
 @pytest.mark.parametrize("keep", [2, 5, 6, 7, 11])
 def test_a_prompt_cut_while_it_is_computed_has_its_log_probabilities(toy, keep):
-    """Those of what stayed, once; of a prompt that was told already, none."""
+    """Log probabilities of the kept tokens come once; those of a prompt that were sent before do not come again."""
     prompt = tuple(range(5, 17))
 
     def told(core, steps):
@@ -138,7 +138,7 @@ def test_truncate_drops_items_behind_and_refuses_to_cut_one(toy):
     turn(toy, core, "r")
     with pytest.raises(InputError, match="not inside"):
         core.truncate("r", 8)
-    core.truncate("r", 5)  # right at the end of the first item, whose last row is needed again
+    core.truncate("r", 5)  # at the end of the first item, whose last row is needed again
     core.append("r", [50])
     assert turn(toy, core, "r") == fresh(toy, request, (*ids[:5], 50), features[:1])
     with pytest.raises(InputError, match="keep 1 or more"):
@@ -183,7 +183,7 @@ def test_a_name_is_free_again_after_an_abort(toy):
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_append_with_an_adapter_equals_a_fresh_run_with_it(toy, chunk, running):
-    """All of it is computed anew, then it goes on with the adapter; beside it one goes on without."""
+    """The whole sequence is computed again with the adapter, while another one continues without."""
     rng = random.Random(4)
     core = toy.make_core(budget=chunk)
     request = toy.make_request("live", rng, hold_open=True, max_tokens=6, ignore_eos=True)
@@ -224,10 +224,10 @@ def test_unknown_sequences_are_named(toy):
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), blocks=st.integers(26, 40), chunk=st.integers(1, 40))
 def test_many_live_sequences_in_a_small_pool(toy, seed, blocks, chunk):
-    """Held sequences are continued and rolled back at random moments while others come and go."""
+    """Sequences that are held open are continued and rolled back at random steps while other requests run."""
     rng = random.Random(seed)
     core = toy.make_core(blocks=blocks, budget=chunk, seqs=3, max_len=100)
-    given_to: dict[str, tuple] = {}  # name -> request, tokens and items before the answer under way
+    given_to: dict[str, tuple] = {}  # name -> request, tokens and items before the current answer
     answers: dict[str, list[int]] = {}
     for i in range(4):
         request = toy.make_request(f"r{i}", rng, hold_open=True, ignore_eos=True, max_tokens=rng.randint(1, 6))
@@ -292,7 +292,7 @@ LOOP = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6)
 
 
 def looping(toy):
-    """An engine whose model says 20, then 30 31 30 31 ... whatever it is asked."""
+    """Return a core whose model generates 20, then 30 31 30 31 ... for every prompt."""
     core = toy.make_core()
     real = core.runner.model.forward
 

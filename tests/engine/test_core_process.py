@@ -34,7 +34,7 @@ def make(**options) -> LLM:
 
 
 def descriptors() -> set[str]:
-    """What this process has open."""
+    """Return the open file descriptors of this process."""
     gc.collect()
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -46,7 +46,7 @@ def descriptors() -> set[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """True unless the process has ended; a zombie counts as alive."""
+    """Return True unless the process has ended; a zombie counts as alive."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -81,7 +81,7 @@ def test_statistics_are_those_of_the_child(llm):
 
 @pytest.mark.parametrize("image", [False, True])
 def test_a_killed_child_fails_every_request_in_flight(image):
-    """In the middle of an answer, or in the middle of a prompt; nothing waits, and nothing stays behind."""
+    """The child is killed during an answer or during a prompt; no caller hangs and nothing leaks."""
     before = descriptors()
     kill_in_flight(make(max_num_batched_tokens=16), image)
     assert descriptors() <= before
@@ -144,7 +144,7 @@ def test_a_child_that_dies_idle_is_noticed_by_the_next_request():
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "llm.close()", "del llm", ""])
 def test_the_child_ends_with_its_parent(end):
-    """However the parent ends, in the middle of an answer."""
+    """The child ends however the parent ends during an answer."""
     program = f"""
 import os, signal, warnings
 warnings.simplefilter("ignore")
@@ -219,7 +219,7 @@ def test_logits_processors_are_imported_by_the_child(llm, tmp_path, monkeypatch)
 
     register_logits_processor("only in a module", module.Only)
     register_logits_processor("only here", lambda token: OnlyToken(token))
-    with make() as fresh:  # the child looks where its parent looked when it started
+    with make() as fresh:  # the child searches the parent's sys.path
         params = SamplingParams(max_tokens=3, ignore_eos=True, logits_processors={"only in a module": {"token": 70}})
         (output,) = fresh.generate("user 1", params, use_tqdm=False)
         assert output.outputs[0].token_ids == (70, 70, 70)

@@ -1,4 +1,4 @@
-"""Errors of exhausted memory are told from others."""
+"""Errors of exhausted memory are recognised."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Callers' own processors: by name, with arguments, row by row or together, and each on its own request's account."""
+"""Registered logits processors: names, arguments, rows and batches; an error fails its own request only."""
 
 import sys
 

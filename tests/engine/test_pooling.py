@@ -1,4 +1,4 @@
-"""Prompts that are asked for a vector or for logits, beside prompts that are asked for an answer."""
+"""Requests for a vector or for logits, beside requests for an answer."""
 
 from __future__ import annotations
 

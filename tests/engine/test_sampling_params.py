@@ -1,4 +1,4 @@
-"""Sampling parameters refuse what cannot be meant, in one line with value and limit."""
+"""Sampling parameters refuse invalid values in one line with the value and the limit."""
 
 import pytest
 from sensorium.engine.sampling_params import SamplingParams, from_generation_config

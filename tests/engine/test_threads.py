@@ -1,4 +1,4 @@
-"""Each thread computes with as many threads as it was told to, whatever others were told."""
+"""Each thread keeps its own number of torch's threads."""
 
 import threading
 
@@ -28,7 +28,7 @@ def test_a_thread_keeps_its_number():
     try:
         loop, go_on, found = seen_in_a_thread(2, first=first)
         first.wait(60)
-        worker = threading.Thread(target=use_threads, args=(1,))  # sets what later threads begin with
+        worker = threading.Thread(target=use_threads, args=(1,))
         worker.start()
         worker.join()
         go_on.set()
@@ -36,6 +36,15 @@ def test_a_thread_keeps_its_number():
         assert found == [2]
     finally:
         use_threads(before)
+
+
+def test_threads_that_start_later_are_not_affected():
+    found = []
+    for work in (lambda: use_threads(1), lambda: found.append(torch.get_num_threads())):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [torch.get_num_threads()]
 
 
 def test_work_in_passing_has_the_callers_number_and_its_errors():

@@ -18,6 +18,7 @@ from sensorium.mm.tiling import (
     EdgeTiles,
     FixedSize,
     PanAndScan,
+    QuarterTiles,
     Resize,
     fit,
     unpad,
@@ -129,6 +130,25 @@ def test_rows_of_tiles_by_the_longest_edge(longest, tile):
         assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
         assert plan.views[-1].tile_size == (tile, tile)
     assert EdgeTiles(longest, tile, split=False).plan(500, 900).num_tiles == 1
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(378, 980), (42, 112), (336, 336)])
+def test_quarters(shortest, longest):
+    from transformers.image_utils import SizeDict
+    from transformers.models.idefics2 import image_processing_idefics2 as published
+
+    policy, bounds = QuarterTiles(shortest, longest), SizeDict(shortest_edge=shortest, longest_edge=longest)
+    for size in GRID:
+        if min(size) < 2:
+            with pytest.raises(InputError, match="do_image_splitting=False"):
+                policy.plan(*size)
+            continue
+        plan = policy.plan(*size)
+        views = published.Idefics2ImageProcessor.split_images(None, picture(size)[None])[0]
+        assert [view.tile_size for view in plan.views] == [
+            published.get_resize_output_image_size(view, bounds) for view in views
+        ], size
+        assert plan.views[-1:] == QuarterTiles(shortest, longest, split=False).plan(*size).views
 
 
 @pytest.mark.parametrize(("least", "most", "ratio"), [(256, 4, 1.2), (1, 8, 1.0), (448, 2, 2.0), (97, 3, 1.5)])

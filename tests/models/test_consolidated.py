@@ -282,6 +282,7 @@ def test_kinds_are_told_apart():
     params = {"dim": 8, "hidden_dim": 9, "n_layers": 1, "n_heads": 2, "vocab_size": 99, "vision_encoder": {"hidden_size": 8}}
     kind, config = hub_config(params)
     assert (kind, config["spatial_merge_size"]) == ("images", 1)
+    assert config["text_config"]["sliding_window"] is None  # a missing key means no window, unlike in the Hub's layout
     encoder = {"dim": 8, "n_layers": 1, "hidden_dim": 32, "n_heads": 2}
     heard = {"vision_encoder": None, "multimodal": {"whisper_model_args": {"encoder_args": encoder}}}
     kind, config = hub_config(params | heard)

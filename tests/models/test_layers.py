@@ -11,6 +11,7 @@ from sensorium.mm.errors import ConfigError
 from sensorium.models.config import decoder_spec
 from sensorium.models.families.qwen2_vl import Qwen2VL, Qwen25VL
 from sensorium.models.layers.linear import Linear, LmHead
+from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.positions import plan_layout
 from sensorium.models.weights import quantize
 
@@ -96,6 +97,13 @@ def test_contradictions_of_towers_are_named(model: type, tower: dict[str, object
 def test_a_window_that_no_layer_uses_is_no_window() -> None:
     unused = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8}
     assert decoder_spec(TEXT | unused) == decoder_spec(TEXT)
+
+
+def test_a_mistral_decoder_has_windows_unless_the_config_says_null() -> None:
+    """Like transformers, whose config.json leaves out values that are the default."""
+    text, stack = {**TEXT, "num_key_value_heads": 2}, STACKS["mistral"]
+    assert decoder_spec(text, stack).layers[0].attention.window == 4096
+    assert decoder_spec({**text, "sliding_window": None}, stack).layers[0].attention.window is None
 
 
 def test_heads_give_float32() -> None:

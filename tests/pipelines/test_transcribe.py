@@ -226,7 +226,7 @@ def test_errors_of_a_model_without_chat_template_name_transcribe(llm: LLM) -> No
         lambda: llm.ocr(b"image"),
     ]
     for ask in asking:
-        with pytest.raises(InputError, match=r"no chat template; this model writes down speech: ask it with transcribe"):
+        with pytest.raises(InputError, match=r"no chat template; this model transcribes speech: call transcribe"):
             ask()
 
 

@@ -1,7 +1,7 @@
 """Collects every module twice: with the core in this process, and with the core in a process of its own.
 
-The second form leaves out tests that reach into the core (marked `in_process`, or made with the toy model). The usual run takes
-two modules of it, `-m full` takes all.
+The second form leaves out tests that reach into the core: they are marked `in_process` or use the toy model. The usual run has
+two modules in the second form, `-m full` has all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REACHING = ("test_batch_invariance.py", "test_faults.py", "test_histories.py", "
 
 
 class ProcessModule(pytest.Module):
-    """A module's tests with `engine_process=True` wherever an LLM is made without saying so."""
+    """A module's tests with `engine_process=True` as the default of LLM."""
 
     def collect(self) -> Iterable[Any]:
         for item in super().collect():

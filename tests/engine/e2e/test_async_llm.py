@@ -1,4 +1,4 @@
-"""Coroutines at one engine: deltas that join, slow readers, cancelled tasks, several event loops, and nothing left behind."""
+"""AsyncLLM: deltas, slow consumers, cancelled tasks, several event loops, and freed memory."""
 
 import asyncio
 import random
@@ -299,7 +299,7 @@ def test_a_stop_string_ends_a_turn_of_a_live_session(llm):
 
 
 def test_what_is_urgent_is_first(llm):
-    """All are asked before any is begun, and one is served at a time."""
+    """All requests are submitted before the first step, and one is served at a time."""
     with LLM(MODEL, max_model_len=256, max_num_seqs=1) as one:
         hold_until_prepared(one, 2)
         ended = []

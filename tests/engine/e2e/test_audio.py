@@ -1,4 +1,4 @@
-"""Sound through the whole engine: every form it may come in, and what is refused."""
+"""Audio through the whole engine: every input form, and what is refused."""
 
 from __future__ import annotations
 

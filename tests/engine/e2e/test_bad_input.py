@@ -1,4 +1,4 @@
-"""What a caller can get wrong ends in one typed line, the rest of the batch is answered, and threads may share an LLM."""
+"""A caller's mistake gives a typed error of one line, and the rest of the batch is answered. Threads may share an LLM."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_empty_conversation_and_failing_template(llm: LLM) -> None:
 
 
 def test_threads_share_one_llm(llm: LLM) -> None:
-    """Each gets the answers it would get alone, and nothing stays behind."""
+    """Each thread gets the answers it would get alone, and the engine is idle afterwards."""
     prompts = [asked(SLOT + f"def f{i}(x):", image=picture(i)) for i in range(6)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
@@ -255,10 +255,10 @@ def test_a_bug_in_reading_a_prompt_is_told_as_one(
 
 @pytest.mark.in_process
 def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two callers share a step that is cut: both get a typed end, the next call works."""
+    """Two callers share an interrupted step: both get a typed error, and the next call works."""
     core, broken = llm._engine_loop.core, []
     monkeypatch.setattr(core, "step", core.step)
-    hold_steps(core, lambda: broken or heard(llm._engine_loop))  # so that there are steps left to cut
+    hold_steps(core, lambda: broken or heard(llm._engine_loop))  # so that steps are left to interrupt
     other = llm.stream("def f(x):", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     next(other)
 
@@ -297,7 +297,7 @@ def test_a_cache_without_room_is_named_with_what_would_do(checkpoint: Path) -> N
 
 
 def test_code_beside_the_weights_is_never_run(checkpoint: Path, tmp_path: Path) -> None:
-    """Of an architecture of ours the JSON is read, whatever code it names."""
+    """The JSON files of a supported architecture are read even if they name code."""
     code = {"auto_map": dict.fromkeys(("AutoConfig", "AutoModel", "AutoProcessor", "AutoTokenizer"), "evil.Model")}
     folder = changed(checkpoint, tmp_path / "m", **code)
     for name in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
@@ -339,7 +339,7 @@ def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
 
 
 def test_company_does_not_change_an_answer_in_bfloat16() -> None:
-    """The shipped model, greedy: attention is chosen by an item's own shape."""
+    """The attention backend depends on the shape of the item alone."""
     llm = LLM(Path(__file__).parents[3] / "assets" / "tiny-vl", dtype="bfloat16")
     prompts = [f"user {i} moves left" for i in range(12)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -348,7 +348,7 @@ def test_company_does_not_change_an_answer_in_bfloat16() -> None:
 
 
 def test_answers_of_neighbouring_seeds_are_their_own(llm: LLM) -> None:
-    """The second of two answers to seed 5 is not the first to seed 6."""
+    """The second of two answers with seed 5 differs from the first with seed 6."""
 
     def sampled(seed: int, n: int) -> list[tuple[int, ...]]:
         params = SamplingParams(n=n, seed=seed, temperature=5.0, max_tokens=12, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""The same request gives the same bits: whatever runs beside it, however it is cut, and whatever was found in caches."""
+"""A request gives the same bits with any other requests, chunks and cache hits."""
 
 import itertools
 import random
@@ -32,7 +32,7 @@ def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
 
 
 def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -> list[Any]:
-    """Log probabilities of ours, which comes `lead` steps after its mates."""
+    """Return the log probabilities of one request, which is added `lead` steps after the others."""
     for mate in mates:
         core.add(mate)
     found: list[Any] = []
@@ -51,7 +51,7 @@ def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -
 
 @pytest.fixture(params=[None, "torch"])
 def kernels(request, monkeypatch):
-    """With the C++ kernels, where there are any, and without."""
+    """Run with the C++ kernels, if there are any, and without."""
     if request.param:
         ops = ("attention", "varlen_attention", "rms_norm", "rotary", "act_and_mul")
         monkeypatch.setenv("SENSORIUM_KERNELS", ",".join(f"{op}={request.param}" for op in ops))
@@ -82,7 +82,7 @@ def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, kernels, count):
             model=model,
             invariant=True,
         )
-        if warm:  # its picture, or all but the end of its prompt, has been seen
+        if warm:  # its image, or all but the end of its prompt, is cached
             run(core, replace(ours, request_id="before", prompt_token_ids=(*ours.prompt_token_ids[:-3], 5)), [], 0)
         got = run(core, ours, others[:mates], lead)
         assert got == expected, f"{mates} mates, {budget} rows a step, {lead} steps late, blocks of {block_size}, warm={warm}"
@@ -104,7 +104,7 @@ def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kernels):
-    """A decoder with a layer of each kind; its item is computed at once, the rest of the prompt cut anywhere."""
+    """The decoder has a layer of each kind. An item is computed in one step; the rest of the prompt is cut anywhere."""
     model, rng = toy.Stack(dtype), random.Random(3)
     drawn = [toy.make_request(f"mate{i}", random.Random(i), logprobs=3) for i in range(5)]
     text = [rng.randrange(4, 101) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""However a caller goes, nothing stays behind and nobody waits: forgotten, collected as garbage, closed at any moment."""
+"""Requests that are forgotten, garbage collected or closed at any moment free their memory, and no caller hangs."""
 
 import gc
 import threading
@@ -69,7 +69,7 @@ def test_a_session_is_cut_by_a_number(llm, wrong):
 
 @pytest.mark.parametrize("kind", ["stream", "live"])
 def test_the_collector_may_run_in_the_loop(llm, kind):
-    """What lies in a circle is closed by whichever thread the collector happens to run in."""
+    """Objects in a reference cycle are closed in the thread in which the garbage collector runs."""
     circle = [llm.stream("user 1 moves left", LONG) if kind == "stream" else llm.live("user 1 moves left", LONG)]
     if kind == "stream":
         next(circle[0])
@@ -84,7 +84,7 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
 
 
 def test_closed_while_the_loop_does_what_it_was_told(llm):
-    """The loop reads all commands at once, the one that wakes it to see the end among them."""
+    """The loop reads all commands at once, including the None that ends it."""
     begun, go = threading.Event(), threading.Event()
     llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(60)))
     assert begun.wait(60)

@@ -1,4 +1,4 @@
-"""One request breaks in one stage: it ends with a line that says what, where and what to do; the others see nothing of it."""
+"""A request that fails in any stage ends with an error of one line, and does not affect other requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Every block is free or cached, no sequence is known to anybody."""
+    """Check that every block is free or cached and that no sequence is left."""
     core = llm._engine_loop.core
     assert not core.scheduler.requests
     assert not core.runner.sequences
@@ -42,7 +42,7 @@ def assert_idle(llm: LLM) -> None:
 
 
 def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
-    """The error of `bad`, served among good ones whose answers are those without it."""
+    """Return the error of `bad`. Check that good requests beside it get the answers they get without it."""
     alone = [tokens(answers(llm, [prompt]))[0] for prompt in GOOD]
     outputs = answers(llm, [GOOD[0], bad, *GOOD[1:]], [GREEDY, params, GREEDY, GREEDY])
     failed = outputs.pop(1)
@@ -161,7 +161,7 @@ def test_logits_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, v
 
 
 def test_freed_blocks_poison_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values full of NaN are left in the few blocks there are; whoever gets those next reads none of them."""
+    """A failed request leaves NaN in the few KV-cache blocks; the next owner of these blocks reads none."""
     few = LLM(MODEL, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=4 * 4 * BLOCK_BYTES)
     alone = [tokens(answers(few, [prompt]))[0] for prompt in GOOD]
     forward_without_numbers(few, monkeypatch, float("nan"))
@@ -181,7 +181,7 @@ def test_rows_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_head_that_makes_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sequence of the step fails, each for itself, and the next step is served."""
+    """Every sequence of the step fails with its own error, and the next step works."""
     model = llm._engine_loop.core.runner.model
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute_logits", lambda hidden: torch.full((len(hidden), model.vocab_size), float("nan")))
@@ -206,7 +206,7 @@ def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ask again" in error
 
 
-@pytest.mark.parametrize("stop", [None, ["never"]])  # stop strings need the text at every step, else it is made at the end
+@pytest.mark.parametrize("stop", [None, ["never"]])  # with stop strings the text is decoded at every step, else at the end
 def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str] | None) -> None:
     token, real = llm.get_tokenizer().encode("~")[-1], StreamDecoder.push
 
@@ -221,7 +221,7 @@ def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]
 
 
 def test_no_media_wait_for_the_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever became of a request, its tensors are in no circle: they go when it goes, not some thousand requests later."""
+    """The tensors of a request are in no reference cycle, so they are freed with it."""
     poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     prompts = [*GOOD, asked(marked()), asked(png(picture(4))[:-300]), asked(picture(5), text="x" * 2000), asked(b"")]
     answers(llm, prompts)

@@ -1,4 +1,4 @@
-"""Random histories: whatever was batched, cut, shared, preempted, dropped or rolled back, a sequence reads as if alone."""
+"""Random histories of batches, chunks, cache hits, preemption and rollbacks: every answer equals the one alone."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,7 @@ COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "c
 
 
 class History(RuleBasedStateMachine):
-    """Prompts are drawn from few beginnings and few items, so that they share; pools are small, so that they fight."""
+    """Prompts have few beginnings and few items, so that they hit caches. Pools are small, so that sequences are preempted."""
 
     toy = None
     totals = dict.fromkeys(COUNTED, 0)
@@ -38,7 +38,7 @@ class History(RuleBasedStateMachine):
     def start(self, seed, budget, seqs, prompt_attention, reads, window, draws_there, **options):
         self.rng, self.prompt_attention = random.Random(seed), prompt_attention
         budget += {"causal": 0, "bidirectional_items": 10 + seqs, "bidirectional_prompt": 42 + seqs}[prompt_attention]
-        options["encoder_rows"] += {"bidirectional_prompt": 14}.get(prompt_attention, 6 * reads)  # what has to be there at once
+        options["encoder_rows"] += {"bidirectional_prompt": 14}.get(prompt_attention, 6 * reads)  # rows of one step
         self.model = lambda: self.toy.ToyModel(reads, window=window)
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prompt_attention=prompt_attention, model=self.model(), block_size=4, max_len=48, **options
@@ -46,7 +46,7 @@ class History(RuleBasedStateMachine):
         self.core.runner.draws_there = draws_there
         self.reads = reads
         self.count = 0
-        self.asked = {}  # name -> the sequence as a fresh prompt
+        self.asked = {}  # name -> the sequence as a new prompt
         self.answers = {}
         self.done = set()
 
@@ -124,7 +124,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: set(self.asked) - self.done)
     @rule(data=st.data())
     def refused(self, data):
-        """More than fits, while an answer is on its way, changes nothing."""
+        """Check that appending more than fits during an answer is refused and changes nothing."""
         name = data.draw(st.sampled_from(sorted(set(self.asked) - self.done)))
         with pytest.raises(InputError, match="max_model_len is 48"):
             self.core.append(name, [5] * 60)

@@ -1,4 +1,4 @@
-"""Inputs through `LLM`: header-only plans, names, options, ready-made rows, media made to fit, and one cache for all."""
+"""Inputs through `LLM`: plans from headers, uuids, options, precomputed embeddings, `fit`, and the cache of processed items."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_options_of_a_request_and_of_an_item(llm):
     frames = llm.plan({"multi_modal_data": {"video": [Media(CLIP, num_frames=4), CLIP]}})
     assert [len(plan.frames.indices) for plan in frames] == [4, 8]
     counted = llm.plan({"multi_modal_data": {"video": (CLIP, {"fps": 8.0})}}, mm_processor_kwargs={"num_frames": 6})
-    assert len(counted[0].frames.indices) == 6  # the checkpoint's fps gives way
+    assert len(counted[0].frames.indices) == 6  # it replaces the checkpoint's fps
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_name_stands_for_what_was_given(llm):
     missed = ask(llm, None, multi_modal_uuids={"image": ["dog"]})
     assert "Cache miss for image at index 0 but data is not provided" in missed.error.message
     other = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, mm_processor_kwargs={"max_pixels": 3136})
-    assert "Cache miss for image at index 0" in other.error.message  # other options are another item
+    assert "Cache miss for image at index 0" in other.error.message  # other options make it another item
     elsewhere = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant")
     assert "Cache miss for image at index 0" in elsewhere.error.message
     assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
@@ -186,7 +186,7 @@ def test_ready_made_rows_answer_as_their_picture_does(llm):
     assert mixed.outputs == ask(llm, given, image).outputs == ask(llm, image, image).outputs
     assert "need their grids" in ask(llm, rows.clone()).error.message
     assert ask(llm, given, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
-    given["image_embeds"].zero_()  # the caller's own memory
+    given["image_embeds"].zero_()  # this is the caller's memory
     assert ask(llm, None, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
     given["image_embeds"].copy_(rows)
     assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error.message

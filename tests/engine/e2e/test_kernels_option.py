@@ -1,4 +1,4 @@
-"""`LLM(kernels=...)`: one engine computes as it was told, others as ever; what is unknown or cannot run is refused."""
+"""`LLM(kernels=...)` chooses backends for one engine; unknown backends and backends that cannot run are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the device is the CPU itself, whose own way of processing is shut."""
+    """The CPU stands in for the device, and the CPU path of processing is disabled."""
     ask = "<|vision_start|><|{}_pad|><|vision_end|>What is written?"
     media = Path(__file__).parents[3] / "assets" / "media"
     prompts = [

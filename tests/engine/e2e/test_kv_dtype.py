@@ -1,4 +1,4 @@
-"""kv_cache_dtype: answers are the same however they come about, close to those of a cache of floats, in half the memory."""
+"""kv_cache_dtype: answers do not depend on batching, are close to those of a float cache, and take half the memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ROWS = load_rows()
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "gemma3", "whisper"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Family, Path]:
-    """A model of M-RoPE, one of windows and pictures that see themselves, one of cross-attention."""
+    """A model with M-RoPE, one with windows and bidirectional image spans, and one with cross-attention."""
     row = ROWS[request.param]
     return row, save(row, tmp_path_factory.mktemp("cache_dtype") / row.name)
 
 
 def questions(row: Family) -> list[dict[str, Any]]:
-    """Each comes back with another end, or as it was."""
+    """Return questions that are repeated, unchanged or with another end."""
     letter = "a" if "audio" in row.placeholders else "i"
     asked = [ask(row, letter, seed) for seed in (1, 2, 3)]
     return [replace(one, text=one.text + end).ours for end in ("", " + y", "") for one in asked]
@@ -46,7 +46,7 @@ def request_of(llm: LLM, name: str, prompt: dict[str, Any]) -> EngineRequest:
 def test_an_answer_is_the_same_however_it_comes_about(
     served: tuple[Family, Path], cache_dtype: str, kernels: str, toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone and whole; then in company, in pieces, behind what others left in the cache, and after it was put back."""
+    """An answer alone equals the one in a batch, in chunks, with cache hits and after preemption."""
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
     row, folder = served
     with LLM(folder, max_model_len=512, dtype="float32", device="cpu", kv_cache_dtype=cache_dtype, **row.options) as llm:
@@ -67,7 +67,7 @@ def test_an_answer_is_the_same_however_it_comes_about(
     items = [*(feature for one in requests for feature in one.features), *(one.cross for one in requests if one.cross)]
     longest = max(*(len(one.prompt_token_ids) + GREEDY.max_tokens for one in requests), *(f.range.num_embeds for f in items))
     budget = 23 if row.prompt_attention == "causal" else max(feature.range.length for feature in items) + 8
-    across = row.name == "whisper"  # what is read so takes the room, and is part of no prefix
+    across = row.name == "whisper"  # cross-attention keys fill the cache and are no part of a prefix
     core = toy.make_core(blocks=(1 + across) * (longest // 16) + 3, seqs=6, budget=budget, **options)
     assert answers(core, requests) == expected
     assert answers(core, requests[:2]) == {name: expected[name] for name in "01"}
@@ -104,7 +104,7 @@ def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> 
         requests.append(EngineRequest(str(seed), prepared.token_ids, GREEDY, (), prepared.features))
 
     def run(names: list[int], block_size: int = 16, budget: int = 4096, again: bool = False) -> list[Any]:
-        """Log probabilities of the first request."""
+        """Return the log probabilities of the first request."""
         sizes = {"blocks": 3200 // block_size, "block_size": block_size, "budget": budget, "max_len": 1024}
         core = toy.make_core(**sizes, encoder_rows=999, model=model, invariant=True)
         if again:
@@ -122,7 +122,7 @@ def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> 
 
 @pytest.mark.parametrize(("cache_dtype", "limit"), [("int8", 0.02), ("fp8", 0.1)])
 def test_logits_are_close_to_those_of_floats(checkpoint: Path, cache_dtype: str, limit: float) -> None:
-    """On average over the probable tokens of a prompt, as a share of how far their log probabilities lie apart."""
+    """The error is averaged over the likely tokens of a prompt, relative to the spread of their log probabilities."""
     rng = random.Random(0)
     prompt = {"prompt_token_ids": [rng.randrange(5, 600) for _ in range(200)]}
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=20)

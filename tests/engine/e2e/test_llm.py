@@ -1,4 +1,4 @@
-"""`LLM` on a small random checkpoint: prompts and chats in, answers out, errors in one line."""
+"""`LLM` on a small random checkpoint: prompts, conversations, streams and errors."""
 
 import base64
 import io

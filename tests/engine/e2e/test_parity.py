@@ -1,6 +1,6 @@
-"""Requests at random moments through engines of random size, on a small real model: each answers as it does alone.
+"""Requests at random steps through engines of random size, on small models: each answer equals the one alone.
 
-That the answers alone are the oracle's is the parity suite's (tests/models/families/test_parity.py).
+tests/models/families/test_parity.py compares the answers alone with transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROW = load_rows()["qwen2_5_vl"]
 
 
 def menu() -> list[dict[str, Any]]:
-    """Questions that begin alike and share pictures, so that blocks and encoder rows are found again."""
+    """Return questions that share beginnings and images, so that caches are hit."""
     pictures = [ask(ROW, "i", seed).data["image"][0] for seed in (1, 2, 3)]
     texts = ("def f(x): return x", "def f(x): return y + 1", "import os and the rest", "")
     begin = "class A: look at this and that one first, and then at the other one: "
@@ -34,7 +34,7 @@ def menu() -> list[dict[str, Any]]:
 
 
 def history(toy: Any, model: Any, requests: list[EngineRequest], rng: random.Random) -> tuple[dict[str, list], Any]:
-    """Some of the requests at random moments through an engine of random size; what each answered, and the counts."""
+    """Run some of the requests at random steps through an engine of random size. Return answers and statistics."""
     longest = max(len(request.prompt_token_ids) for request in requests) + ANSWER + 1
     block_size = rng.choice([4, 16])
     core = toy.make_core(

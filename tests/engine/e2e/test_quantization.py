@@ -1,4 +1,4 @@
-"""quantization="int8" and "fp8": the shipped model reads the shipped media in 8 bits as it does in floats."""
+"""quantization="int8" and "fp8": the shipped model gives the same answers for the shipped media as in floats."""
 
 from __future__ import annotations
 

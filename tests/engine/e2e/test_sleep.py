@@ -1,4 +1,4 @@
-"""An engine that sleeps holds next to no tensors, says so to who asks, and answers after waking as before."""
+"""A sleeping engine holds almost no tensors and refuses requests; after `wake_up` it answers as before."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def answers(llm: LLM, prompts: object = PROMPTS) -> list[tuple[int, ...]]:
 
 
 def held_by(llm: LLM) -> int:
-    """Bytes of weights, caches and encoder rows."""
+    """Return the bytes of weights, caches and encoder rows."""
     runner = llm._engine_loop.core.runner
     empty = runner.model.language_model.embed_tokens.weight.is_meta
     return (0 if empty else held(runner.model)) + given_bytes(runner.caches.tensors, runner.store.rows)
 
 
 def live_bytes() -> int:
-    """Of every tensor of this process that has memory."""
+    """Return the bytes of all CPU tensors of this process."""
     gc.collect()
     tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "cpu"]
     return sum(one.numel() * one.itemsize for one in tensors)
@@ -172,7 +172,7 @@ def test_waking_that_fails_takes_nothing(llm: LLM, monkeypatch: pytest.MonkeyPat
         patch.setattr(weights, "named_layers", read)
         with pytest.raises(InputError, match="too little memory") as caught:
             llm.wake_up()
-    assert caught.value is not None  # while somebody still looks at it
+    assert caught.value is not None  # while the error is still referenced
     assert llm.asleep
     assert models[0]() is None
     assert live_bytes() <= asleep + 4096

@@ -1,4 +1,4 @@
-"""One engine under mixed traffic: nothing good fails or differs, nothing restarts, nothing stays behind."""
+"""One engine under mixed traffic: no good request fails or differs, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import soak
 
 
 def assert_sound(report: soak.Report, count: int, least: int) -> None:
-    """`least`: how often everything that makes serving hard must have happened."""
+    """Check a report. `least`: how often each rare event must have happened."""
     counts, stats = report.counts, report.stats
     print(report.text())
     assert counts["asked"] == count
@@ -48,7 +48,7 @@ def twenty_thousand(seed: int) -> None:
 
 @pytest.mark.full
 def test_twenty_thousand_requests_of_a_seed_never_seen() -> None:
-    """In a process of its own: the memory of the tests before it is not the engine's."""
+    """Run in a process of its own, so that the memory of earlier tests does not count."""
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
     here = Path(__file__).parent
     env = {

@@ -1,4 +1,4 @@
-"""Whisper through the whole engine: the real tiny.en against transformers, and what a prompt that is read across may be."""
+"""Whisper through the whole engine: tiny.en against transformers, and the prompts of an encoder-decoder model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def features(folder: Path, samples: Any) -> torch.Tensor:
 
 @pytest.mark.shared
 def test_every_clip_is_heard_as_by_transformers(shared_data: Path) -> None:
-    """All clips in one batch; the oracle reads our features, which are its own to 1e-5."""
+    """All recordings run in one batch. transformers gets our features, which equal its own within 1e-5."""
     folder = shared_data / "whisper-tiny.en"
     sounds = [soundfile.read(shared_data / "speech" / f"{name}.flac", dtype="float32")[0] for name in CLIPS]
     model, processor = load_oracle(folder)
@@ -94,7 +94,7 @@ def test_a_sound_takes_rows_and_no_tokens(llm: LLM) -> None:
 
 
 def test_the_same_sound_is_encoded_once(whisper: Path) -> None:
-    """Another prompt about it finds its rows; the same prompt finds its keys, too."""
+    """Another prompt with the same audio hits the encoder cache; the same prompt also hits the prefix cache."""
     llm = LLM(whisper, block_size=4)
     for text in ("", " def f(x): return x", " def f(x): return x"):
         assert error(llm, asked(1, text)) is None
@@ -125,7 +125,7 @@ def test_bits_do_not_depend_on_company(whisper: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("attention", ["torch", "reference"])
 def test_every_backend_of_attention_hears_the_same(whisper: Path, llm: LLM, attention: str) -> None:
-    """Decode steps, which write no keys of the encoder's side, among them."""
+    """This includes decode steps, which write no cross-attention keys."""
     prompts = [asked(seed) for seed in range(3)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
     other = LLM(whisper, max_num_seqs=4, kernels=f"attention={attention}").generate(prompts, GREEDY, use_tqdm=False)
@@ -143,7 +143,7 @@ def test_in_8_bits(whisper: Path) -> None:
 
 
 def test_decoding_is_planned_for_a_window(llm: LLM) -> None:
-    """A sound may last hours as far as the policy goes; the model takes one second, and no more is decoded."""
+    """The media policy allows hours of audio; the model takes one second, and no more is decoded."""
     workers, media = llm.config.media_workers, llm.config.media
     assert media.max_audio_seconds > 3600
     assert llm.explain().decoding == workers * (media.max_bytes + 2 * 4 * 16_000)

@@ -1,4 +1,4 @@
-"""Prompts to answers around the toy model: order, errors that stay alone, seeds, what parameters change."""
+"""EngineLoop around the toy model: order of outputs, errors of single requests, seeds, and sampling parameters."""
 
 import threading
 
@@ -135,8 +135,8 @@ def test_more_prompts_than_sequences_at_once(toy):
     assert world.texts(prompts) == [World(toy).texts([prompt])[0] for prompt in prompts]
 
 
-def test_a_slow_clip_does_not_stop_the_others(world):
-    """Preprocessing runs beside the steps; the order of the results stays that of the prompts."""
+def test_a_slow_video_does_not_stop_the_others(world):
+    """Media are processed beside the steps."""
     gate, process = threading.Event(), world.info.process
 
     def slow(item, dtype):

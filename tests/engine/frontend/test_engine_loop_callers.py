@@ -1,4 +1,4 @@
-"""Whoever calls the driver, and however they go: streams, several threads, interrupts, steps that break off, closing, forks."""
+"""Callers of EngineLoop: streams, threads, interrupts, failing steps, closing and forks."""
 
 import gc
 import itertools
@@ -31,7 +31,7 @@ def test_streams_grow_and_live_beside_a_batch(world):
     first = next(stream)[1]
     taken.set()
     assert not first.finished
-    batch = dict(world.engine_loop.serve(world.requests(PROMPTS, params)))  # steps for the stream, too
+    batch = dict(world.engine_loop.serve(world.requests(PROMPTS, params)))  # these steps also serve the stream
     assert all(output.finished for output in batch.values())
     rest = [output for _, output in stream]
     assert rest[-1].finished
@@ -46,7 +46,7 @@ def test_streams_grow_and_live_beside_a_batch(world):
 def test_closing_frees_everything(world, toy, steps):
     stream = world.engine_loop.serve(world.requests(PROMPTS), stream=True)
     for _ in range(steps):
-        next(stream, None)  # whoever is slow gets fewer
+        next(stream, None)  # a slow consumer gets fewer outputs
     stream.close()
     toy.assert_empty(world.core)
     assert world.texts(["hello"]) == World(toy).texts(["hello"])
@@ -63,7 +63,7 @@ def test_ctrl_c_frees_everything(world, toy, at):
         return forward(batch)
 
     world.core.runner.model.forward = interrupting
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
             dict(world.engine_loop.serve(world.requests(PROMPTS)))
@@ -91,7 +91,7 @@ def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
 
 
 def test_callers_of_many_threads_take_turns(world):
-    """One asks for much, and another one later for little: it does not wait for all of the first."""
+    """A small batch that is submitted later does not wait for all of a large one."""
     ended, asked = [], threading.Event()
     hold_steps(world.core, lambda: len(ended) < 5 or asked.is_set())
 
@@ -110,7 +110,7 @@ def test_callers_of_many_threads_take_turns(world):
     world.toy.assert_empty(world.core)
 
 
-def test_the_thread_ends_with_the_driver(world, toy):
+def test_the_thread_ends_with_the_loop(world, toy):
     world.answers(PROMPTS)
     thread = world.engine_loop._thread
     assert thread.is_alive()
@@ -120,7 +120,7 @@ def test_the_thread_ends_with_the_driver(world, toy):
     assert not thread.is_alive()
 
 
-def test_a_closed_driver_takes_nothing_and_strands_nobody(world, toy):
+def test_a_closed_loop_refuses_requests_and_ends_those_it_has(world, toy):
     hold_steps(world.core, lambda: world.engine_loop.closed)
     ended = []
     jobs = world.requests(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))

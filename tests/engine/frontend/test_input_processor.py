@@ -1,4 +1,4 @@
-"""A prompt that cannot fit is refused from counts: no token, mask or pixel of its items is made first."""
+"""A prompt that cannot fit is refused before tokens, masks or pixels of its items are made."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def at_most(num_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing the tokens or the mask of a span fails."""
+    """Make writing the tokens or the mask of a span fail."""
 
     def fail(span: Span) -> None:
         raise AssertionError(f"a span of {span.num_tokens} tokens was written")

@@ -23,7 +23,7 @@ def prepared(size):
 
 
 class Media(ParsedPrompt):
-    """Media of `size` bytes whose decoding takes until `gate` opens."""
+    """Media of `size` bytes whose decoding waits for `gate`."""
 
     def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires=""):
         own = {"queue": queue, "size": size, "gate": gate, "downloads": fetches, "provided": provides, "required": requires}
@@ -76,7 +76,7 @@ class Queue:
             assert self.news.wait_for(lambda: set(names) <= set(self.out), 60), (names, self.out)
 
     def settle(self):
-        """Until nothing more is done by itself: all are read, and none is being decoded."""
+        """Wait until all prompts are parsed and none is being processed."""
         input_queue = self.input_queue
 
         def settled():
@@ -114,7 +114,7 @@ def test_downloads_keep_no_worker(queue):
 
 
 def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():
-    """It also waits for earlier prompts that are still parsed, but not for later ones or for other uuids."""
+    """The prompt also waits for earlier prompts that are still being parsed, but not for later ones or for other uuids."""
     queue = Queue(window=20)
     gate, read, far = threading.Event(), threading.Event(), Future()
 
@@ -218,7 +218,7 @@ def test_errors_are_results(queue):
 
 
 def test_a_long_line_is_no_deep_stack():
-    """Also when each prompt is read before the feeder has looked away, and left the engine at once."""
+    """Each prompt is parsed and dropped while the queue starts the next one."""
     queue, depths, here = Queue(), [], _depth()
 
     def at_once(work):

@@ -1,4 +1,4 @@
-"""Media of a request on their way: downloads side by side, order kept, work shared between threads."""
+"""MultiModalProcessor: parallel downloads, order of items, and processed items that threads share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sensorium.mm.types import Media
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
-LOCAL = MediaPolicy(allow_private_hosts=True, timeout=60.0, max_seconds=60.0)
+LOCAL = MediaPolicy(allow_private_hosts=True, allowed_media_ports=None, timeout=60.0, max_seconds=60.0)
 
 
 def png(width: int) -> bytes:
@@ -33,7 +33,7 @@ def png(width: int) -> bytes:
 
 @pytest.fixture
 def server():
-    """Answers /N with a picture N pixels wide, once three requests are there together; /0 with 404."""
+    """A server that answers /N with an image N pixels wide once three requests are open at the same time, and /0 with 404."""
     together = threading.Barrier(3, timeout=60.0)
 
     class Handler(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def seen():
-    """(outputs of three prompts, metrics by name and labels, spans)."""
+    """Outputs of three prompts, metrics by name and labels, spans, and statistics."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 

@@ -1,4 +1,4 @@
-"""Text assembly: stop strings over token borders, text that is never taken back, log probabilities with their words."""
+"""Text of answers: stop strings across tokens, text that is never taken back, and texts of log probabilities."""
 
 import random
 
@@ -32,7 +32,7 @@ class Letters:
 
 
 def run(text, split=1, end=None, **params):
-    """Feed a text in pieces; (every stable text, whether a stop string ended it, the answer)."""
+    """Feed a text in pieces. Return every stable text, True if a stop string ended it, and the answer."""
     answer = CompletionBuilder(0, SamplingParams(max_tokens=None, **params), Letters())
     ids = Letters().encode(text)
     pieces = [tuple(ids[i : i + split]) for i in range(0, len(ids), split)]
@@ -133,7 +133,7 @@ def test_an_output_is_finished_once_it_is_closed():
 
 
 def test_an_error_names_the_item_as_the_caller_counts():
-    """The first item has two pieces, so the core's second video is of the first item, and its third of the second item."""
+    """The first item has two pieces, so the core's second video belongs to the first item and its third to the second item."""
     features = tuple(MultiModalFeature(m, {}, PlaceholderRange(0, 1), ItemGeometry(1, 1, 1), "h") for m in ("video",) * 3)
     items = tuple(ItemPlan("vision_chunk", i, (1, 1), (1, 1, 1), 1, 1, 1) for i in range(2))
     prompt = ProcessedPrompt(None, (1,), features, items, item_of=(0, 0, 1))
@@ -146,7 +146,7 @@ def test_an_error_names_the_item_as_the_caller_counts():
 
 
 def test_loops_that_are_taken_back_were_never_shown():
-    """The engine's part is played here: it finds the loop and says how many tokens go."""
+    """The test finds the loop in place of the core, and says how many tokens to remove."""
     detection = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
     answer = CompletionBuilder(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
     ids, joined, deltas = [], "", []
@@ -172,7 +172,7 @@ def test_loops_that_are_taken_back_were_never_shown():
 
 
 def test_settled_tokens_hold_every_loop_that_may_come():
-    """Whatever is said next, a loop found later begins after the tokens that were settled."""
+    """A loop that is found later begins after the stable tokens, whichever tokens follow."""
     rng = random.Random(0)
     detection = RepetitionDetectionParams(max_cycle=3, min_repeats=2, min_tokens=4, repair=True)
     found = 0

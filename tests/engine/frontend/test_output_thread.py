@@ -1,4 +1,4 @@
-"""Work on outputs that the step loop does not wait for: stop strings, observers, slow grammars."""
+"""Work that the step loop does not wait for: stop strings, observers and slow grammars."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ def world(toy):
 
 
 def stop_of(toy, prompt="hello"):
-    """The text of a free answer, and two letters of it."""
+    """Return the text of an answer without stop strings, and two letters of it."""
     (full,) = World(toy).texts([prompt], SamplingParams(**FREE))[0]
     return full, full[4:6]
 
@@ -40,7 +40,7 @@ def test_detokenising_runs_in_no_thread_of_the_loop(world, toy, monkeypatch):
 
 
 def test_a_slow_stop_string_stops_nobody_else(world, toy, monkeypatch):
-    """The output thread hangs; a stream without stop strings goes on, and the answer is cut where it always is."""
+    """While the output thread hangs, a stream without stop strings continues. The answer is cut at the same place as ever."""
     _, stop = stop_of(toy)
     expected = World(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
     gate, real = threading.Event(), request_handle.RequestHandle.read
@@ -98,7 +98,7 @@ def test_the_output_thread_ends_with_the_loop(world, toy):
 
 @pytest.mark.parametrize("late", [0, 1, 5])
 def test_a_session_holds_the_tokens_of_its_answer_and_no_others(toy, late):
-    """However many steps after the stop string the loop hears of it."""
+    """The loop may learn of the stop string some steps later."""
     full, stop = stop_of(toy)
     core = toy.make_core()
     request = toy.of("r", [ord(letter) - 27 for letter in "hello"], hold_open=True, params=SamplingParams(**FREE))

@@ -1,4 +1,4 @@
-"""Every form of a prompt ends in one; every other form ends in one line that says what was expected."""
+"""Every valid form of a prompt gives a Prompt; every other form gives an error of one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMS = [
     ({"prompt_token_ids": [np.int64(1), torch.tensor(2)]}, IDS),
     ({"prompt_token_ids": [Number.ONE, 2]}, IDS),
     ({"prompt_token_ids": range(1, 3)}, IDS),
-    ({"prompt_token_ids": [-5, 10**9]}, Prompt(token_ids=[-5, 10**9])),  # the engine knows the vocabulary
+    ({"prompt_token_ids": [-5, 10**9]}, Prompt(token_ids=[-5, 10**9])),  # the core checks the vocabulary
     (FULL, Prompt("x", None, {"image": [b"a", b"b"]}, {"image": ["u", None]}, {"max_pixels": 9}, "me", "context")),
     ({"encoder_prompt": "x", "decoder_prompt": None}, EncoderDecoderPrompt(Prompt("x"))),
     ({"encoder_prompt": "x"}, EncoderDecoderPrompt(Prompt("x"))),

@@ -10,15 +10,19 @@ import ssl
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import fetch as module
+from sensorium.mm.media.addresses import is_public
 from sensorium.mm.media.fetch import fetch
 from sensorium.mm.media.policy import MediaPolicy
 
-LOCAL = MediaPolicy(allow_private_hosts=True, max_bytes=1000, timeout=60, max_seconds=60, max_redirects=2)
+LOCAL = MediaPolicy(
+    allow_private_hosts=True, allowed_media_ports=None, max_bytes=1000, timeout=60, max_seconds=60, max_redirects=2
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -119,16 +123,16 @@ def test_answers_that_are_refused(server, path, text):
 def test_a_drip_is_cut_by_the_clock(server, path):
     start = time.monotonic()
     with pytest.raises(InputError, match=r"longer than 0.5 s \(media: max_seconds\)"):
-        fetch(f"http://127.0.0.1:{server.server_port}/{path}", MediaPolicy(allow_private_hosts=True, max_seconds=0.5))
+        fetch(f"http://127.0.0.1:{server.server_port}/{path}", replace(LOCAL, max_seconds=0.5))
     assert time.monotonic() - start < 60  # of 90
 
 
 def test_a_redirect_is_checked_anew(server, monkeypatch):
-    monkeypatch.setattr(module, "_is_public", lambda address: str(address) == "127.0.0.1" and not hidden)
+    monkeypatch.setattr(module, "is_public", lambda address: str(address) == "127.0.0.1" and not hidden)
     hidden: list[int] = []
     url = f"http://127.0.0.1:{server.server_port}/away"
     with pytest.raises(InputError, match="localhost is not one of the domains"):
-        fetch(url, MediaPolicy(allowed_media_domains=("127.0.0.1",)))
+        fetch(url, MediaPolicy(allowed_media_domains=("127.0.0.1",), allowed_media_ports=None))
     real = socket.getaddrinfo
 
     def resolve(host, port, **options):
@@ -137,8 +141,8 @@ def test_a_redirect_is_checked_anew(server, monkeypatch):
         return real(host, port, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with pytest.raises(InputError, match="localhost has an address that is not public"):
-        fetch(url, MediaPolicy())
+    with pytest.raises(InputError, match="localhost cannot be fetched from"):
+        fetch(url, MediaPolicy(allowed_media_ports=None))
     assert hidden == [1]
 
 
@@ -146,7 +150,7 @@ def test_a_name_that_is_never_resolved_is_given_up(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(10) and [])
     with pytest.raises(InputError, match=r"slow.example cannot be fetched from \(its name is not resolved in time"):
-        fetch("http://slow.example/x", MediaPolicy(timeout=0.05))
+        fetch("http://slow.example/x", MediaPolicy(timeout=0.05, allow_private_hosts=True))
     with pytest.raises(InputError, match=r"longer than 0\.05 s"):
         fetch("http://slow.example/x", MediaPolicy(max_seconds=0.05))
     release.set()
@@ -203,15 +207,51 @@ def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
     ],
 )
 def test_addresses_that_are_not_public(host):
-    with pytest.raises(InputError, match=r"not public \(media: allow_private_hosts\)|cannot be fetched from"):
+    with pytest.raises(InputError, match=r"cannot be fetched from \(it does not answer, or its address is not public"):
         fetch(f"http://{host}/", MediaPolicy())
+
+
+def test_errors_do_not_tell_private_from_missing_from_closed(server, monkeypatch):
+    """A sender must not be able to map the engine's network with URLs."""
+    places = {"private.example": "10.0.0.1", "closed.example": "93.184.215.14"}
+
+    def resolve(host, port, **_):
+        if host not in places:
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (places[host], port))]
+
+    class Socket(socket.socket):
+        def connect(self, address):
+            raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "socket", Socket)
+    texts = set()
+    for host in ("private", "closed", "missing"):
+        with pytest.raises(InputError) as error:
+            fetch(f"http://{host}.example/x", MediaPolicy())
+        texts.add(str(error.value).removeprefix(host))
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("url", ["http://a.example:22/x", "https://a.example:6379/x", "http://8.8.8.8:8080/"])
+def test_other_ports_are_refused_before_anything_is_resolved(url, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    with pytest.raises(InputError, match=r"port \d+ may not be fetched from.*80, 443 \(media: allowed_media_ports\)"):
+        fetch(url, MediaPolicy())
+    for ports in (("80",), (0,), (70000,), 80, (True,)):
+        with pytest.raises(ConfigError, match="allowed_media_ports"):
+            MediaPolicy(allowed_media_ports=ports)
 
 
 def test_what_is_public():
     private = "fec0::1 64:ff9b:1::7f00:1 ::ffff:0:7f00:1 2001:0:1::1 ff02::1 2001:db8::1 224.0.0.1 100.64.0.1 240.0.0.1 5f00::1"
-    assert not any(module._is_public(ipaddress.ip_address(one)) for one in private.split())
-    public = "8.8.8.8 2606:4700::1111 64:ff9b::808:808 ::ffff:8.8.8.8"
-    assert all(module._is_public(ipaddress.ip_address(one)) for one in public.split())
+    private += " 168.63.129.16 192.0.0.192 3fff::1 100.100.100.200 198.18.0.1 fd00:ec2::254 fe80::1%eth0"
+    private += " 2a00:1:2:3::10.0.0.1 2a00:1:2:3::a9fe:a9fe 2a00:1:a00:1:: 2a00:1:c0:a801:1:: 2a00:1:2:ac10:0:100:0:0"
+    private += " 2a00:1:2:3:7f:0:100:0"
+    assert not any(is_public(ipaddress.ip_address(one)) for one in private.split())
+    public = "8.8.8.8 2606:4700::1111 64:ff9b::808:808 ::ffff:8.8.8.8 2a00:1:2:3::1 2001:4860:4860::8888 2a00:1:2:3::8.8.8.8"
+    assert all(is_public(ipaddress.ip_address(one)) for one in public.split())
 
 
 @pytest.mark.parametrize(
@@ -253,14 +293,14 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch):
         fetch("http://rebind.EXAMPLE./x", policy)
     assert connected == [("93.184.215.14", 80)]
     assert answers == ["127.0.0.1"]
-    with pytest.raises(InputError, match="not public"):
+    with pytest.raises(InputError, match="cannot be fetched from"):
         fetch("http://rebind.example/x", policy)
 
 
 def test_one_private_address_among_public_ones_is_enough(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in ("93.184.215.14", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found)
-    with pytest.raises(InputError, match="not public"):
+    with pytest.raises(InputError, match="cannot be fetched from"):
         fetch("http://a.example/", MediaPolicy())
 
 

@@ -69,6 +69,23 @@ def test_messages_stay_under_the_root(folder):
         read(MediaUrl("file://server/a.bin"), "image", policy)
 
 
+def test_a_folder_that_becomes_a_link_after_the_check_is_not_followed(folder, monkeypatch):
+    inside = folder / "root" / "inner"
+    inside.mkdir()
+    (inside / "a.bin").write_bytes(b"good")
+    policy, real = MediaPolicy(allowed_local_media_path=str(folder / "root")), os.path.commonpath
+
+    def exchange(paths):
+        inside.rename(folder / "moved")
+        inside.symlink_to(folder / "root2")
+        return real(paths)
+
+    assert read(MediaUrl("inner/a.bin"), "image", policy) == b"good"
+    monkeypatch.setattr(os.path, "commonpath", exchange)  # the last step of the check
+    with pytest.raises(InputError, match=r"'inner/a\.bin' cannot be read"):
+        read(MediaUrl("inner/a.bin"), "image", policy)
+
+
 @pytest.mark.parametrize("text", ["/etc/passwd", "file:///etc/passwd", "a.png", "file:a.png"])
 def test_without_a_root_messages_name_no_files(text):
     with pytest.raises(InputError, match=r"files named in messages are refused.*allowed_local_media_path"):

@@ -1,0 +1,117 @@
+"""Input processing of Idefics2: the four quarters of an image and the whole image, each at its own aspect ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...mm.embeddings import ROWS
+from ...mm.errors import ConfigError, InputError
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.tiling import CropPlan, QuarterTiles
+from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, positive_int
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patchify_crops, read_pixel_spec
+from ..interface import Span
+from ..options import is_low_detail
+from ..spans import Piece, build_span
+
+_SIZE = {"shortest_edge": 378, "longest_edge": 980}
+
+
+class Idefics2ProcessingInfo(TiledInfo):
+    """ProcessingInfo of Idefics2. Every quarter and the whole image become as many rows as the resampler has latents.
+
+    The tensors are `pixel_values` `[patches, 3 * patch^2]`, row by row, and `grids` int64 `[images, 3]`: (1, h, w) of each.
+    """
+
+    modalities = ("image",)
+    placeholders = {"image": ("image_token_id", 32001)}
+    valid_kwargs = {"image": (*TILE_KWARGS, "do_image_splitting", "size")}
+
+    def resolve_spec(self, modality: str) -> TileSpec:
+        options = self.merged_kwargs[modality]
+        json: dict[str, Any] = {**self.files.image, **options}
+        vision = self.files.config.get("vision_config") or {}
+        spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="bilinear", patch=vision.get("patch_size", 32))
+        spec = read_pixel_spec(self.files.image, spec, options)
+        size = json.get("size") or _SIZE
+        if not isinstance(size, Mapping) or not size.keys() <= _SIZE.keys():
+            raise ConfigError(f"size is {size!r}; give shortest_edge and longest_edge in pixels")
+        most = positive_int(vision, "image_size", 224)
+        longest = positive_int(size, "longest_edge", _SIZE["longest_edge"], most)
+        shortest = positive_int(size, "shortest_edge", min(_SIZE["shortest_edge"], longest), longest)
+        split = bool(json.get("do_image_splitting")) and not is_low_detail(json)
+        return replace(spec, tiling=QuarterTiles(shortest, longest, split))
+
+    @property
+    def latents(self) -> int:
+        """Rows of each image."""
+        return positive_int(self.files.config.get("perceiver_config") or {}, "resampler_n_latents", 64)
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        plan = self.plan(header)
+        return ItemGeometry(plan.num_tiles, 1, self.latents, tiles=plan.tiles)
+
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        rows = len(item.tensors[ROWS])
+        images, left = divmod(rows, self.latents)
+        if left or not images:
+            raise InputError(f"{rows} rows are no whole number of images of {self.latents} rows")
+        return ItemGeometry(images, 1, self.latents)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        assert isinstance(item, ImageItem)
+        spec, plan = self.specs["image"], self.plan(item.header)
+        views = [patchify_crops(item.pixels[None], CropPlan((one,)), spec, spec.patch, dtype=dtype) for one in plan.views]
+        grids = torch.tensor([[1, *(side // spec.patch for side in view.tile_size)] for view in plan.views])
+        kwargs = {
+            "pixel_values": FieldElem(torch.cat(views), FlatField()),
+            "grids": FieldElem(grids, BatchedField(keep_on_cpu=True)),
+        }
+        return kwargs, self.geometry(item.header)
+
+    @property
+    def boundary(self) -> int:
+        """The token before, between and after images. Images side by side share it."""
+        return self.special_token_id("<fake_token_around_image>")
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Insert a space between an image and text after it that starts with neither a space nor "<"."""
+        if not items.get("image"):
+            return ids
+        encode, decode, edges = self.encode, self.files.decode, (self.placeholder_ids["image"], self.boundary)
+        assert decode is not None, "files with an encoder have a decoder"
+        out, position = list[int](), 0
+        while position < len(ids):
+            out.append(ids[position])
+            position += 1
+            if out[-1] in edges:
+                end = _end_of_word(ids, position, decode)
+                text = decode(ids[position:end])
+                if text and not text[0].isspace() and text[0] != "<":
+                    out += encode(f" {text}")
+                    position = end
+        return out
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        edge = (self.boundary,)
+        pieces: list[Piece] = [self.latents]
+        for _ in range(1, geometry.t):
+            pieces += [edge, self.latents]
+        span = build_span(pieces, self.placeholder_ids["image"])
+        return replace(span, before=edge, after=edge, newline_merges={edge * 2: self.boundary})
+
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        return {"do_image_splitting": False}
+
+
+def _end_of_word(ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> int:
+    """Return where the text from `start` on is next interrupted by white space or a special token."""
+    end = start
+    while end < len(ids) and (text := decode([ids[end]])) and (end == start or not text[0].isspace()):
+        end += 1
+    return end
