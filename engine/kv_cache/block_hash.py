@@ -1,7 +1,7 @@
 """Block hashes of the prefix cache: each covers a block's tokens, the items among them, and the hash of the block before.
 
 Example: items of 5 tokens at 0 (h1) and of 5 at 10 (h2). Tokens [0, 6) are hashed with (h1, 0), [3, 8) with (h1, -3), [6, 10)
-with no item, [0, 15) with (h1, 0) and (h2, 10). Equal tokens with another picture differ from the picture's first block on.
+with no item, [0, 15) with (h1, 0) and (h2, 10). Equal tokens with another image differ from the image's first block on.
 """
 
 from __future__ import annotations

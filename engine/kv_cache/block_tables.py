@@ -11,7 +11,7 @@ from .block_pool import NULL_BLOCK, BlockIds, BlockPool, BlockPools
 
 
 class CachedSequence(Protocol):
-    """What BlockTables reads and writes of a sequence. `engine.scheduler.request.Request` is one."""
+    """The part of a sequence that BlockTables reads and writes. `engine.scheduler.request.Request` implements it."""
 
     token_ids: list[int]
     num_computed: int  # tokens whose keys and values are in the cache
@@ -26,7 +26,7 @@ class CachedSequence(Protocol):
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether every prompt token has to be computed, cached or not."""
+        """True if every prompt token has to be computed, cached or not."""
 
     def block_hashes(self, block_size: int) -> list[bytes]:
         """Return the hashes of all full blocks of its tokens."""
@@ -44,7 +44,7 @@ class BlockTables:
     blocks of its last window, and a rollback to before what is held computes the sequence again.
 
     Args:
-        prefix_caching: whether sequences share blocks.
+        prefix_caching: sequences with equal prefixes share blocks.
         max_rows: most tokens of one sequence in a step.
     """
 
@@ -87,10 +87,10 @@ class BlockTables:
         seq.num_hashed_blocks, seq.cross_written = 0, not seq.cross_rows
 
     def roll_back(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> None:
-        """Fit the blocks to a sequence that lost its last tokens.
+        """Free the blocks of tokens that a rollback removed.
 
-        The block it now ends in will be written again: it loses its hash, or, if others share it, is given up and computed
-        again in a new one.
+        The block that the sequence now ends in is written again. It loses its hash or, if other sequences share it, is replaced
+        by a new block and computed again.
         """
         size, first = self.block_pools.block_size, seq.num_computed // self.block_pools.block_size
         seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, seq.num_computed))
@@ -107,7 +107,7 @@ class BlockTables:
         visible = [held[self._first_visible(window, seq.num_computed) :] for held, _, window in self._token_groups(seq)]
         if any(NULL_BLOCK in held for held in visible):
             self.free(seq)
-            self.allocate(seq, spans)  # where that finds no room, the sequence gets blocks when it is scheduled
+            self.allocate(seq, spans)  # on failure, it gets blocks when it is scheduled
 
     def free_behind_windows(self, seq: CachedSequence) -> None:
         """Free blocks that no later token sees, in groups with a window."""
@@ -196,7 +196,7 @@ class BlockTables:
         return 0 if window is None else max(0, position - window + 1) // self.block_pools.block_size
 
     def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None) -> list[int]:
-        """Return the slots that `tokens` tokens (None: all) need per group when those from `start` on come next."""
+        """Return the slots per group for `tokens` tokens (None: all) if the next step begins at token `start`."""
         tokens = len(seq.token_ids) if tokens is None else tokens
         near = min(tokens, start + self._max_rows)
         slots = {"cross": seq.cross_rows, "window": near}

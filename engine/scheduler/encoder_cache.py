@@ -1,9 +1,9 @@
 """Bookkeeping of the encoder cache: which items' encoder rows are resident, and which sequences pin them.
 
-The rows themselves are in `engine.worker.encoder_store`; the scheduler tells the worker which to make and which to free.
+The rows themselves are in `engine.worker.encoder_store`; the scheduler tells the worker which to encode and which to free.
 
-Example: capacity 10, one item of 4. When no sequence pins it any more it stays resident, and yet 10 are available: a new item
-evicts the least recently used items, but only as many as it must.
+Items that no sequence pins stay resident until a new item needs their room: it evicts the least recently used items, and only
+as many as it has to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ItemUser = tuple[str, int]  # request id, index of the item in the request
 
 class PinResult(Enum):
     RESIDENT = "resident"
-    TO_ENCODE = "to encode"  # the room is reserved, the caller has the rows made
+    TO_ENCODE = "to encode"  # room is reserved; the caller has to send an EncodeTask
     NO_ROOM = "no room"
 
 
@@ -48,25 +48,26 @@ class EncoderCache:
         self.bytes = self.hits = self.misses = self.evictions = 0
 
     def __contains__(self, key: str) -> bool:
-        """Whether the rows are resident, or will be before the forward of this step."""
+        """True if the rows are resident, or will be before the forward of this step."""
         return key in self._resident
 
     def register(self, key: str, num_rows: int, user: ItemUser) -> None:
-        """Announce that a live sequence has the item.
+        """Register a live sequence that has the item.
 
         Raises:
             InputError: the rows exceed the capacity, or the hash belongs to an item with another number of rows.
         """
         if num_rows * self.row_bytes > self.capacity:
-            size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes"
-            raise InputError(f"{size}, encoder_cache_bytes is {self.capacity}; make it smaller or raise that", code="too_long")
+            size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes, encoder_cache_bytes is {self.capacity}"
+            raise InputError(f"{size}; make the item smaller or raise encoder_cache_bytes", code="too_long")
         entry = self._entries.setdefault(key, _Entry(num_rows))
         if entry.num_rows != num_rows:
-            raise InputError(f"its hash stands for {entry.num_rows} encoder rows, here it has {num_rows}")
+            own = f"its hash belongs to an item of {entry.num_rows} encoder rows, this one has {num_rows}"
+            raise InputError(f"{own}; give it another uuid")
         entry.users.add(user)
 
     def unregister(self, key: str, user: ItemUser) -> None:
-        """Forget that a sequence has the item, and unpin it. Unknown users are ignored."""
+        """Remove a sequence from the users of the item, and unpin it. Unknown users are ignored."""
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -110,7 +111,7 @@ class EncoderCache:
             entry.pinned_by.discard(user)
 
     def discard(self, key: str) -> None:
-        """Free rows that could not be made, or whose encoding is called off."""
+        """Free rows that could not be encoded or are no longer needed."""
         if key in self._resident:
             self._free(key)
 
@@ -120,7 +121,7 @@ class EncoderCache:
             self._free(key)
 
     def take_freed(self) -> tuple[str, ...]:
-        """Return, once, the hashes whose rows the worker has to free, less those that were reserved again meanwhile."""
+        """Return the hashes whose rows the worker has to free, each once. Hashes that were reserved again are left out."""
         freed, self._freed = tuple(key for key in dict.fromkeys(self._freed) if key not in self), []
         return freed
 

@@ -1,4 +1,4 @@
-"""Which encoder rows a sequence needs in a step, and which of them have to be encoded for it."""
+"""Finds the encoder rows that a sequence needs in a step, and the items that have to be encoded for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class EncoderInputs:
 
     Args:
         all_at_once: all items of a prompt must be resident in one step (a bidirectional prompt).
-        beside: encoder calls run beside steps, so that rows are read in a later step than the one that asks for them.
+        beside: encoder calls run beside steps; rows are read in a later step than the one that requests them.
     """
 
     def __init__(self, cache: EncoderCache, all_at_once: bool, beside: bool = False) -> None:
         self.cache, self._all_at_once, self._beside = cache, all_at_once, beside
 
     def register(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
-        """Register items of a sequence with the cache: all, or, on an InputError, none."""
+        """Register items of a sequence with the cache. On an InputError, none is registered."""
         done: list[tuple[str, ItemUser]] = []
         for index, feature in items:
             try:
@@ -48,8 +48,7 @@ class EncoderInputs:
             first: no item is encoded in this step yet; then one item may exceed the budget.
 
         Returns:
-            How many of the tokens can be computed now (those before the first item whose rows will not be there), and the
-            items to encode.
+            How many of the tokens can be computed now (up to the first item without encoder rows), and the items to encode.
         """
         tasks: list[EncodeTask] = []
         stop = count
@@ -76,20 +75,20 @@ class EncoderInputs:
     def skip(self, request: Request, tasks: list[EncodeTask], keep: bool) -> list[EncodeTask]:
         """Undo `schedule` for a sequence that computes nothing in this step.
 
-        Returns the tasks to run all the same: beside steps all of them, else none. `keep`: the pins stay.
+        Returns the tasks to run anyway: all of them if encoder calls run beside steps, else none. `keep`: the pins stay.
         """
         if not keep:
             self.unpin(request, () if self._beside else tasks)
         return tasks if self._beside else []
 
     def is_pending(self, request: Request) -> bool:
-        """Whether rows of an item that the sequence has not computed are being encoded."""
+        """Return whether an item that the sequence has not computed is still being encoded."""
         if not self.cache.pending:
             return False
         return any(feature.hash in self.cache.pending for _, feature in self._needed(request, len(request.token_ids)))
 
     def unpin(self, request: Request, tasks: Iterable[EncodeTask] = ()) -> None:
-        """Unpin all items of a sequence. `tasks`: tasks of its that will not run."""
+        """Unpin all items of a sequence. `tasks`: its encode tasks that will not run."""
         for task in tasks:
             self.cache.discard(task.hash)
         for index, feature in request.items():

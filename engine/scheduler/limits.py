@@ -35,7 +35,7 @@ class SchedulerLimits:
 
 
 def check_length(length: int, limit: int) -> None:
-    """InputError for a prompt without tokens, or without room for one more."""
+    """Raise InputError for a prompt without tokens, or without room for one more."""
     if length == 0:
         raise InputError("the prompt has no tokens; give at least one")
     if length >= limit:
@@ -44,7 +44,7 @@ def check_length(length: int, limit: int) -> None:
 
 
 def check_features(features: Sequence[MultiModalFeature], start: int, stop: int) -> None:
-    """InputError unless the items are in order, apart, inside the tokens `[start, stop)`, and as long as their grids say.
+    """Raise InputError unless the items are in order, disjoint, inside `[start, stop)`, and as long as their grids say.
 
     Two items may share a range if no token stands for a row of both.
     """
@@ -61,11 +61,11 @@ def check_features(features: Sequence[MultiModalFeature], start: int, stop: int)
 
 
 def check_cross(rows: int, capacity: int, has_cross_attention: bool) -> None:
-    """InputError unless a model with cross-attention, and no other, gets an encoder input that the KV cache can hold."""
+    """Raise InputError unless models with cross-attention, and only those, get an encoder input that the KV cache can hold."""
     if has_cross_attention and not rows:
-        raise InputError("this model needs an encoder input, which the answer is read from")
+        raise InputError("this model needs an encoder input to answer from; add the item to the prompt")
     if rows and not has_cross_attention:
-        raise InputError("this model takes no encoder input, as it has no cross-attention")
+        raise InputError("this model has no cross-attention and takes no encoder input; leave it out")
     if rows > capacity:
         reason = f"the encoder input has {rows} rows, the KV cache holds {capacity}; raise kv_cache_memory_bytes"
         raise InputError(reason, code="too_long")
@@ -78,7 +78,7 @@ def check_spans(
     max_tokens: int,
     max_rows: int,
 ) -> None:
-    """InputError for tokens that have to be computed together and never can be.
+    """Raise InputError for tokens that have to be computed together but never fit into one step.
 
     Args:
         spans: bidirectional spans of the sequence.

@@ -1,4 +1,4 @@
-"""Items that made the encoder fail are refused for a time."""
+"""Quarantine of items that made the encoder fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ...mm.errors import MediaError
 
-_MAX_ITEMS = 4096  # beyond it the item that was added first is let in again
+_MAX_ITEMS = 4096  # beyond it, the oldest item is admitted again
 
 
 class Quarantine:
@@ -21,7 +21,7 @@ class Quarantine:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
-        self._until: OrderedDict[str, float] = OrderedDict()  # ordered by time, as every item stays equally long
+        self._until: OrderedDict[str, float] = OrderedDict()  # ordered by time, because every item stays equally long
 
     def __len__(self) -> int:
         return len(self._until)
@@ -36,9 +36,9 @@ class Quarantine:
             self._until.popitem(last=False)
 
     def check(self, key: str, modality: str, index: int) -> None:
-        """MediaError for a refused item, which is named by its modality and index."""
+        """Raise MediaError if the item is refused. The error names it by modality and index."""
         left = self._until.get(key, -math.inf) - self._clock()
         if left > 0:
             reason = f"this item broke the encoder before and is refused for another {math.ceil(left)} s"
-            raise MediaError(modality, index, f"{reason}; send another one, or ask again then", code="encoder_failed")
+            raise MediaError(modality, index, f"{reason}; send another one, or try again then", code="encoder_failed")
         self._until.pop(key, None)

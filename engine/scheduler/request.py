@@ -40,7 +40,7 @@ class Request:
         self.num_computed = 0
         self.num_hashed_blocks = 0  # blocks whose hash the prefix cache has
         self.cross_written = message.cross is None  # the keys and values of the encoder input are in the cache
-        self.prompt_length = len(self.token_ids)  # tokens it began with, less those that were rolled back
+        self.prompt_length = len(self.token_ids)  # tokens it began with and has not rolled back
         self.turn_start = len(self.token_ids)  # tokens before the answer being generated
         self.next_feature = 0  # items before this one are computed and need no encoder rows any more
         self.times = {"arrival": time.perf_counter()}
@@ -50,7 +50,7 @@ class Request:
         self.preemptions = 0
         self.repairs = 0  # repetition loops rolled back in this answer
         self.item_sources: dict[int, str] = {}  # item -> where its rows came from, as in SequenceStats
-        self._block_hashes: list[bytes] = []  # of full blocks, as far as they were asked for
+        self._block_hashes: list[bytes] = []  # of full blocks; extended by `block_hashes`
 
     @property
     def request_id(self) -> str:
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether every prompt token has to be computed, cached or not: for log probabilities of the prompt."""
+        """True if every prompt token has to be computed, cached or not: log probabilities of the prompt are requested."""
         return self.message.params.prompt_logprobs is not None
 
     def item(self, index: int) -> MultiModalFeature:
@@ -103,7 +103,7 @@ class Request:
         self.num_computed = min(self.num_computed, len(self.token_ids) - 1)
 
     def set_adapter(self, adapter: str) -> bool:
-        """Compute the sequence with this adapter from now on; False if it was computed with it before."""
+        """Switch the sequence to this adapter. Returns False if it had the adapter already."""
         before, self.root_hash = self.root_hash, _root_hash(self.message, adapter)
         if self.root_hash != before:
             self._block_hashes.clear()
@@ -143,7 +143,7 @@ class Request:
         return None
 
     def has_room_after_next(self, limit: int) -> bool:
-        """Whether the answer may have another token after its next one, whichever that is. `limit` as in `finish_reason`."""
+        """Return whether the answer has room for another token after its next one. `limit` as in `finish_reason`."""
         max_tokens = self.message.params.max_tokens
         return len(self.token_ids) + 1 < limit and (max_tokens is None or self.num_generated + 1 < max_tokens)
 

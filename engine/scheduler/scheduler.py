@@ -27,7 +27,7 @@ _NO_MESSAGES = SchedulerOutput(step=0, scheduled=())
 
 @dataclass
 class _Step:
-    """The step that `schedule` is putting together."""
+    """The step that `schedule` is building."""
 
     budget: int  # tokens it still has room for
     encoder_budget: int  # rows that encoders may still make
@@ -42,11 +42,11 @@ class Scheduler:
     A step takes sequences with one token to compute first, then started prompts, then waiting ones in order of (priority,
     arrival), until the token budget is spent. A prompt is cut into chunks outside its bidirectional spans, and before an item
     that cannot be encoded in this step. A sequence is admitted when the pools have blocks for all its tokens, less those it
-    shares. Where blocks run out, idle and waiting sequences lose theirs first, then the running one that is last in order.
+    shares. When blocks run out, idle and waiting sequences lose theirs first, then the running one that is last in order.
 
-    Progress: only running sequences pin encoder rows, each until it has computed the item. A sequence that stands before an
-    item pins nothing, except the first one that waits for pending rows. So one sequence can always go on, since every single
-    item fits into the encoder cache.
+    Progress: only running sequences pin encoder rows, each until it has computed the item. A sequence that cannot go on pins
+    nothing, except the first one that waits for pending rows. So one sequence can always go on, because every single item
+    fits into the encoder cache.
     """
 
     def __init__(self, block_pools: BlockPools, encoder_cache: EncoderCache, limits: SchedulerLimits) -> None:
@@ -59,7 +59,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by order
         self.running: list[Request] = []
         self._arrivals = self._steps = self._steps_ahead = self._preemptions = self._cut_items = 0
-        self._pending = _NO_MESSAGES  # what the worker is told beside the scheduled rows of the next step
+        self._pending = _NO_MESSAGES  # messages that the worker gets with the next step
 
     def add(self, message: EngineRequest) -> None:
         """Queue a sequence. InputError, with nothing changed, for a prompt that could never run."""
@@ -126,7 +126,7 @@ class Scheduler:
         cuts_span = self.limits.prompt_attention == "bidirectional_prompt" and num_tokens < request.prompt_length
         request.truncate(num_tokens, self.block_pools.block_size)
         if cuts_span:
-            request.rewind(0)  # the tokens that stay have seen those that go
+            request.rewind(0)  # the remaining tokens attended to the removed ones
         for key, user in dropped:
             self.encoder_cache.unregister(key, user)
         self.block_tables.roll_back(request, self._spans(request))
@@ -152,7 +152,7 @@ class Scheduler:
             self.waiting.remove(request)
         self.encoder_inputs.unregister(request)
         self.block_tables.free(request)
-        self._pending = replace(  # the worker need not learn of a sequence that it is to forget
+        self._pending = replace(  # drops unsent messages about the sequence
             self._pending,
             new_requests=tuple(one for one in self._pending.new_requests if one.request_id != request_id),
             updates=tuple(update for update in self._pending.updates if update.request_id != request_id),
@@ -160,7 +160,7 @@ class Scheduler:
         )
 
     def schedule(self) -> SchedulerOutput:
-        """Return the next step. `update_from_output` books it once it has run."""
+        """Return the next step. `update_from_output` records it once it has run."""
         step = _Step(self.limits.max_num_batched_tokens, self.limits.max_encoder_tokens)
         self._grow_running()
         self._preempt_for_priority()
@@ -178,8 +178,8 @@ class Scheduler:
         """Return the step after `output` while the tokens of `output` are not known: one more token per sequence.
 
         None if a waiting sequence or a message for the worker has to go first, or if a running sequence that does not wait for
-        pending rows was not sampled in `output`. A sequence that turns out to end with its unknown token computes one token in
-        vain, into blocks of its own.
+        pending rows was not sampled in `output`. A sequence that ends with its unknown token computes one token too many, into
+        its own blocks.
         """
         sampled = {task.request_id for task in output.scheduled if task.sample}
         pending = self._pending
@@ -212,7 +212,7 @@ class Scheduler:
         self.encoder_cache.requeue_freed(output.free_encoder)
 
     def update_from_output(self, scheduled: ScheduledRequest, output: TokenOutput) -> TokenOutput:
-        """Book what a step computed for one sequence.
+        """Record what a step computed for one sequence.
 
         Returns the output with its finish reason, timings and statistics if the answer is complete, or with `num_removed` if
         a repetition loop was rolled back.
@@ -276,7 +276,7 @@ class Scheduler:
         )
 
     def _can_start_another(self) -> bool:
-        """Whether the first waiting sequence has a place in the batch, or one with a lower priority to take."""
+        """Return whether the batch has a place for the first waiting sequence, or a sequence of lower priority."""
         if not self.waiting or len(self.running) < self.limits.max_num_seqs:
             return bool(self.waiting)
         return any(self.waiting[0].message.priority < request.message.priority for request in self.running)
@@ -299,7 +299,7 @@ class Scheduler:
             self._preempt(last)
 
     def _try_admit(self, request: Request) -> bool:
-        """Move a waiting sequence to the running ones, with blocks for all its tokens; False for too few blocks."""
+        """Allocate blocks for all tokens of a waiting sequence and run it. Returns False if there are too few blocks."""
         has_blocks = any(request.block_ids)
         while not (
             self.block_tables.grow(request) if has_blocks else self.block_tables.allocate(request, self._spans(request))
@@ -328,7 +328,7 @@ class Scheduler:
         self._free_blocks(request)
 
     def _free_blocks(self, request: Request) -> None:
-        """Take a sequence's blocks. It is computed again later, except for what the prefix cache still has then."""
+        """Free a sequence's blocks. Later it is computed again, except for what the prefix cache still has."""
         self.block_tables.free(request)
         self.encoder_inputs.unpin(request)
         request.epoch += 1

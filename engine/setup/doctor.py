@@ -1,4 +1,4 @@
-"""The answers of `sensorium doctor`: the device, its kernels, what a checkpoint is, and its memory plan. Loads no weights."""
+"""Reports for `sensorium doctor`: the device, its kernels, the checkpoint and its memory plan. Loads no weights."""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ def describe_implementation(row: Architecture, files: ModelFiles) -> str:
 
 
 def check_options(row: Architecture, config: EngineConfig) -> None:
-    """ConfigError for options that only models of ours support."""
+    """Raise ConfigError for options that only models of ours support."""
     if row is not FALLBACK:
         return
     defaults = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
     for name in defaults:
         if (value := getattr(config, name)) != defaults[name]:
             raise ConfigError(
-                f"{name}={value!r} is for models of ours; this one runs by way of transformers: leave it out", param=name
+                f"{name}={value!r} is for models of ours; this one runs through transformers: leave it out", param=name
             )
 
 

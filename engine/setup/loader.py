@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def load_core(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
 ) -> tuple[CoreClient, EngineConfig]:
-    """Load the model in this process or, with `engine_process`, in one of its own. The options come back as settled.
+    """Load the model in this process or, with `engine_process`, in one of its own. Returns the options as settled.
 
     Raises:
         ConfigError, CheckpointError: see `load_engine`.

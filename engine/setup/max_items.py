@@ -50,21 +50,21 @@ class MaxItem:
     """The largest item of a modality: a square image, a video of 1280x720, or audio.
 
     Args:
+        rows: encoder rows of the item; 0: no item fits.
+        limit: the setting that stops a larger item.
+        refused: a larger item is refused; if False, it is resized to this one.
         size: (height, width) in pixels, (0, 0) for audio.
         frames: frames of a video that are used, else 0.
         seconds: of a video or audio.
-        rows: encoder rows of the item; 0: no item fits.
-        limit: the setting that stops a larger item.
-        refused: whether a larger item is refused; else it is resized to this one.
     """
 
     modality: str
-    size: tuple[int, int]
-    frames: int
-    seconds: float
     rows: int
     limit: str
-    refused: bool
+    refused: bool = True
+    size: tuple[int, int] = (0, 0)
+    frames: int = 0
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         if not self.rows:
@@ -92,8 +92,10 @@ def max_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int)
     """
     if modality == "audio":
         return min(cap, num_rows(info, MediaHeader(modality, samples=max_samples(info, policy, cap))))
-    if any(num_rows(info, _square(modality, frames, policy)) >= cap for frames in _frame_plans(info, modality, policy, cap)):
-        return cap  # as for most videos
+    for frames in _frame_plans(info, modality, policy, cap):
+        side = math.isqrt(_max_pixels(frames, policy))
+        if num_rows(info, MediaHeader(modality, side, side, frames)) >= cap:
+            return cap  # as for most videos
     best = 0
     for frames in _frame_plans(info, modality, policy, cap):
         rows = partial(_num_rows_of_size, info, modality, frames)
@@ -136,14 +138,13 @@ def _max_image(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxIt
     side = last_true(lambda n: limits.exceeded_setting(info, header(n)) is None, least, most)
     rows = num_rows(info, header(side)) if side else 0
     if side < most:
-        return MaxItem(
-            modality, (side, side), 0, 0.0, rows, limits.exceeded_setting(info, header(side + 1 if side else least)) or "", True
-        )
+        limit = limits.exceeded_setting(info, header(side + 1 if side else least)) or ""
+        return MaxItem(modality, rows, limit, size=(side, side))
     option = next((name for name in _SIZE_OPTIONS if _rows_without_limit(info, modality, name, header(side)) > rows), None)
     if option is None:
-        return MaxItem(modality, (side, side), 0, 0.0, rows, "media.max_pixels", True)
+        return MaxItem(modality, rows, "media.max_pixels", size=(side, side))
     side = 1 + last_true(lambda n: num_rows(info, header(n)) < rows, 1, most)  # the smallest that makes as many rows
-    return MaxItem(modality, (side, side), 0, 0.0, rows, f"mm_processor_kwargs {option}", False)
+    return MaxItem(modality, rows, f"mm_processor_kwargs {option}", refused=False, size=(side, side))
 
 
 def _rows_without_limit(info: ProcessingInfo, modality: str, option: str, header: MediaHeader) -> int:
@@ -181,7 +182,7 @@ def _max_video(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     fits = count == bounds[bound]
     limit = bound if fits else limits.exceeded_setting(info, header(count + 1)) or ""
     refused = not fits or bound.startswith("media")
-    return MaxItem("video", (height, width), count, round(count / fps, 2), rows, limit, refused)
+    return MaxItem("video", rows, limit, refused, (height, width), count, round(count / fps, 2))
 
 
 def _max_audio(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
@@ -193,7 +194,7 @@ def _max_audio(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     over = MediaHeader("audio", samples=more)
     long = more / rate > limits.policy.max_audio_seconds
     limit = "media.max_audio_seconds" if long else limits.exceeded_setting(info, over) or ""
-    return MaxItem("audio", (0, 0), 0, samples / rate, num_rows(info, MediaHeader("audio", samples=samples)), limit, True)
+    return MaxItem("audio", num_rows(info, MediaHeader("audio", samples=samples)), limit, seconds=samples / rate)
 
 
 def last_true(holds: Callable[[int], bool], first: int, limit: int) -> int:
@@ -238,7 +239,7 @@ def _frame_plans(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: 
 
 
 def _is_taken(info: ProcessingInfo, modality: str, frames: FramePlan, policy: MediaPolicy) -> bool:
-    """Whether the processor accepts that many frames at any size."""
+    """Return whether the processor accepts that many frames at any size."""
     longest = math.isqrt(_max_pixels(frames, policy))
     sides = [1 << power for power in range(longest.bit_length())]
     return any(num_rows(info, MediaHeader(modality, side, side, frames)) for side in sides)
@@ -249,11 +250,6 @@ def _max_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
     if frames is None:
         return policy.max_pixels
     return min(policy.max_pixels, policy.max_video_bytes // (3 * len(frames.indices)))
-
-
-def _square(modality: str, frames: FramePlan | None, policy: MediaPolicy) -> MediaHeader:
-    side = math.isqrt(_max_pixels(frames, policy))
-    return MediaHeader(modality, side, side, frames)
 
 
 def _num_rows_of_size(info: ProcessingInfo, modality: str, frames: FramePlan | None, height: int, width: int) -> int:

@@ -39,7 +39,7 @@ _TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
 
 
 def max_item_rows(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> dict[str, int]:
-    """Return modality -> encoder rows of its largest item under the engine's options, below `max_model_len` if it has tokens.
+    """Return modality -> encoder rows of its largest item under the options; items with prompt tokens fit `max_model_len`.
 
     Modalities that prompts may not contain are left out. Options of a single request can make larger items; those are
     admitted as far as the caches hold them.
@@ -51,7 +51,7 @@ def max_item_rows(config: EngineConfig, info: ProcessingInfo, max_model_len: int
 
 @dataclass(frozen=True)
 class MaxSizes:
-    """The longest sequence and the largest step that memory is planned for.
+    """The sizes that memory is planned for.
 
     Args:
         max_model_len: tokens of a sequence.
@@ -102,7 +102,7 @@ def num_cache_blocks(
     all_ = sum(count * group.block_bytes(size) for count, group in zip(most, groups, strict=True))
     if one > budget:
         sequence, shorter = f"a sequence of max_model_len={sizes.max_model_len} tokens", "lower max_model_len or "
-        if sizes.keys > sizes.max_model_len:  # then lowering max_model_len does not help
+        if sizes.keys > sizes.max_model_len:  # lowering max_model_len does not help
             sequence, shorter = f"a sequence whose encoder input has {sizes.keys} rows", ""
         raise ConfigError(
             f"{sequence} needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
@@ -198,7 +198,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step)
         + encoder_graphs.graph_bytes(model, call_rows, step),
-        media_step=_media_step_bytes(config) if items else 0,
+        # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output
+        media_step=4 * config.media_workers * MAX_TRANSFER_BYTES if items and config.media_device != "cpu" else 0,
         sequences=2 * config.max_num_seqs * sizes.max_model_len * _TOKEN_BYTES,
         decoding=config.media_workers * decoding.get(worst, 0),
         max_items=tuple(find_max_item(name, info, limits) for name in items),
@@ -238,8 +239,8 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
             return replace(config, kv_cache_memory_bytes=left)
         if config.max_model_len is not None or length < 2 * max(2, config.block_size):
             raise ConfigError(
-                f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and beside all else "
-                f"{max(0, left):,} are left of {allowed:,} on {device}: "
+                f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and everything else "
+                f"leaves {max(0, left):,} of {allowed:,} on {device}: "
                 f"{_advise_block_size(model.cache_specs, sizes, config.block_size, left)}lower max_model_len, max_num_seqs, "
                 "max_num_batched_tokens or max_encoder_tokens, or raise gpu_memory_fraction",
                 param="max_model_len",
@@ -260,13 +261,8 @@ def _item_limits(config: EngineConfig, model: Model, sizes: MaxSizes) -> ItemLim
     return ItemLimits(tokens, setting, sizes.encoder_cache_bytes, row_bytes(model), config.media)
 
 
-def _media_step_bytes(config: EngineConfig) -> int:
-    """Bytes of media on a GPU: each worker holds a chunk of its input, of an intermediate result and of its output."""
-    return 0 if config.media_device == "cpu" else 4 * config.media_workers * MAX_TRANSFER_BYTES
-
-
 def _worst_counts(rows: int) -> range:
-    """Row counts that may need the most memory. It is not monotonic: n - 1 rows, padded to n, can take more than n."""
+    """Return the row counts that may need the most memory. Padding is not monotonic: n - 1 rows can take more than n."""
     return range(max(1, rows - 1), rows + 1)
 
 

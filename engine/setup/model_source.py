@@ -73,7 +73,7 @@ class ModelSource:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
         """
         if load_model_files(self.files.path).fingerprint != self.files.fingerprint:
-            raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine of it")
+            raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine from it")
         with use_backends(self.config.kernels):
             model = self.build_on_device()
             self.load_weights(model)

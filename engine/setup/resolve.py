@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResolvedEngine:
-    """All that is decided about an engine before memory is allocated and weights are read.
+    """The settled options, model and sizes of an engine, before memory is allocated and weights are read.
 
     Args:
         config: with the bytes of the KV cache, where the GPU's free memory decides them.
@@ -87,7 +87,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
 
 
 def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
-    """ConfigError for a limit on items that the model does not take."""
+    """Raise ConfigError for a limit on items that the model does not take."""
     for modality in config.limit_mm_per_prompt:
         if modality not in info.modalities:
             known = ", ".join(info.modalities)
@@ -95,7 +95,7 @@ def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
-    """ConfigError for a requested backend that cannot run here, and for a broken file of launch configurations."""
+    """Raise ConfigError for a requested backend that cannot run here, and for a broken file of launch configurations."""
     media = config.torch_media_device
     for op, name in parse_overrides(config.kernels).items():
         device = media if op in MEDIA_OPS and config.media_device != "cpu" else config.torch_device

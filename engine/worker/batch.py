@@ -1,4 +1,4 @@
-"""Pack the scheduled sequences of a step into one ForwardBatch."""
+"""Packs the scheduled sequences of a step into one ForwardBatch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_batch(
     positions = np.empty((len(scheduled[0][0].positions), starts[-1]), dtype=np.int64)
     for (sequence, task), start in zip(scheduled, starts, strict=False):
         known = sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
-        ids += known + [0] * (task.num_tokens - len(known))  # the others are still on the device
+        ids += known + [0] * (task.num_tokens - len(known))  # later ones are still on the device
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     embed_index, embed_rows = _encoder_rows(scheduled, starts, encoder_rows)
     attn = [_build_attention(scheduled, tuple(starts), caches, group, to_device) for group in range(len(caches.specs))]
@@ -181,7 +181,7 @@ def _adapter_ids(
 def _encoder_rows(
     scheduled: Sequence[ScheduledSequence], starts: Sequence[int], encoder_rows: Mapping[str, Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return which batch rows are replaced by encoder rows, and by which, for each item that this step computes a part of."""
+    """Return, for each item of this step, the batch rows that encoder rows replace, and those encoder rows."""
     index: list[Tensor] = []
     replacements: list[Tensor] = []
     for (sequence, task), start in zip(scheduled, starts, strict=False):

@@ -17,7 +17,7 @@ def allocate_caches(
 ) -> list[Tensor]:
     """Return one zeroed `[planes, num_blocks, block_size, kv_heads, width]` per layer. `num_blocks`: of each cache group.
 
-    On a CPU, pages take memory once they are written.
+    On a CPU, a page takes memory once it is written.
     """
     counts = [num_blocks[group] for group in group_of_layer(group_layers(specs))]
     shapes = [(spec.planes, count, block_size, spec.kv_heads, spec.width) for spec, count in zip(specs, counts, strict=True)]

@@ -20,14 +20,14 @@ from ...models.interface import ForwardBatch, Model, StepLimits
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
 _Run = tuple[Tensor, CallGraph[Tensor] | None]
-_BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # that are recorded on a GPU
+_BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # recorded on a GPU; batches are padded to them
 _MAX_GRAPHS = 64  # on a GPU
 _ROW_INPUT_BYTES = 128  # of a row's token, positions, slots and length
 
 
 @dataclass(frozen=True)
 class CaptureConfig:
-    """How a device records.
+    """The recording settings of a device.
 
     Args:
         batch_sizes: sizes that batches are padded to; None: every size has its own graph.
@@ -111,7 +111,7 @@ class DecodeGraphs:
         return forward, id(batch.kv_caches), torch.get_num_threads(), *_fixed(batch, _INPUTS, rows, size), *parts
 
     def _size(self, rows: int) -> int:
-        """Return the size that a batch of so many rows is padded to."""
+        """Return the size that a batch of `rows` rows is padded to."""
         return rows if self._config.batch_sizes is None else next(size for size in self._config.batch_sizes if size >= rows)
 
     def _record(self, forward: Forward, batch: ForwardBatch) -> tuple[Tensor, _DecodeGraph | None]:

@@ -23,7 +23,7 @@ Encode = Callable[[str, Mapping[str, Any]], Rows]
 Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, CallGraph[Rows] | None]]
 """Runs an encoder call, given the tensors that are the same in every replay, and returns its rows and its graph, if any."""
 
-MAX_ROWS = 1536  # of a recorded call, such as 30 s of sound; a larger call takes longer than launching its kernels
+MAX_ROWS = 1536  # of a recorded call, such as 30 s of audio; a larger call takes longer than launching its kernels
 MAX_GRAPHS = 16
 _NUM_RECENT = 64  # calls that are remembered
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class EncoderGraphs:
         self._eager: set[str] = set()  # modalities that cannot be replayed
 
     def __call__(self, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
-        """Return `encode(modality, tensors)`, in memory of the caller's own."""
+        """Return `encode(modality, tensors)`. Later calls do not overwrite the rows."""
         if self._record is None or modality in self._eager or interpreted():
             return encode(modality, tensors)
         key = (modality, torch.get_num_threads(), encode, *map(self._signature, tensors.items()))
@@ -92,7 +92,7 @@ class EncoderGraphs:
 
     def _record_call(self, key: Hashable, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
         assert self._record is not None
-        own = {name: tree_map(self._own_input, value) for name, value in tensors.items()}
+        own = tree_map(lambda leaf: leaf.clone() if self._is_input(leaf) else leaf, dict(tensors))  # written before each replay
         fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._is_input(leaf)]
         try:
             rows, graph = self._record(partial(encode, modality, own), fixed)
@@ -101,7 +101,7 @@ class EncoderGraphs:
                 self._recent.clear()  # so that not every call tries again
                 return cast(Rows, failed.result)
             rows, graph = failed.result, None
-        except RuntimeError as error:  # of the encoder, or of an operator that cannot be recorded
+        except RuntimeError as error:  # the encoder failed, or an operator cannot be recorded
             if is_out_of_memory(error):
                 raise
             rows, graph = encode(modality, tensors), None
@@ -115,7 +115,7 @@ class EncoderGraphs:
         return [part.clone() for part in rows]
 
     def _signature(self, value: Any) -> Hashable:
-        """Return what alike calls have in common."""
+        """Return the part of the graph key that alike calls share."""
         if isinstance(value, tuple | list):
             return type(value), *map(self._signature, value)
         if not isinstance(value, Tensor):
@@ -128,10 +128,6 @@ class EncoderGraphs:
         if not isinstance(leaf, Tensor) or leaf.device.type != self._device.type:
             return False
         return leaf.device.type != "cpu" or leaf.is_floating_point()
-
-    def _own_input(self, leaf: Any) -> Any:
-        """Copy an input, so that it can be written before each replay."""
-        return leaf.clone() if self._is_input(leaf) else leaf
 
     def _inputs(self, tensors: Mapping[str, Any]) -> Iterator[Tensor]:
         return (leaf for leaf in tree_leaves(list(tensors.values())) if self._is_input(leaf))

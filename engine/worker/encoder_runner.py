@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _InflightCall:
-    """An encoder call that was launched.
+    """A launched encoder call.
 
     Args:
         rows: encoder rows of each item, or why it has none.
@@ -107,7 +107,7 @@ class EncoderRunner:
                 if not done:
                     break
                 results += self._finish(model, call)
-            except Exception as error:  # of the device: the call cannot be relied on, whether it is done or not
+            except Exception as error:  # the device failed: even a call that is done cannot be trusted
                 results += [_failed(item, error) for item in call.items if item.hash not in call.discarded]
             self._inflight = None
             self._launch_next(model)

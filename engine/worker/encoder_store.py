@@ -1,4 +1,4 @@
-"""Stores encoder rows by the hash of their item: on the device until the scheduler frees them, and on disk for longer."""
+"""Stores encoder rows by the hash of their item: on the device until the scheduler frees them, and optionally on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...mm.hashing import digest
 
 QUEUE_BYTES = 256 << 20  # rows that may wait to be written to disk
 _FORMAT = 2
-_ROOT, _CODE = Path(__file__).parents[2], ("kernels", "mm", "models", "processors")  # a change of this code may change rows
+_ROOT, _CODE = Path(__file__).parents[2], ("kernels", "mm", "models", "processors")  # code that computes rows
 _HASH = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # hash of an item, or of one piece of it
 _MAX_HEADER = 4096  # bytes of a file beside its rows
@@ -47,7 +47,7 @@ class StoreStats:
 
 
 class EncoderStore:
-    """A dict of rows and, with a `directory`, files of them that later processes can load.
+    """Encoder rows by hash and, with a `directory`, files of them that later processes can load.
 
     A file holds one item's rows as safetensors. It is named by the item's hash, which includes the tenant's salt, and lies in
     a folder named by everything else that rows depend on. Files are written in a thread and appear whole or not at all;
@@ -58,7 +58,7 @@ class EncoderStore:
         capacity_bytes: of all files in the directory; the least recently used are deleted first.
         fingerprint: of the weights and their quantisation. The folder's name also covers the code on disk and the backend
             of every op.
-        width, dtype: of one row; files with another are damaged.
+        width, dtype: of one row; files with another width or dtype count as damaged.
         queue_bytes: rows that may wait to be written; further rows are not written.
     """
 
@@ -231,11 +231,11 @@ class _Folder:
     def _touch(self, path: Path) -> None:
         try:
             os.utime(path)
-        except OSError:  # deleted meanwhile, or a read-only folder; its bytes were read
+        except OSError:  # deleted meanwhile, or in a read-only folder; the bytes were read
             return
 
     def _check_owner(self) -> None:
-        """Raise PermissionError if other users can write to the folder, since their rows would be served as ours."""
+        """Raise PermissionError if other users can write to the folder: their rows would be served as ours."""
         info = self.path.stat(follow_symlinks=False)
         if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
             raise PermissionError(errno.EPERM, "it belongs to another user or is open to others")
@@ -275,13 +275,13 @@ class _Folder:
 
 @functools.cache
 def code_digest(root: Path) -> str:
-    """Hash the code below `root` that computes rows, compiled kernels included, as it changes between releases."""
+    """Hash the code below `root` that computes rows, compiled kernels included."""
     files = (path for room in _CODE for path in (root / room).rglob("*") if path.suffix in (".py", ".so"))
     return digest("sensorium.code", {path.relative_to(root).as_posix(): path.read_bytes() for path in files})
 
 
 def _hardware(device: torch.device) -> str:
-    """Return the kind of processor, since rows differ in their last bits between kinds."""
+    """Return the kind of processor: rows differ in their last bits between kinds."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.backends.cpu.get_cpu_capability()} {native.instructions()}"

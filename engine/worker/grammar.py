@@ -1,6 +1,6 @@
-"""Structured outputs: compile a request's grammar, follow its answer, and say which tokens may come next.
+"""Structured outputs: compiles grammars, follows answers, and finds the tokens that may come next.
 
-The grammars are llguidance's, which is imported when the first request asks for one.
+It uses llguidance, which is imported when the first request needs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHITESPACE: dict[str, dict[str, object]] = {
     "compact": {"whitespace_flexible": False},
     "flexible": {"whitespace_pattern": r"[ \n\r\t]{1,40}"},  # bounded, or a model could fill its answer with whitespace
 }
-_MAX_COMPILED = 64  # grammars that stay compiled without being used
+_MAX_COMPILED = 64  # unused grammars that stay compiled
 _COMPILERS = 2  # threads
 _WORD = 32  # tokens in one word of a mask
 
@@ -44,7 +44,7 @@ class Grammar:
             raise self._error()
 
     def rollback(self, num_tokens: int) -> None:
-        """Return to the state after the first `num_tokens` of the answer, or to its beginning where llguidance cannot."""
+        """Return to the state after the first `num_tokens` of the answer, or to its beginning if llguidance cannot."""
         if num_tokens < self._num_accepted:
             done = self._matcher.rollback(self._num_accepted - num_tokens)
             self._num_accepted = num_tokens if done else 0

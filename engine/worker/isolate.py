@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def isolate_failures(items: Sequence[Item], attempt: Callable[[Sequence[Item]], Sequence[Result]]) -> list[Result | Exception]:
-    """Return what `attempt` makes of each item, or the error it raises for that item alone, in order.
+    """Return the result of `attempt` for each item in order, or the error that it raises for that item alone.
 
     A failing call is halved until the failing items are alone: at most `1 + 2 k ceil(log2 n)` calls for k of n items.
     """

@@ -1,4 +1,4 @@
-"""The model runner: runs one step on one device. It encodes items, builds the batch, runs the model and samples."""
+"""The model runner: encodes items, builds the batch, runs the model and samples, for one step on one device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class AsyncStepOutput:
-    """A step that was started.
+    """A launched step.
 
     Args:
         get_output: waits for its results. It must be called once.
@@ -57,7 +57,7 @@ class AsyncStepOutput:
 class ModelRunner:
     """Runs prompt and decode rows of all sequences in one batch a step.
 
-    SchedulerOutput says all that a step does. The runner keeps the states of sequences, encoder rows and KV caches.
+    SchedulerOutput describes the step. The runner keeps the states of sequences, the encoder rows and the KV caches.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ModelRunner:
         """Start a step.
 
         Args:
-            previous: the step before, if every row of this one is computed from the token that its sequence got there.
+            previous: the step before, if every row of this one is computed from the token that was sampled there.
         """
         with use_backends(self.kernels), self.staging:
             return self._execute_model(output, previous)
@@ -150,7 +150,7 @@ class ModelRunner:
         for change in output.updates:
             self.sequences[change.request_id].update(change)
         for task in output.scheduled:
-            if task.sample:  # a step that was interrupted may have left a token that was never returned
+            if task.sample:  # an interrupted step may have left a token that was never returned
                 del self.sequences[task.request_id].token_ids[task.num_computed + task.num_tokens :]
 
     def _split_failed(
@@ -211,12 +211,8 @@ class ModelRunner:
         """Return each sequence's token, pooled output or prompt log probabilities."""
         # the sampler checks logits; a step that samples every row need not check hidden states as well
         decode = all(task.sample and task.num_tokens == 1 and sequence.request.pooling is None for sequence, task in scheduled)
-        finite = [True] * len(scheduled) if decode else _finite_sequences(is_finite(hidden), starts)
-        prompt_logprobs = {
-            task.request_id: self._prompt_logprobs(sequence, task, hidden, start)
-            for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
-            if good
-        }
+        fine = [True] * starts[-1] if decode else is_finite(hidden).tolist()
+        finite = [all(fine[start:stop]) for start, stop in pairwise(starts)]
         last_rows = [
             (sequence, stop - 1)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
@@ -224,12 +220,12 @@ class ModelRunner:
         ]
         results = self._pool([one for one in last_rows if one[0].request.pooling is not None], hidden)
         results |= self._sample([one for one in last_rows if one[0].request.pooling is None], hidden)
-        return [
-            _with_prompt_logprobs(results.get(task.request_id) or TokenOutput(task.request_id, ()), prompt_logprobs)
-            if good
-            else TokenOutput(task.request_id, (), error=NOT_FINITE)
-            for (_, task), good in zip(scheduled, finite, strict=True)
-        ]
+        outputs = []
+        for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False):
+            output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)
+            found = self._prompt_logprobs(sequence, task, hidden, start) if good else None
+            outputs.append(output if found is None else replace(output, prompt_logprobs=found))
+        return outputs
 
     def _sample(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Sample a token for each sequence from its last row. A sequence that cannot be sampled fails alone."""
@@ -296,7 +292,7 @@ def _release_free_memory(device: torch.device) -> None:
 
 
 def _append_token(sequence: SequenceState, found: SampledToken | Exception) -> TokenOutput:
-    """Append a sampled token to its sequence, and return what to report of it."""
+    """Append a sampled token to its sequence, and return its output."""
     name = sequence.request.request_id
     if isinstance(found, Exception):
         explained = isinstance(found, InputError) and found.__cause__ is None
@@ -320,17 +316,3 @@ def _can_sample_async(sequence: SequenceState, task: ScheduledRequest) -> bool:
     """True if the step does nothing for this sequence but sample a token from unchanged logits."""
     more = sequence.request.pooling is not None or sequence.request.params.prompt_logprobs is not None
     return task.sample and not sequence.sampling.changes_logits and not more
-
-
-def _with_prompt_logprobs(
-    result: TokenOutput, prompt_logprobs: Mapping[str, tuple[dict[int, Logprob] | None, ...] | None]
-) -> TokenOutput:
-    found = prompt_logprobs[result.request_id]
-    return result if found is None else replace(result, prompt_logprobs=found)
-
-
-def _finite_sequences(finite: Tensor, starts: Sequence[int]) -> list[bool]:
-    """Return for each sequence whether all its rows are finite."""
-    if finite.all():
-        return [True] * (len(starts) - 1)
-    return [bool(finite[start:stop].all()) for start, stop in pairwise(starts)]

@@ -1,4 +1,4 @@
-"""Sample tokens from the logits of a batch.
+"""The sampler: draws tokens from the logits of a batch.
 
 Rules apply in this order: logits processors of the caller, the grammar, bad words and min_tokens, logit_bias, penalties; then
 temperature, min_p, top_k, top_p and the random number (`kernels.sampling`). Log probabilities are those of the raw logits.
@@ -39,7 +39,7 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A token, and its log probabilities where they were asked for."""
+    """A token, and its log probabilities if they are requested."""
 
     token: int
     logprobs: dict[int, Logprob] | None = None
@@ -54,7 +54,7 @@ class SamplerOutput:
         numbers: waits for the device, then returns tokens, error numbers, and one entry of `_logprob_numbers` for each row of
             `num_logprobs`.
         errors: of rows that failed on the host.
-        num_logprobs: by row, how many log probabilities were asked for; rows that asked for none are left out.
+        num_logprobs: number of requested log probabilities by row; rows without any are left out.
     """
 
     sampled_token_ids: Tensor
@@ -103,12 +103,12 @@ def sample_async(
     """Sample as `sample` does, without waiting for the device.
 
     Args:
-        ahead: tokens that the device has of each sequence and its state has not; above 0, no state may change logits.
+        ahead: tokens of each sequence that are on the device only; above 0, no state may change logits.
     """
     finite = logits.amax(-1).isfinite()  # NaN counts as the largest
     num_logprobs = {i: state.params.logprobs for i, state in enumerate(states) if state.params.logprobs is not None}
     changed = [i for i, state in enumerate(states) if state.changes_logits]
-    if changed and logits.device.type == "cpu":  # where reading them is free, rows that fail anyway are skipped
+    if changed and logits.device.type == "cpu":  # reading them costs nothing there: skip rows that fail anyway
         good = finite.tolist()
         changed = [i for i in changed if good[i]]
     raw = logits.clone() if num_logprobs and changed else logits
@@ -129,7 +129,7 @@ def _error(number: int) -> InputError:
 
 
 def _sampling_rules(state: SamplingState, ahead: int) -> tuple[float, ...]:
-    """Return a row of the rules of `kernels.sampling.sample`."""
+    """Return one row of the `rules` of `kernels.sampling.sample`."""
     params = state.params
     if params.greedy:
         return 0.0, 0, 1.0, -math.inf, 0.0

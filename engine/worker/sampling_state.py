@@ -1,4 +1,4 @@
-"""What the sampler keeps of a sequence from step to step: token counts, bad words and the grammar."""
+"""The sampler's state of a sequence: token counts, bad words and the grammar."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenCounts:
 
 
 class SamplingState:
-    """What the sampler knows of one sequence. `token_ids` is the caller's list; between calls of `rollback` it may only grow.
+    """The sampler's state of one sequence. `token_ids` is the caller's list; between calls of `rollback` it may only grow.
 
     Args:
         token_ids: all tokens; the answer begins at `turn_start`.

@@ -18,7 +18,7 @@ def test_items_in_a_block(toy, start, stop, found):
     assert list(items_in_block(features, start, stop)) == found
 
 
-def test_another_picture_changes_the_hashes_from_its_first_block_on(toy):
+def test_another_image_changes_the_hashes_from_its_first_block_on(toy):
     tokens = list(range(4, 24))
     hashes = {}
     for name in ("h1", "h2"):
@@ -50,19 +50,19 @@ def generate(toy, core, name, tokens, features=(), **changes):
     return toy.tokens_of(outputs), outputs[-1].stats
 
 
-PICTURE = [5, *[3] * 10, 6, 7]  # the item is at 1
+IMAGE = [5, *[3] * 10, 6, 7]  # the item is at 1
 
 
-def test_a_new_question_about_a_picture_encodes_nothing_and_computes_from_the_first_new_block(toy):
+def test_a_new_question_about_an_image_encodes_nothing_and_computes_from_the_first_new_block(toy):
     core = toy.make_core(block_size=4)
-    _, cold = generate(toy, core, "a", [*PICTURE, 8, 9, 10], [toy.item(1, 10)])
+    _, cold = generate(toy, core, "a", [*IMAGE, 8, 9, 10], [toy.item(1, 10)])
     rows = len(core.runner.model.forward_rows)
-    answer, warm = generate(toy, core, "b", [*PICTURE, 20, 21, 22], [toy.item(1, 10)])
+    answer, warm = generate(toy, core, "b", [*IMAGE, 20, 21, 22], [toy.item(1, 10)])
     assert (cold.cached_tokens, cold.items) == (0, ("encoded",))
     assert (warm.cached_tokens, warm.items) == (12, ("prefix",))
     assert core.runner.model.encode_calls == [1]
     assert core.runner.model.forward_rows[rows] == 4
-    assert answer == generate(toy, toy.make_core(caching=False), "b", [*PICTURE, 20, 21, 22], [toy.item(1, 10)])[0]
+    assert answer == generate(toy, toy.make_core(caching=False), "b", [*IMAGE, 20, 21, 22], [toy.item(1, 10)])[0]
     assert core.stats.prefix_hits == 12
 
 

@@ -32,7 +32,7 @@ def held(core, name):
 
 
 def test_a_long_sequence_holds_only_the_blocks_of_its_window(toy, core):
-    """Plus the blocks of one step, at the worst alignment."""
+    """A sequence holds its window and the blocks of one step, at the worst alignment."""
     engine = core(budget=5, caching=False)
     request = prompt(toy, "r", 60, max_tokens=30)
     engine.add(request)
@@ -108,7 +108,7 @@ def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finish(to
 @pytest.mark.parametrize("blocks", [64, 18])
 @pytest.mark.parametrize("keep", [41, 44, 58])
 def test_a_running_sequence_goes_on_after_a_rollback(toy, core, blocks, keep):
-    """As in loop repair. In the smaller pools it may have to wait for blocks first."""
+    """The repair of a loop does the same. In the smaller pools the sequence may have to wait for blocks first."""
     engine = core(blocks=blocks, budget=11, seqs=2)
     request, other = prompt(toy, "r", 40, max_tokens=25), prompt(toy, "other", 9, seed=4, max_tokens=30)
     answer = expected(toy, request)

@@ -65,7 +65,7 @@ def test_an_item_whose_hash_belongs_to_another_number_of_rows_is_refused(toy):
     toy.assert_empty(core)
 
 
-def test_a_picture_that_64_requests_share_is_encoded_in_one_call(toy):
+def test_an_image_that_64_requests_share_is_encoded_in_one_call(toy):
     core = toy.make_core(blocks=1000, seqs=64, budget=4096)
     for i in range(64):
         core.add(toy.of(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
@@ -128,8 +128,8 @@ def encoder_decoder(toy, **options):
 
 @pytest.mark.parametrize("budget", [3, 64])
 def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
-    sounds = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
-    requests = [toy.of(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=sounds[i % 2]) for i in range(4)]
+    audios = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
+    requests = [toy.of(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=audios[i % 2]) for i in range(4)]
     core = encoder_decoder(toy, budget=budget, seqs=2, block_size=4)
     for request in requests:
         core.add(request)
@@ -139,7 +139,8 @@ def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
         single = encoder_decoder(toy, budget=500, caching=False)
         single.add(request)
         assert toy.tokens_of(outputs[request.request_id]) == toy.tokens_of(toy.drain(single)[request.request_id])
-    assert [outputs[f"r{i}"][-1].stats.cached_tokens for i in range(4)] == [0, 0, 4, 4], "of equal sound and equal text only"
+    cached = [outputs[f"r{i}"][-1].stats.cached_tokens for i in range(4)]
+    assert cached == [0, 0, 4, 4], "blocks are shared only between equal audio and equal text"
     core.add(replace(requests[0], request_id="again"))
     writes = [task.write_cross for task in core.scheduler.schedule().scheduled]
     assert writes == [False], "its keys and values are still there"
@@ -149,11 +150,11 @@ def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
         toy.drain(own)
         own.add(replace(requests[0], request_id="again", **other))
         assert own.scheduler.schedule().scheduled[0].write_cross, "another adapter or tenant makes its own"
-    other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=sounds[1])
+    other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=audios[1])
     means = []
-    for sound in sounds:
+    for audio in audios:
         single = encoder_decoder(toy)
-        single.add(replace(other, cross=sound, params=replace(other.params, logprobs=0)))
+        single.add(replace(other, cross=audio, params=replace(other.params, logprobs=0)))
         means.append([entry for output in toy.drain(single)["x"] for entry in output.logprobs or ()])
     assert means[0] != means[1], "the answer is read from it"
     with pytest.raises(InputError, match="needs an encoder input"):
@@ -235,7 +236,7 @@ def test_items_that_share_a_range_must_fit_into_the_encoder_cache_together(toy):
 
 @pytest.mark.parametrize("options", [{"encoder_rows": 8}, {"encoder_budget": 5}, {"encoder_rows": 8, "encoder_budget": 5}])
 def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(toy, options):
-    """Otherwise sequences that share no item could block each other for ever."""
+    """Otherwise sequences that share no item could block each other forever."""
     core = toy.make_core(budget=30, **options)
     requests = [toy.of(f"r{i}", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3, seed=2 * i)) for i in range(4)]
     for request in requests:
@@ -247,7 +248,7 @@ def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(to
 
 
 def test_deepstack_rows_count_whole_and_reach_their_layers(toy):
-    """However the item is cut into chunks."""
+    """The result does not depend on how the item is cut into chunks."""
     with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, encoder_cache_bytes is 576"):
         toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)]))
     core = toy.make_core(budget=3, encoder_rows=4, model=toy.ToyModel(levels=3))

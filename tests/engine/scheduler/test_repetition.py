@@ -53,7 +53,7 @@ def test_a_loop_does_not_extend_into_the_prompt():
 
 
 def test_every_return_of_a_loop_contains_its_forbidden_tokens():
-    """Also of a loop that starts elsewhere in the cycle."""
+    """The forbidden tokens also prevent a loop that starts elsewhere in the cycle."""
     for cycle in ((4,), (4, 5), (4, 5, 6)):
         word = Loop(0, cycle).forbidden
         for turn in range(len(cycle)):

@@ -44,7 +44,7 @@ def max_item(folder: Path, modality: str, **options: Any) -> MaxItem:
 
 
 def refused(llm: LLM, prompt: dict[str, Any]) -> bool:
-    """Whether `plan` and `generate` refuse the prompt; they have to agree."""
+    """Return whether `plan` and `generate` refuse the prompt; they have to agree."""
     (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
     try:
         llm.plan(prompt)
@@ -85,7 +85,7 @@ def test_max_rows_are_close_to_trying_all_sizes(limits: tuple[int, int]) -> None
 
 
 def test_videos_are_tried_up_to_the_most_frames_a_processor_admits() -> None:
-    """However long the context is."""
+    """The length of the context does not matter."""
     info = Qwen3VLProcessingInfo(ProcessorFiles(video={"size": {"longest_edge": 1 << 17, "shortest_edge": 4096}}))
     tried: list[int] = []
     real = info.geometry
@@ -115,7 +115,7 @@ def test_the_default_encoder_cache_holds_four_max_items(tmp_path: Path) -> None:
         max_sizes(few, info, 512, 2049)
 
 
-def picture(side: int) -> dict[str, Any]:
+def image_prompt(side: int) -> dict[str, Any]:
     return {"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": np.zeros((side, side, 3), np.uint8)}}
 
 
@@ -124,8 +124,8 @@ def test_the_max_image_is_limited_by_max_model_len() -> None:
     item = max_item(TINY_VL, "image", **options)
     assert (item.limit, item.refused, item.rows) == ("max_model_len", True, 289)  # 17 x 17, 18 x 18 are too many
     llm = LLM(TINY_VL, **SMALL, **options)
-    assert not refused(llm, picture(item.size[0]))
-    assert refused(llm, picture(item.size[0] + 1))
+    assert not refused(llm, image_prompt(item.size[0]))
+    assert refused(llm, image_prompt(item.size[0] + 1))
 
 
 def test_the_max_image_is_limited_by_the_media_policy() -> None:
@@ -133,15 +133,15 @@ def test_the_max_image_is_limited_by_the_media_policy() -> None:
     item = max_item(TINY_VL, "image", **options)
     assert (item.limit, item.refused, item.size) == ("media.max_pixels", True, (100, 100))
     llm = LLM(TINY_VL, **SMALL, **options)
-    assert not refused(llm, picture(100))
-    assert refused(llm, picture(101))
+    assert not refused(llm, image_prompt(100))
+    assert refused(llm, image_prompt(101))
 
 
 def test_the_max_image_is_limited_by_the_processor() -> None:
     item = max_item(TINY_VL, "image")
     assert (item.limit, item.refused, item.rows) == ("mm_processor_kwargs max_pixels", False, 256)
     llm = LLM(TINY_VL, **SMALL)
-    (at,), (below,), (above,) = (llm.plan(picture(item.size[0] + more)) for more in (0, -1, 1000))
+    (at,), (below,), (above,) = (llm.plan(image_prompt(item.size[0] + more)) for more in (0, -1, 1000))
     assert at.num_embeds == above.num_embeds == 256 > below.num_embeds
 
 
@@ -167,7 +167,7 @@ def test_settings_that_limit_the_max_image() -> None:
     assert (tight.limit, tight.rows) == ("kv_cache_memory_bytes", 21**2)  # 480 tokens
 
 
-def clip(frames: int, size: tuple[int, int]) -> dict[str, Any]:
+def video_prompt(frames: int, size: tuple[int, int]) -> dict[str, Any]:
     return {"prompt_token_ids": [VIDEO], "multi_modal_data": {"video": np.zeros((frames, *size, 3), np.uint8)}}
 
 
@@ -180,19 +180,19 @@ def test_the_max_video() -> None:
     item = max_item(TINY_VL, "video", **options)
     assert (item.limit, item.refused, item.size) == ("max_model_len", True, (200, 200))
     llm = LLM(TINY_VL, **SMALL, **options)
-    assert not refused(llm, clip(item.frames, item.size))
-    assert refused(llm, clip(item.frames + 1, item.size))
+    assert not refused(llm, video_prompt(item.frames, item.size))
+    assert refused(llm, video_prompt(item.frames + 1, item.size))
     bytes_ = MediaPolicy(max_pixels=200 * 200, max_video_bytes=4 * 200 * 200 * 3)
     few = max_item(TINY_VL, "video", **options | {"media": bytes_})
     assert (few.limit, few.refused, few.frames) == ("media.max_video_bytes", True, 4)
     llm = LLM(TINY_VL, **SMALL, **options | {"media": bytes_})
-    assert not refused(llm, clip(4, (200, 200)))
-    assert refused(llm, clip(5, (200, 200)))
+    assert not refused(llm, video_prompt(4, (200, 200)))
+    assert refused(llm, video_prompt(5, (200, 200)))
     asked = options | {"mm_processor_kwargs": {"videos_kwargs": {"max_pixels": 128 * 128, "num_frames": 6}}}
     assert max_item(TINY_VL, "video", **asked).limit == "mm_processor_kwargs num_frames"
 
 
-def sound(samples: int, token: int) -> dict[str, Any]:
+def audio_prompt(samples: int, token: int) -> dict[str, Any]:
     return {"prompt_token_ids": [token], "multi_modal_data": {"audio": (np.zeros(samples, np.float32), 16000)}}
 
 
@@ -209,5 +209,5 @@ def test_the_max_audio(audio: Path, options: dict[str, Any], limit: str) -> None
     assert (item.limit, item.refused) == (limit, True)
     llm, token = LLM(audio, **SMALL, **options), json.loads((audio / "config.json").read_text())["audio_token_index"]
     samples = round(item.seconds * 16000)
-    assert not refused(llm, sound(samples, token))
-    assert refused(llm, sound(samples + 1, token))
+    assert not refused(llm, audio_prompt(samples, token))
+    assert refused(llm, audio_prompt(samples + 1, token))

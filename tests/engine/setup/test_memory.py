@@ -122,7 +122,7 @@ def test_on_a_gpu_the_kv_cache_takes_what_everything_else_leaves(card: Callable[
     plan = explain(make_config(TINY_VL, options))
     card(3 << 28)
     less = explain(make_config(TINY_VL, options))
-    block = 16 * 512  # nearer than a block of each layer
+    block = 16 * 512  # the plan is closer than one block of each layer
     for one, free in ((plan, 1 << 30), (less, 3 << 28)):
         assert free * 0.85 - block * 64 < one.total <= free * 0.85
         parts = (one.weights, one.kv_cache, one.encoder_cache, one.activations, one.graphs, one.media_step)
@@ -158,7 +158,7 @@ def test_a_gpu_plan_of_a_fallback_model_measures_its_encoder(
     config = make_config(fallbacks.build(tmp_path / "borrowed", "ovis2"), {"device": "cuda", "max_model_len": 512})
     files = load_model_files(config.model)
     monkeypatch.setattr(loader, "computing_on", lambda device: nullcontext())
-    with pytest.raises((AssertionError, RuntimeError), match="CUDA"):  # of torch, once memory is asked for
+    with pytest.raises((AssertionError, RuntimeError), match="CUDA"):  # raised by torch when it allocates
         load_engine(config, files, load_processing(files, {}), Tokenizer(files.path))
     assert explain(config).kv_cache > 0
 
@@ -224,7 +224,7 @@ def test_groups_with_windows_get_blocks_for_their_windows_only() -> None:
 def test_a_step_has_room_for_the_largest_bidirectional_span(
     prompt_attention: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a row of every other sequence. Items read through cross-attention need keys, not rows."""
+    """The span fits beside a row of every other sequence. Items read through cross-attention need keys, not rows."""
     monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300, "audio": 1500})
     info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3})
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
@@ -233,7 +233,7 @@ def test_a_step_has_room_for_the_largest_bidirectional_span(
 
 
 def step(model: Any, requests: int, computed: int, new: int) -> Any:
-    """A step of `requests` sequences with `computed` keys and `new` rows each, all of them encoder rows."""
+    """Return a step of `requests` sequences with `computed` keys and `new` rows each, all of them encoder rows."""
     rows, blocks = requests * new, -(-(computed + new) // 16)
     caches = allocate_caches(model.cache_specs, [requests * blocks], 16, CPU)
     tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)
@@ -358,7 +358,7 @@ def test_audio_encoders_take_no_more_than_planned(speech: dict[str, Path], dtype
 
 
 def test_sampling_takes_no_more_than_planned() -> None:
-    """With the most expensive sampling parameters."""
+    """The sampling parameters are the most expensive ones."""
     vocab, count = 20000, 8
     kept = torch.randn(count, vocab)
     wild = {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1, "logprobs": 5}

@@ -293,16 +293,16 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
 @needs_library
 def test_an_engine_gives_the_same_answers_and_drops_graphs_when_asleep(replays: list[Any]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    pictures = [picture(seed) for seed in range(5)]
+    images = [picture(seed) for seed in range(5)]
     with LLM(MODEL, max_model_len=512, max_num_seqs=1) as llm:
         runner = llm._engine_loop.core.runner
-        expected = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in pictures]
+        expected = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in images]
         llm.sleep()
         llm.wake_up()
         assert not replays or len(set(replays)) < 4, "of decode steps"
         replays.clear()
         runner.encoder_runner.graphs = EncoderGraphs(CPU, on_cpu)
-        found = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in pictures]
+        found = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in images]
         assert found == expected
         (call,) = runner.encoder_runner.graphs._graphs.values()
         assert replays.count(call.graph) == 3

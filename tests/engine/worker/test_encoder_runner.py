@@ -252,11 +252,11 @@ def test_sleep_drops_the_running_call(toy):
 
 @pytest.mark.parametrize("late", [0, 2, 90])
 def test_answers_are_the_same_with_and_without_async_scheduling(toy, late):
-    """With the shipped model in float32, more images than one call takes, and prompts cut within images."""
+    """The shipped model runs in float32, with more images than one call takes, and prompts cut within images."""
     model = Path(__file__).parents[3] / "assets" / "tiny-vl"
     prompt = "<|vision_start|><|image_pad|><|vision_end|>Read the text."
-    pictures = [str(model.parent / "media" / f"line{i}.png") for i in (1, 2, 3, 1)]
-    prompts = [{"prompt": prompt, "multi_modal_data": {"image": path}} for path in pictures]
+    images = [str(model.parent / "media" / f"line{i}.png") for i in (1, 2, 3, 1)]
+    prompts = [{"prompt": prompt, "multi_modal_data": {"image": path}} for path in images]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     found = []
     for beside in (False, True):

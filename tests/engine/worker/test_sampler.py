@@ -83,7 +83,7 @@ def test_every_rule_in_one_mixed_batch(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_numpy_and_the_reference_sample_the_same_tokens(seed):
-    """With log probabilities, grammars and rows that fail."""
+    """The rows include log probabilities, grammars and rows that fail."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = []
     for i, case in enumerate((*CASES, {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "min_tokens": 9})):
@@ -224,7 +224,7 @@ def test_a_row_with_nothing_left_is_an_error():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_state_that_followed_its_sequence_samples_like_a_new_one(seed):
-    """Through random histories of tokens, rollbacks, turns and loop repairs."""
+    """The histories are random: tokens, rollbacks, turns and loop repairs."""
     rng, gen = random.Random(seed), torch.Generator().manual_seed(seed)
     params = SamplingParams(
         repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.4, min_tokens=3, bad_words=["x"], logit_bias={5: 2}
