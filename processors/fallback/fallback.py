@@ -1,8 +1,8 @@
-"""What a class of transformers wants to be fed: its own processor, one item at a time. Knows no family and no model.
+"""ProcessingInfo for architectures without a family of their own: transformers' processor, one item at a time.
 
-Such a processor has no function from an item's size to its tokens. So an item of that size is processed without its content,
-once, and each real item is held to what is written for it. How many tokens they are is asked of thousands of sizes when memory
-is planned: there, sizes of which the processor tells the same count as one, or lie on a line.
+Such a processor has no function from an item's size to its tokens. A blank item of that size is processed once, and every real
+item must give the same tokens. Memory planning needs the counts of thousands of sizes: sizes with equal patch counts share one
+measurement, or follow a linear rule that a few sizes establish.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ..bases.base import BaseProcessingInfo
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
 
-RUN = "input_ids"  # the tokens of the item, which the class writes its rows over
-_ARGUMENT = {"image": "images", "audio": "audio"}  # of the processor
+RUN = "input_ids"  # the tokens of the item; its encoder rows replace their embeddings
+_ARGUMENT = {"image": "images", "audio": "audio"}  # keyword of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
-_PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes unlike each other
+_PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes of different shapes
 _SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
-_OURS = ("device", "return_tensors", "data_format", "input_data_format")  # options that are not the caller's
-_TIMES, _LEAST = 16, 4096  # how far an option may go beyond the processor's own number, or where it has none
+_OURS = ("device", "return_tensors", "data_format", "input_data_format")  # options that callers may not set
+_TIMES, _LEAST = 16, 4096  # limit of an option, times the processor's own number, or times _LEAST / _TIMES if it has none
 _REFUSES = (
     ValueError,
     TypeError,
@@ -46,12 +46,12 @@ _REFUSES = (
     LookupError,
     AttributeError,
     ZeroDivisionError,
-)  # of one that takes no such item
+)  # errors of a processor that refuses an item
 
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """What an item's tensors depend on beside the item: the processor, its release, its JSON's digest, options as JSON."""
+    """Everything but the item that its tensors depend on: processor, its release, digest of its JSON, options as JSON."""
 
     processor: str
     release: str
@@ -60,28 +60,28 @@ class ReadSpec:
 
 
 class FallbackProcessingInfo(BaseProcessingInfo):
-    """ProcessingInfo of any processor that writes a token of its own in place of each picture or sound.
+    """ProcessingInfo of any processor that has a placeholder token for images or audio.
 
-    All tokens it writes for an item are the item's rows, since a class may give other embeddings to those around too.
-    `ItemGeometry.tiles` is the item's size, (height, width) or (samples, 0), from which its tokens are found again.
+    All tokens of an item count as its rows, because a model may also replace the embeddings of the marks around them.
+    `ItemGeometry.tiles` is the item's size, (height, width) or (samples, 0), which its tokens are looked up by.
     """
 
     embeds_layout = None
 
     def __init__(self, files: ProcessorFiles, *options: Mapping[str, Any]) -> None:
         if files.folder is None:
-            raise ConfigError("a processor of transformers is read from a checkpoint's folder")
+            raise ConfigError("a processor of transformers needs the checkpoint's folder; give its path")
         self._processor, self._lock = _load(files.folder)
         self.modalities = tuple(name for name in _ARGUMENT if self._part(name) is not None and self._token(name) is not None)
         if not self.modalities:
             raise ConfigError(
-                f"{type(self._processor).__name__} names no token that stands for a picture or a sound; "
-                "a model of text alone is not served here"
+                f"{type(self._processor).__name__} has no placeholder token for images or audio; "
+                "text-only models are not served"
             )
         self.placeholders = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
         self.valid_kwargs = {name: self._options(name) for name in self.modalities}
         self._run = lru_cache(maxsize=4096)(self._written)
-        self._kinds: dict[object, int] = {}
+        self._measured: dict[object, int] = {}
         super().__init__(files, *options)
 
     def resolve_spec(self, modality: str) -> ReadSpec:
@@ -97,27 +97,27 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return DecodeSpec(rate=self._part("audio").sampling_rate) if "audio" in self.modalities else DecodeSpec()
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """One row per token that the processor writes; InputError for what it refuses, and for a sound that it would cut."""
+        """Return one row per token of the processor; InputError if it refuses the item or would truncate the audio."""
         size = (header.samples, 0) if header.modality == "audio" else header.size
         rows, rate = self._rows(header.modality, size), self.decode_spec.rate
         if header.modality == "audio" and size[0] > rate and rows == self._rows("audio", (size[0] - rate, 0)):
-            raise InputError(f"it lasts {size[0] / rate:.2f} s, and the model hears no more than its beginning; cut it")
+            raise InputError(f"it lasts {size[0] / rate:.2f} s, and the model takes only its beginning; cut it")
         return ItemGeometry(1, 1, rows, tiles=size)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """The processor's tensors as they are, each of one item, and the item's tokens."""
+        """Return all tensors of the processor for one item, with the item's tokens."""
         if not isinstance(item, ImageItem | AudioItem):
-            raise TypeError(f"a {type(item).__name__} is neither picture nor sound")
+            raise TypeError(f"a {type(item).__name__} is neither an image nor audio")
         grid, modality = self.geometry(item.header), item.header.modality
         data = Image.fromarray(item.pixels.numpy()) if isinstance(item, ImageItem) else item.samples.numpy()
         made = self._call(modality, data)
         written = _tokens(made)
         if written != self.span(modality, grid).token_ids:
-            raise InputError("the processor of this model writes other tokens for it than for a blank one of its size")
+            raise InputError("the processor of this model gives other tokens for it than for a blank item of its size")
         return self._elements(made, dtype), self._placed(modality, replace(grid, w=len(written)), made)
 
     def _placed(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
-        """With the grid that positions follow, where the processor tells one and it is one row per merged patch."""
+        """Return the geometry with the processor's grid for positions, if it gives one with one row per merged patch."""
         shape = made.get(f"{modality}_grid_thw")
         if shape is None:
             return grid
@@ -131,7 +131,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return Span(rows, rows, lambda: [TokenRun(self._run(modality, geometry.tiles), 1, True)])
 
     def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], ItemGeometry, dict[str, Any]]:
-        """A small item of noise, as `process` gives it, and all that the processor makes of a prompt with it in between."""
+        """Return a small item of noise as `process` does, and the processor's tensors of a prompt with that item."""
         size = _SAMPLE[modality]
         noise = np.random.default_rng(0).random((*size, 3) if modality == "image" else size[0], dtype=np.float32)
         data = Image.fromarray((noise * 255).astype(np.uint8)) if modality == "image" else noise - 0.5
@@ -142,7 +142,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return self._elements(made, dtype), self._placed(modality, grid, made), whole
 
     def _part(self, modality: str) -> Any:
-        """Of the processor, that which takes items; None where it has none."""
+        """Return the image processor or feature extractor, or None."""
         found = (getattr(self._processor, name, None) for name in _PART[modality])
         return next((part for part in found if part is not None), None)
 
@@ -151,17 +151,15 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return token
 
     def _slot(self, modality: str) -> int:
-        """The id of the one token that is written for an item not yet expanded."""
+        """Return the id of the placeholder token; ConfigError if it is not a single token."""
         text = self._token(modality) or ""
         ids = self._processor.tokenizer(text, add_special_tokens=False)[RUN]
         if len(ids) != 1:
-            raise ConfigError(
-                f"{modality}s stand in a prompt as {text!r}, which is {len(ids)} tokens of this checkpoint, not one"
-            )
+            raise ConfigError(f"the placeholder of {modality}s, {text!r}, is {len(ids)} tokens of this checkpoint, not one")
         return int(ids[0])
 
     def _options(self, modality: str) -> tuple[str, ...]:
-        """Names that the processor takes, as far as it says."""
+        """Return the names of the options that the processor declares."""
         names = getattr(getattr(self._part(modality), "valid_kwargs", None), "__annotations__", ())
         return tuple(name for name in names if name not in _OURS)
 
@@ -171,7 +169,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return {name: FieldElem(value, BatchedField()) for name, value in cast.items()}
 
     def _written(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
-        """The tokens of an item of this size: of a picture of so many pixels without any, where the processor does not look."""
+        """Return the tokens of a blank item of this size. Images are tried without memory for their pixels first."""
         if modality == "image":
             try:
                 return _tokens(self._call(modality, torch.empty((3, *size), dtype=torch.uint8, device="meta")))
@@ -180,36 +178,36 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return _tokens(self._call(modality, np.zeros(size[0], dtype=np.float32)))
 
     def _rows(self, modality: str, size: tuple[int, int]) -> int:
-        """How many they are; those of a picture follow from what is told of it, where something is."""
+        """Return the number of tokens of an item of this size; for images, from `_count_of` if possible."""
         if modality == "audio":
             return len(self._run(modality, size))
-        told = self._told(size)
-        if self._law is not None:
-            slope, start = self._law
-            return int(slope * (told or 0) + start)
-        kind = size if told is None else told
-        if kind not in self._kinds:
-            self._kinds[kind] = len(self._run(modality, size))
-        return self._kinds[kind]
+        count = self._count_of(size)
+        if self._linear_rule is not None:
+            slope, start = self._linear_rule
+            return int(slope * (count or 0) + start)
+        key = size if count is None else count
+        if key not in self._measured:
+            self._measured[key] = len(self._run(modality, size))
+        return self._measured[key]
 
     @cached_property
-    def _law(self) -> tuple[Fraction, Fraction] | None:
-        """Slope and start of a picture's tokens over `_told`; None where unlike sizes do not show that they lie on a line."""
+    def _linear_rule(self) -> tuple[Fraction, Fraction] | None:
+        """Return slope and start of an image's tokens over `_count_of`; None if the probed sizes do not lie on one line."""
         points: set[tuple[int, int]] = set()
         for size in _PROBES:
-            with suppress(InputError):  # a size that is refused tells nothing
-                points.add((self._told(size) or 0, len(self._run("image", size))))
+            with suppress(InputError):  # a refused size is no evidence
+                points.add((self._count_of(size) or 0, len(self._run("image", size))))
         (x, y), (far_x, far_y) = min(points, default=(0, 0)), max(points, default=(0, 0))
-        if self._told(_PROBES[0]) is None:
+        if self._count_of(_PROBES[0]) is None:
             return (Fraction(0), Fraction(y)) if len(points) == 1 else None
-        if len({told for told, _ in points}) < 3:
+        if len({count for count, _ in points}) < 3:
             return None
         slope = Fraction(far_y - y, far_x - x)
         start = y - slope * x
-        return (slope, start) if all(slope * told + start == rows for told, rows in points) else None
+        return (slope, start) if all(slope * count + start == rows for count, rows in points) else None
 
-    def _told(self, size: tuple[int, int]) -> int | None:
-        """What the processor says of a size without processing it: its patches or tokens; None where it says nothing."""
+    def _count_of(self, size: tuple[int, int]) -> int | None:
+        """Return the patches or tokens that the processor computes from a size alone; None if it has no such function."""
         patches = getattr(self._part("image"), "get_number_of_image_patches", None)
         tokens = getattr(self._processor, "_get_num_multimodal_tokens", None)
         try:
@@ -221,21 +219,21 @@ class FallbackProcessingInfo(BaseProcessingInfo):
 
     @cached_property
     def _merged(self) -> dict[str, Any]:
-        """Options of pictures over the processor's own defaults."""
+        """The options of images over the processor's own defaults."""
         merged = self._processor._merge_kwargs(images_kwargs=json.loads(self.specs["image"].options))
         return dict(merged["images_kwargs"])
 
     def _call(self, modality: str, item: object, text: str = "") -> dict[str, Tensor]:
-        """Tensors by name of one prompt that is `text`, or else nothing but the item."""
+        """Return the processor's tensors of a prompt: `text`, or the placeholder alone."""
         options: dict[str, Any] = json.loads(self.specs[modality].options)
         if modality == "audio":
             options["sampling_rate"] = self._part("audio").sampling_rate
         elif isinstance(item, Tensor):
-            options["input_data_format"] = "channels_first"  # else it is guessed from the sides
+            options["input_data_format"] = "channels_first"  # otherwise it is guessed from the shape
         settings = {f"{_ARGUMENT[modality]}_kwargs": options, "text_kwargs": {"add_special_tokens": False}}
         inputs: dict[str, Any] = {"text": [text or self._token(modality)], _ARGUMENT[modality]: [item]}
         try:
-            with self._lock:  # its tokenizer is not to be used by two at once
+            with self._lock:  # its tokenizer is not thread-safe
                 made = self._processor(**inputs, **settings, return_tensors="pt")
         except _REFUSES as error:
             raise InputError(f"the processor of this model refuses it: {line(error)}") from None
@@ -244,20 +242,20 @@ class FallbackProcessingInfo(BaseProcessingInfo):
 
 @lru_cache(maxsize=4)
 def _load(folder: Path) -> tuple[Any, Lock]:
-    """The processor of a folder, never with code of its own, and a lock for it."""
+    """Load the processor of a folder, without remote code, and return it with a lock."""
     from transformers import AutoProcessor
 
     try:
         load: Any = AutoProcessor.from_pretrained
         processor = load(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
-        raise ConfigError(f"transformers makes no processor of {folder}: {line(error)}") from None
-    logging.getLogger(type(processor).__module__).setLevel(logging.ERROR)  # it would warn of blank items that nobody gave
+        raise ConfigError(f"transformers cannot load a processor from {folder}: {line(error)}") from None
+    logging.getLogger(type(processor).__module__).setLevel(logging.ERROR)  # it would warn about blank items
     return processor, Lock()
 
 
 def _bound(key: str, value: object, own: object) -> None:
-    """ConfigError for numbers far beyond the processor's own: it may count up to them."""
+    """Raise ConfigError for numbers far above the processor's own, which may loop up to them."""
     most = max(_numbers(own), default=_LEAST / _TIMES) * _TIMES
     beyond = next((number for number in _numbers(value) if number > most), None)
     if beyond is not None:
@@ -265,7 +263,7 @@ def _bound(key: str, value: object, own: object) -> None:
 
 
 def _numbers(value: object) -> list[float]:
-    """Those in a number, or in a mapping, a list or an object of them."""
+    """Return the numbers inside a number, mapping, list or object."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value]
     if isinstance(value, Mapping):
@@ -279,7 +277,7 @@ def _tokens(made: Mapping[str, Tensor]) -> tuple[int, ...]:
 
 
 def _tensor(name: str, value: Any) -> Tensor:
-    """A processor keeps ragged values in lists; of one item there is one."""
+    """Return a value of one item as a tensor. Processors return ragged values as lists, here of one entry."""
     if isinstance(value, list) and len(value) == 1:
         return torch.as_tensor(value[0])[None]
     if not isinstance(value, Tensor):
@@ -288,5 +286,5 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def line(error: Exception) -> str:
-    """What it says, in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Rows that are kept of pictures in tiles; counts of whole prompts are compared with transformers in the parity suite."""
+"""Encoder rows of images in tiles; the parity suite compares the counts of whole prompts with transformers."""
 
 import pytest
 from sensorium.mm.anyres import PINPOINTS_336, PINPOINTS_384, UNTILED, anyres_layout, max_patches_per_row
@@ -9,7 +9,7 @@ MANY = AnyResTiles((384, 384), (384, 384), PINPOINTS_384)
 
 
 def test_margins_go() -> None:
-    """A picture twice as wide as high in two tiles side by side loses nothing, one that is wider its top and bottom."""
+    """An image twice as wide as high keeps all of two adjacent tiles; a wider image loses rows at top and bottom."""
     whole = anyres_layout(300, 600, FEW, 24, None)
     assert (whole.tiles, whole.kept, whole.size) == ((1, 2), (24, 48), (24, 48))
     assert whole.rows == 24 * 49
@@ -24,12 +24,12 @@ def test_many_tiles_are_pooled() -> None:
     assert anyres_layout(400, 400, MANY, 27, 9).size == anyres_layout(400, 400, MANY, 27, 9).kept
 
 
-def test_a_whole_picture_ends_in_one_row() -> None:
+def test_a_whole_image_ends_in_one_row() -> None:
     assert UNTILED.rows == 1
 
 
 @pytest.mark.parametrize(("tiling", "side", "most"), [(FEW, 24, None), (MANY, 27, 9)])
-def test_no_picture_is_denser(tiling: AnyResTiles, side: int, most: int | None) -> None:
+def test_no_image_is_denser(tiling: AnyResTiles, side: int, most: int | None) -> None:
     most_dense = max_patches_per_row(tiling, side, most)
     for height, width in [(1, 1), (100, 3000), (3000, 100), (640, 480), (2000, 1999), (384, 1000), (50, 40), (4000, 900)]:
         one = anyres_layout(height, width, tiling, side, most)

@@ -55,12 +55,12 @@ def test_resize_equals_transformers_and_keeps_its_promise(height, width, policy)
     assert tall * wide <= policy.max_pixels or min(tall, wide) == policy.factor
 
 
-def test_empty_picture():
+def test_empty_image():
     with pytest.raises(InputError, match="no pixels"):
         smart_resize(0, 5, QWEN2)
 
 
-def test_clips_are_grouped_and_filled_up():
+def test_videos_are_grouped_and_filled_up():
     grid = patch_grid((56, 84), QWEN2, merge=2, frames=5, per_step=2, time_step=2.0)
     assert (grid.t, grid.h, grid.w, grid.merge, grid.time_step) == (3, 4, 6, 2, 2.0)
     assert grid.merged == (3, 2, 3)

@@ -175,7 +175,7 @@ def test_copies_of_what_travels_keep_their_identity(value):
         assert digest("d", plain(other)) == digest("d", plain(value))
 
 
-def test_pictures_and_clips():
+def test_images_and_videos():
     colour = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8))
     grey = Image.new("L", (4, 4))  # black in every mode
     index = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(8, 6), "L")

@@ -120,7 +120,7 @@ def test_rows_come_as_one_tensor_a_stack_a_list_or_by_name():
 def test_uint8_tensors_are_pixels():
     (source,) = ROWS_PARSER.parse({"image": torch.zeros(3, 16, 8, dtype=torch.uint8)})["image"]
     assert not isinstance(source.data, EmbeddingItem)
-    (source,) = ROWS_PARSER.parse({"image": torch.zeros(16, 8, 3)})["image"]  # a picture of the wrong type, said later
+    (source,) = ROWS_PARSER.parse({"image": torch.zeros(16, 8, 3)})["image"]  # an image of the wrong dtype, refused later
     assert not isinstance(source.data, EmbeddingItem)
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_is_no_whole_step_is_a_bug_that_shows():
         mrope_positions(5, [(masked(0, "###.."), SQUARE)])
 
 
-def test_sound_advances_as_text_does():
+def test_audio_advances_as_text_does():
     sound = ItemGeometry(5, 1, 1, linear=True)
     positions, delta = mrope_positions(8, place((1, sound)))
     assert positions.tolist() == [list(range(8))] * 3
@@ -106,14 +106,14 @@ def test_a_fourth_axis_counts_rows():
 
 
 def shared(offset: int, clip: ItemGeometry, sound: ItemGeometry, span: int = 1) -> list[tuple[PlaceholderRange, ItemGeometry]]:
-    """A clip and its sound in one range, with a token before and after the rows of both."""
+    """A video and its audio in one range, with a token before and after the rows of both."""
     ours = interleave_by_time(clip, sound, span)
     edge = torch.zeros(1, dtype=torch.bool)
     masks = [torch.cat([edge, mask, edge]) for mask in (ours, ~ours)]
     return [(PlaceholderRange(offset, len(mask), mask), geometry) for mask, geometry in zip(masks, (clip, sound), strict=True)]
 
 
-def test_a_clip_and_its_sound_start_together():
+def test_a_video_and_its_audio_start_together():
     clip, sound = ItemGeometry(2, 2, 4, 2, time_step=3.0), ItemGeometry(5, 1, 1, linear=True)
     assert interleave_by_time(clip, sound).tolist() == [bool(int(c)) for c in "110001100"]
     assert interleave_by_time(clip, sound, span=4).tolist() == [bool(int(c)) for c in "111100000"]
@@ -174,7 +174,7 @@ def oracle(request):
 
 
 @given(data=st.data())
-def test_equal_to_transformers_where_no_clip_outlasts_its_grid(oracle, data):
+def test_equal_to_transformers_where_no_video_outlasts_its_grid(oracle, data):
     family, model = oracle
     ids, types, grids, placed, seconds = [1], [0], {1: [], 2: []}, [], []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -219,7 +219,7 @@ PARTED = {"qwen3_vl": "Qwen3VLModel", "glm4v": "Glm4vModel", "ernie4_5_vl_moe": 
 
 @pytest.mark.parametrize("family", PARTED)
 @given(data=st.data())
-def test_equal_to_the_oracle_where_a_clip_is_parted_or_merged_in_time(family, data):
+def test_equal_to_the_oracle_where_a_video_is_parted_or_merged_in_time(family, data):
     vision = SimpleNamespace(spatial_merge_size=2, temporal_merge_size=2)
     model = stub(
         family, ("get_rope_index", "get_vision_position_ids"), PARTED[family], config=SimpleNamespace(vision_config=vision)
@@ -261,8 +261,8 @@ TEXT, IMAGE_ID, VIDEO_ID, SOUND_ID, VISION_START, SOUND_START, END = range(7)
 
 @pytest.mark.parametrize("family", OMNI)
 @given(data=st.data())
-def test_equal_to_the_oracle_with_sound(family, data):
-    """Pictures, clips and sounds, and clips with their sound in one range that lasts at least as long."""
+def test_equal_to_the_oracle_with_audio(family, data):
+    """Images, videos and audio, and videos with their audio in one range that lasts at least as long."""
     owner, per_second, mels, span = OMNI[family]
     audio = SimpleNamespace(n_window=50)
     config = SimpleNamespace(
@@ -271,14 +271,14 @@ def test_equal_to_the_oracle_with_sound(family, data):
     )  # fmt: skip
     methods = ("get_rope_index", "get_llm_pos_ids_for_vision", "get_chunked_index")
     model = stub(family, methods, owner, config=config, spatial_merge_size=2)
-    joint = data.draw(st.booleans())  # the oracle takes clips with sound or without, not both
+    joint = data.draw(st.booleans())  # the oracle takes videos with audio or without, not both
     ids, grids, sounds, seconds, placed = [TEXT], {IMAGE_ID: [], VIDEO_ID: []}, [], [], []
 
     def write(start, items, end):
         ids.extend(start)
         length = items[0][0].length
         content = torch.full((length,), END)
-        content[0] = SOUND_START  # of a clip with its sound, else it is a row
+        content[0] = SOUND_START  # of a video with its audio, else it is a row
         for where, geometry, token in items:
             content[where.mask()] = token
             placed.append((PlaceholderRange(len(ids), length, where.is_embed), geometry))

@@ -35,7 +35,7 @@ def picture(size: tuple[int, int]) -> torch.Tensor:
 
 
 def check_plan(plan: CropPlan) -> None:
-    """What holds of every plan: steps have pixels, pieces of one picture are all of one size, tiles are those of a view."""
+    """Invariants of every plan: steps have pixels, tiles of one image have one size, tile counts are those of a view."""
     assert all(min(step.height, step.width) > 0 for view in plan.views for step in view.steps)
     assert all(view.steps[-1].height % view.rows == 0 and view.steps[-1].width % view.columns == 0 for view in plan.views)
     assert len({view.tile_size for view in plan.views}) == 1
@@ -104,7 +104,7 @@ def test_margins_are_cut_off_as_published(side):
 
 
 def test_llava_next_counts():
-    """Rows of the base picture, of the cut one without its margins, and one at the end of each line."""
+    """Rows of the base image, of the cut one without its margins, and one at the end of each line."""
     policy = AnyResTiles((336, 336), (336, 336), NEXT)
     counts = []
     for size in ((336, 336), (480, 640), (640, 480)):
@@ -220,7 +220,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_picture_without_pixels_is_refused(policy):
+def test_an_image_without_pixels_is_refused(policy):
     with pytest.raises(InputError, match="has no pixels"):
         policy.plan(0, 5)
 

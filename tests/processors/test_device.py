@@ -48,7 +48,7 @@ def test_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: 
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
-def test_clips_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+def test_videos_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
     spec, clip, sent = PatchSpec(), noise(frames, 80, 110, 3), []
     grid = patch_grid((80, 110), spec.policy(frames), spec.merge, frames, spec.temporal)
     wanted, whole = patchify(clip, grid, spec), kernel.preprocess_frames
@@ -75,7 +75,7 @@ def test_pillow_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("length", [None, 9000])
-def test_sounds_are_heard_in_parts(monkeypatch: pytest.MonkeyPatch, length: int | None) -> None:
+def test_audio_is_processed_in_parts(monkeypatch: pytest.MonkeyPatch, length: int | None) -> None:
     sound = torch.randn(7777, generator=torch.Generator().manual_seed(0))
     wanted = log_mel(sound, MelSpec(), length)
     for some in (1, 10, 1 << 13):

@@ -19,7 +19,7 @@ SOUND = (
 
 
 def oracle(mels: int, samples: np.ndarray, **options: Any) -> tuple[np.ndarray, int]:
-    """`[frames, mels]` and how many of the frames are sound."""
+    """`[frames, mels]` and how many of the frames are audio."""
     from transformers import WhisperFeatureExtractor
 
     extractor = WhisperFeatureExtractor(feature_size=mels)

@@ -10,7 +10,7 @@ KNOWN = {"image": ("size",), "video": ("fps", "size"), "audio": ()}
 
 
 @pytest.mark.parametrize("name", ["audio_kwargs", "audios_kwargs"])
-def test_sounds_may_be_spelled_as_transformers_does(name: str) -> None:
+def test_audio_may_be_spelled_as_transformers_does(name: str) -> None:
     assert for_modality({name: {"gain": 2}}, "audio", {"audio": ("gain",)}) == {"gain": 2}
     assert for_modality({name: {}}, "audio", KNOWN) == {}
     with pytest.raises(ConfigError, match=r"'gain' for audios; this model has no options for audios, leave it out$"):

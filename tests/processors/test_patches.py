@@ -67,7 +67,7 @@ def test_other_types_are_the_float32_values_rounded(frames, dtype):
     assert torch.equal(patches(clip, spec, dtype), patches(clip, spec).to(dtype))
 
 
-def test_a_picture_fills_its_temporal_patch_and_a_clip_repeats_its_last_frame():
+def test_an_image_fills_its_temporal_patch_and_a_video_repeats_its_last_frame():
     image, spec = noise(1, 56, 84, 3), PatchSpec(**BOUNDS)
     twice = image.expand(2, -1, -1, -1)
     assert torch.equal(patches(image, spec), patches(twice, spec))

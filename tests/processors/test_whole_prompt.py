@@ -1,4 +1,4 @@
-"""From messages to expanded ids: equal to the published processor's, slot by slot, for pictures and clips interleaved."""
+"""Whole prompts with interleaved images and videos, from messages to expanded ids, equal the published processor's."""
 
 from __future__ import annotations
 

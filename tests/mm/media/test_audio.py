@@ -1,4 +1,4 @@
-"""Sounds from files and samples, against librosa, soxr and the codecs, and by count."""
+"""Audio from files and samples, against librosa, soxr and the codecs, and by count."""
 
 from __future__ import annotations
 

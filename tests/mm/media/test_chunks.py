@@ -24,7 +24,7 @@ SPEC = DecodeSpec(FrameSampling(fps=2.0), frames_per_chunk=4)
 
 @st.composite
 def plans(draw):
-    """Of a clip with gaps, stand-ins and frames at any time."""
+    """Plans of a video with gaps, replaced frames and frames at any time."""
     total = draw(st.integers(1, 60))
     wanted = sorted(draw(st.sets(st.integers(0, total - 1), min_size=1, max_size=20)))
     fate = [draw(st.sampled_from(["useful", "gone", "moved"])) for _ in wanted]
@@ -60,12 +60,12 @@ def test_the_headers_of_the_pieces_are_the_pieces_of_the_header(plan, size, exac
     assert all(used in part.indices for part in parts for _, used in part.replaced)
 
 
-def test_pieces_share_the_pixels_of_the_clip():
+def test_pieces_share_the_pixels_of_the_video():
     clip = VideoItem(torch.zeros(5, 2, 2, 3, dtype=torch.uint8), FramePlan((0, 1, 2, 3, 4), (0.0, 1.0, 2.0, 3.0, 4.0), 5, 1.0))
     assert [chunk.frames.data_ptr() for chunk in split_video(clip, 2)] == [clip.frames[i].data_ptr() for i in (0, 2, 4)]
 
 
-def test_a_picture_is_one_chunk_without_a_time():
+def test_an_image_is_one_chunk_without_a_time():
     item = ImageItem(torch.zeros(4, 6, 3, dtype=torch.uint8))
     assert [chunk.header for chunk in split(item, "image", SPEC)] == split_header(item.header, "image", SPEC)
     assert image_chunk(item).header == MediaHeader("vision_chunk", 4, 6)
@@ -75,7 +75,7 @@ def test_a_picture_is_one_chunk_without_a_time():
 @pytest.mark.parametrize(
     "value", [PICTURE, np.zeros((4, 6, 3), np.uint8), b"bytes", "file.png", {"type": "image", "image": PICTURE}]
 )
-def test_a_picture_in_any_form(value):
+def test_an_image_in_any_form(value):
     kind, media = read_entry(value)
     assert kind == "image"
     assert media.data is (PICTURE if isinstance(value, dict) else value)

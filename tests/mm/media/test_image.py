@@ -1,4 +1,4 @@
-"""Pictures in every form and mode, and those that are refused."""
+"""Images in every form and mode, and images that are refused."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_deep_colour_with_one_clear_value():
     assert got.tolist() == [[[0, 0, 0], [1, 2, 3]], [[255, 255, 0], [1, 2, 3]]]  # the last is near enough
 
 
-def test_pictures_in_endless_pieces_are_refused():
+def test_images_in_endless_pieces_are_refused():
     png, jpeg, gif = (encoded(Image.fromarray(PIXELS), form) for form in ("PNG", "JPEG", "GIF"))
     place, empty = gif.index(b"\x2c", 13 + 3 * 256), chunk(b"abCd", b"")
     for data in (
@@ -218,7 +218,7 @@ def test_limits_are_ours_and_not_pillows(monkeypatch):
     assert np.array_equal(load(encoded(Image.fromarray(PIXELS))).numpy(), PIXELS)
 
 
-def test_a_lazy_picture_in_several_threads(tmp_path):
+def test_a_lazy_image_in_several_threads(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     (tmp_path / "a.jpg").write_bytes(encoded(Image.fromarray(PIXELS.repeat(20, 0).repeat(20, 1)), "JPEG", exif=exif))
@@ -261,7 +261,7 @@ def test_what_is_refused_is_named(value, text):
 
 
 @pytest.mark.shared
-def test_real_pictures(shared_data: Path):
+def test_real_images(shared_data: Path):
     folder = shared_data / "images"
     sizes = {
         path.name: tuple(load(path.read_bytes()).shape[:2]) for path in folder.iterdir() if path.name != "edge_truncated.jpg"
@@ -279,7 +279,7 @@ def test_real_pictures(shared_data: Path):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_a_lazy_picture_is_probed_before_it_is_read(form, orientation):
+def test_a_lazy_image_is_probed_before_it_is_read(form, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     buffer = io.BytesIO()

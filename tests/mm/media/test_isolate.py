@@ -372,7 +372,7 @@ def test_nothing_is_left_of_a_process_that_ends(codecs: ModuleType, end: str) ->
 
 
 def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_path: Path) -> None:
-    """By its own clock, which is set a little later than its parent's."""
+    """The worker ends by its own timer, which is set a little later than its parent's."""
     told = tmp_path / "told"
     script = f"""
         import codecs_of_the_test as codecs

@@ -1,4 +1,4 @@
-"""Clips from files: which frames are used, and what a limit, a damage or a mutation does."""
+"""Videos from files: sampled frames, limits, and damaged or mutated files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sampling_is_obeyed():
     assert item.plan.fps == pytest.approx(2.0)
     assert len(decode_video(data, FrameSampling(num_frames=6, multiple=2), POLICY).frames) == 6
     assert decode_video(data, FrameSampling(num_frames=6), POLICY).plan.fps == pytest.approx(1.5)
-    assert probe_video(data, FrameSampling(fps=0.1), POLICY).frames.indices == (0,)  # a step longer than the clip
+    assert probe_video(data, FrameSampling(fps=0.1), POLICY).frames.indices == (0,)  # a step longer than the video
     half = probe_video(data, FrameSampling(num_frames=4, max_duration=2.0), POLICY).frames
     assert half.indices == (0, 5, 10, 15)
     assert half.total == 40
@@ -46,7 +46,7 @@ def test_sampling_is_obeyed():
 
 
 def damaged(frame: int) -> bytes:
-    """26 pictures, each decodable alone, of which one is not."""
+    """26 frames that decode independently, one of them broken."""
     data = encode("mjpeg", "avi", count=26)
     with av.open(io.BytesIO(data)) as container:
         packet = [bytes(p) for p in container.demux(video=0)][frame]
@@ -93,7 +93,7 @@ def test_a_damaged_middle_does_not_shift_numbers():
     assert torch.equal(item.frames[:10], whole.frames[:10])
 
 
-def test_a_clip_cut_off_gives_what_is_there():
+def test_a_video_cut_off_gives_what_is_there():
     data = clip("mjpeg-avi")
     cut = data[: len(data) * 3 // 5]
     header, item = probe_video(cut, ALL, POLICY), decode_video(cut, ALL, POLICY)
@@ -152,7 +152,7 @@ def test_what_is_refused_is_named(value, text):
         assert "\n" not in str(error.value)
 
 
-def test_sound_and_pictures_are_no_clips():
+def test_audio_and_images_are_no_videos():
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         stream = output.add_stream("aac", rate=16000, layout="mono")
@@ -193,7 +193,7 @@ def test_mutated_files_give_typed_errors_only(name):
 
 
 @pytest.mark.shared
-def test_real_clips(shared_data: Path):
+def test_real_videos(shared_data: Path):
     folder = shared_data / "videos"
     item = decode_video((folder / "three_colours.mp4").read_bytes(), TWO, POLICY)
     assert item.frames.shape == (12, 240, 320, 3)

@@ -1,4 +1,4 @@
-"""Clips that come as frames: the forms they have, and what the metadata beside them means."""
+"""Videos given as frames: accepted forms and metadata."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_frames_at_uneven_times(container):
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
 @pytest.mark.parametrize("rotation", [0, 90, 180, -90])
-def test_turned_clips_stand_upright(container, rotation):
+def test_turned_videos_stand_upright(container, rotation):
     data = encode("libx264", container, count=3, size=(48, 64), rotation=rotation)
     header, item = probe_video(data, ALL, POLICY), decode_video(data, ALL, POLICY)
     assert item.header == header
@@ -139,7 +139,7 @@ def test_a_stream_that_begins_between_keyframes():
     assert item.plan.timestamps[0] == 0.0  # from the first frame shown
 
 
-def test_pictures_that_are_never_shown_are_not_counted():
+def test_frames_that_are_never_shown_are_not_counted():
     data = bytearray(clip("vp8-webm"))
     with av.open(io.BytesIO(bytes(data))) as container:
         packet = [bytes(p) for p in container.demux(video=0)][7]
@@ -172,7 +172,7 @@ def test_frames_that_an_edit_list_cuts_are_not_counted():
     assert np.array_equal(item.frames.numpy(), expected)
 
 
-def test_too_long_a_clip_is_refused(monkeypatch):
+def test_too_long_a_video_is_refused(monkeypatch):
     monkeypatch.setattr(video_pyav, "_MOST_PACKETS", 39)
     with pytest.raises(InputError, match="more than 39 video packets; cut it"):
         probe_video(clip("h264-mp4"), ALL, POLICY)

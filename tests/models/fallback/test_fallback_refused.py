@@ -81,5 +81,5 @@ def test_a_model_of_text_alone_is_refused(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="a model of text alone is not served here"):
+    with pytest.raises(ConfigError, match="text-only models are not served"):
         LLM(tmp_path)

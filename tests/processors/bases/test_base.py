@@ -1,4 +1,4 @@
-"""What families inherit: options by layer, token ids, ready-made rows, spans of text and rows, prompts without slots."""
+"""BaseProcessingInfo: option layers, token ids, precomputed embeddings, spans, prompts without placeholders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and answers of families that write down speech, and languages by name."""
+"""Prompts and outputs of families that transcribe speech, and languages by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whisper(**generation: object) -> WhisperProcessingInfo:
 
 
 def test_a_window_is_a_window() -> None:
-    """1500 rows for any clip up to 30 s."""
+    """1500 rows for any audio up to 30 s."""
     info = whisper(**ENGLISH)
     for samples in (1, 400, RATE, 30 * RATE):
         assert info.geometry(MediaHeader("audio", samples=samples)).num_embeds == 1500
@@ -53,7 +53,7 @@ def test_prompts_of_whisper() -> None:
 
 
 def test_lengths_of_qwen3_asr() -> None:
-    """Sounds of less than half a second are filled up; 20 minutes are the most."""
+    """Audio shorter than half a second is padded; 20 minutes is the limit."""
     info = Qwen3ASRProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
     counts = {1: 7, 8000: 7, RATE: 13, RATE + 159: 13, RATE + 160: 14, 3 * RATE: 39, 1200 * RATE: 15_600}
     for samples, rows in counts.items():

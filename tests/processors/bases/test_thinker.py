@@ -1,4 +1,4 @@
-"""What the parity suite does not ask of thinkers' processing: rows in step, options, clips' files, ready-made rows."""
+"""Thinkers' processing beyond the parity suite: interleaved rows, options, video files, precomputed embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made(kind, *options, **config):
 
 
 def shown(kind, clip, rows, **config):
-    """Both spans' rows as text: v of the clip, a of the sound, . for marks."""
+    """Both spans' rows as text: v of the video, a of the audio, . for marks."""
     sound = ItemGeometry(rows, 1, 1, linear=True)
     info = made(kind, TOGETHER, **config)
     first, second = info.spans("video", [clip, sound])
@@ -40,7 +40,7 @@ def shown(kind, clip, rows, **config):
 
 
 def test_rows_lie_by_time():
-    """Qwen2.5 takes two seconds (50 positions) at a time, Qwen3 one position; a shorter sound ends before its clip."""
+    """Qwen2.5 takes two seconds (50 positions) at a time, Qwen3 one position; shorter audio ends before its video."""
     clip = ItemGeometry(3, 2, 4, 2, time_step=25.0)
     assert shown(Qwen25OmniProcessingInfo, clip, 60) == "<vvvv" + "a" * 50 + "vv" + "a" * 10 + ">"
     assert shown(Qwen25OmniProcessingInfo, clip, 3) == "<vvvvaaavv>"
@@ -66,13 +66,13 @@ def test_options():
 
 @pytest.mark.parametrize(("frames", "rows"), [(1, 1), (8, 1), (50, 7), (99, 13), (100, 13), (101, 14), (300, 39)])
 def test_lengths_of_qwen3_omni(frames, rows):
-    """Published pairs."""
+    """Pairs of frames and rows from the published code."""
     info = made(Qwen3OmniProcessingInfo)
     assert info.geometry(MediaHeader("audio", samples=160 * frames)) == ItemGeometry(rows, 1, 1, linear=True)
 
 
 def filmed(seconds, sound):
-    """An mp4 of 4 frames a second and, if wanted, a tone as long."""
+    """An mp4 of 4 frames per second, with a tone of the same length if `sound` is set."""
     import av
 
     out = io.BytesIO()
@@ -96,7 +96,7 @@ def filmed(seconds, sound):
 
 
 @pytest.mark.parametrize("how", ["thread", "process"])
-def test_the_sound_of_a_file_is_its_track(how):
+def test_the_audio_of_a_file_is_its_track(how):
     info, policy = made(Qwen25OmniProcessingInfo, TOGETHER), MediaPolicy(decode_isolation=how)
     source = MediaSource("video", 0, filmed(2, sound=True))
     clip, sound = gate.decode(source, info.decode_spec, policy)
@@ -110,7 +110,7 @@ def test_the_sound_of_a_file_is_its_track(how):
     assert len(gate.decode(silent, info.decode_spec, policy)) == len(gate.probe(silent, info.decode_spec, policy)) == 1
 
 
-def test_the_sound_beside_frames_counts():
+def test_the_audio_beside_frames_counts():
     frames, policy = np.zeros((4, 64, 64, 3), np.uint8), MediaPolicy()
     sounds = [np.full(16_000, value, np.float32) for value in (0.1, 0.2)]
     sources = [MediaSource("video", 0, (frames, {"fps": 2.0, "audio": (sound, 16_000)})) for sound in sounds]

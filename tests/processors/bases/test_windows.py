@@ -1,4 +1,4 @@
-"""Families whose sounds are cut into windows: what a window holds, lengths, prompts that are written for transcription."""
+"""Families that cut audio into windows: content of a window, lengths, transcription prompts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_longer_than_the_model_takes() -> None:
 
 
 def test_silence_is_not_carried() -> None:
-    """The last frame of a window is like all that follow."""
+    """Frames after the last one of a window equal it, so they are not stored."""
     info = VoxtralProcessingInfo(ProcessorFiles())
     tensors, _ = info.process(sound(31 * RATE), torch.float32)
     whole = log_mel(sound(31 * RATE).samples, info.mel_spec, 60 * RATE)
@@ -92,7 +92,7 @@ def test_a_transcription_is_asked_for_as_mistral_common_does(tmp_path: Path, lan
     assert ids[:place] + [slot] * rows(info, RATE) + ids[place + 1 :] == expected
 
 
-def test_an_adapter_beside_the_weights_is_for_prompts_with_sound(tmp_path: Path) -> None:
+def test_an_adapter_beside_the_weights_is_for_prompts_with_audio(tmp_path: Path) -> None:
     assert GraniteSpeechProcessingInfo(ProcessorFiles(folder=tmp_path)).adapters == {}
     (tmp_path / "adapter_config.json").write_text("{}")
     assert GraniteSpeechProcessingInfo(ProcessorFiles(folder=tmp_path)).adapters == {"audio": "."}

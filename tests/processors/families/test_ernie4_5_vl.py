@@ -113,7 +113,7 @@ def test_frames_are_joined_in_pairs():
     assert (grid.t, grid.h, grid.w, grid.merged, grid.num_embeds) == (6, 4, 6, (3, 2, 3), 18)
 
 
-def test_rows_of_a_clip_come_with_its_frames():
+def test_rows_of_a_video_come_with_its_frames():
     info, rows = made(), torch.ones(18, 8)
     (source,) = info.parser().parse({"video": {"video_embeds": rows, "video_grid_thw": [[6, 4, 6]]}})["video"]
     assert info.embeds_geometry(source.data).num_embeds == 18
@@ -123,7 +123,7 @@ def test_rows_of_a_clip_come_with_its_frames():
 
 
 @pytest.mark.parametrize("rows", [4, 100, 3000])
-def test_a_clip_that_is_made_smaller_fits(rows):
+def test_a_video_that_is_made_smaller_fits(rows):
     info = made()
     options = info.shrink_kwargs("video", (40, 60, 80), rows)
     tuned = info.with_kwargs({"videos_kwargs": options})

@@ -34,7 +34,7 @@ def text_of(info: Gemma3ProcessingInfo, grid: ItemGeometry) -> str:
     return WORDS.decode([*span.before, *span.token_ids, *span.after], skip_special_tokens=False)
 
 
-def test_a_long_picture_is_cut_only_when_asked_for() -> None:
+def test_a_long_image_is_cut_only_when_asked_for() -> None:
     square = "<start_of_image>" + "<image_soft_token>" * 9 + "<end_of_image>"
     assert text_of(info_of(), info_of().geometry(LONG)) == f"\n\n{square}\n\n"
     cut = info_of(SCAN)

@@ -1,4 +1,4 @@
-"""Which frames of a clip GLM uses, against transformers; what is written of them."""
+"""Frames that GLM samples from a video, compared with transformers, and the text of their timestamps."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_frames_are_the_published_ones(total: int, fps: float, wanted: float) ->
 
 @pytest.mark.parametrize("kind", [Glm46VProcessingInfo, GlmOcrProcessingInfo])
 @pytest.mark.parametrize(("total", "fps"), [(24, 24.0), (720, 24.0), (750, 25.0), (775, 25.0), (9000, 30.0), (9030, 30.0)])
-def test_longer_clips_are_seen_less_often(kind: type[Glm4VProcessingInfo], total: int, fps: float) -> None:
-    """Of clips of whole seconds; the published sampler adds up sixths of a second, and may be one frame late for it."""
+def test_longer_videos_are_seen_less_often(kind: type[Glm4VProcessingInfo], total: int, fps: float) -> None:
+    """Videos of whole seconds: the published sampler adds up sixths of a second, so it may be one frame late."""
     ours, theirs = sample_indices(total, fps, info_of(kind).decode_spec.sampling), published("Glm46V", total, fps)
     assert len(ours) == len(theirs)
     assert all(0 <= late - frame <= 1 for frame, late in zip(ours, theirs, strict=True))
@@ -104,6 +104,6 @@ def test_times_are_those_of_first_frames(kind: type[Glm4VProcessingInfo], words:
     assert int(span.is_embed.sum()) == grid.num_embeds
 
 
-def test_ready_made_rows_of_a_clip_have_times() -> None:
+def test_ready_made_rows_of_a_video_have_times() -> None:
     item = EmbeddingItem("video", {ROWS: torch.zeros(8, 64), "grid": torch.tensor([2, 4, 4])})
     assert info_of(Glm4VProcessingInfo).embeds_geometry(item).times == (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Idefics3's and SmolVLM's processors against transformers' own: pixels, token ids with their tags, frames of clips."""
+"""Idefics3's and SmolVLM's processors against transformers' own: pixels, token ids with their tags, frames of videos."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_tokens_per_tile_of_the_published_checkpoints():
         assert grid.num_embeds == (grid.tiles[0] * grid.tiles[1] + 1) * rows
 
 
-def test_a_whole_prompt_with_pictures():
+def test_a_whole_prompt_with_images():
     oracle, info = published(), info_of(Idefics3ProcessingInfo)
     items = [ImageItem(noise(60, 130, 3)), ImageItem(noise(40, 40, 3, seed=1))]
     text = "User:<image>and<image>\nWhat?<end_of_utterance>"
@@ -106,7 +106,7 @@ def test_a_whole_prompt_with_pictures():
 
 
 @pytest.mark.parametrize(("frames", "seconds"), [(1, 0.5), (3, 75.0), (5, 3725.0)])
-def test_clips_equal(monkeypatch, frames, seconds):
+def test_videos_equal(monkeypatch, frames, seconds):
     from transformers.video_utils import VideoMetadata
 
     oracle, info = published(monkeypatch), info_of(SmolVLMProcessingInfo)
@@ -138,7 +138,7 @@ def test_frames_are_those_of_the_published_processor():
             assert sample_indices(total, fps, policy) == want, (fps, total)
 
 
-def test_older_checkpoints_say_it_of_clips_in_the_file_of_pictures():
+def test_older_checkpoints_keep_video_options_in_the_image_file():
     json = {"video_sampling": {"fps": 2, "max_frames": 5, "video_size": {"longest_edge": 60}}}
     files = info_of(SmolVLMProcessingInfo, json).files
     info = SmolVLMProcessingInfo(

@@ -1,4 +1,4 @@
-"""InternVL's processor against transformers' own: pixels, token ids of whole prompts, frames of clips."""
+"""InternVL's processor against transformers' own: pixels, token ids of whole prompts, frames of videos."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_counts_equal_for_extreme_sizes(image):
     assert [len(info.span("image", grid).token_ids) for grid in geometries] == want
 
 
-def test_a_whole_prompt_with_pictures_and_clips():
+def test_a_whole_prompt_with_images_and_videos():
     oracle, info = published(), info_of()
     one, film, two = ImageItem(noise(60, 130, 3)), clip(3, 40, 70), ImageItem(noise(56, 56, 3))
     text = "<|im_start|>user\n<IMG_CONTEXT>\n<video>\nWhat <IMG_CONTEXT> then?<|im_end|>"

@@ -92,7 +92,7 @@ def grids(info: KimiK25ProcessingInfo, chunks: list[VisionChunk]) -> list[list[i
 
 @pytest.mark.parametrize("limits", [{}, SMALL, {"max_patches": 7, "size": {"max_height": 512, "max_width": 512}}], ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_picture_equals_transformers(size, limits):
+def test_image_equals_transformers(size, limits):
     image = picture(*size)
     want = kimi().Kimi_K25ImageProcessor(**limits)(images=[image.permute(2, 0, 1)], return_tensors="pt")
     info = info_of(limits)
@@ -118,7 +118,7 @@ def test_grids_equal_transformers_at_every_size(height, width, patches, side):
 
 @pytest.mark.parametrize("frames", [1, 3, 4, 5, 11])
 @pytest.mark.parametrize(("size", "limits"), [((60, 90), {}), ((120, 75), SMALL)])
-def test_clip_equals_transformers(frames, size, limits):
+def test_video_equals_transformers(frames, size, limits):
     video = clip(frames, *size)
     want = kimi().Kimi_K25VideoProcessor(**limits)(
         videos=[video.frames.permute(0, 3, 1, 2)], do_sample_frames=False, return_tensors="pt"
@@ -174,7 +174,7 @@ def test_tokens_equal_transformers_in_one_ordered_stream(fps):
     assert torch.equal(torch.tensor(mask), (ours == info.image) | (ours == info.frame))
 
 
-def test_a_picture_and_a_piece_merge_and_a_frame_has_its_own_limit():
+def test_an_image_and_a_piece_merge_and_a_frame_has_its_own_limit():
     info = info_of({"max_patches": 64}, {"max_patches": 16})
     image, piece = image_chunk(ImageItem(picture(300, 200))), split_video(clip(3, 300, 200), 4)[0]
     assert grids(info, [image, piece]) == [[1, 10, 8], [3, 6, 4]]
@@ -291,7 +291,7 @@ def test_marks_from_the_config():
     files = ProcessorFiles({"media_placeholder_token_id": 163605}, encode=lambda text: [1, 2])
     bare = KimiK25ProcessingInfo(files)
     span = bare.span("vision_chunk", bare.geometry(split_video(clip(1, 28, 28), 4)[0].header))
-    # the frames' own token lies outside the vocabulary, so that of pictures stands for it
+    # the video token is outside the vocabulary, so the image token replaces it
     assert span.token_ids == (1, 2, 163602, 1, 2, 163603, 163605, 163604)
     assert span.is_embed is not None
     assert span.is_embed.tolist() == [False] * 6 + [True, False]
@@ -382,7 +382,7 @@ def test_shrunk_items_fit(height, width, frames, rows):
 
 
 def _least(height: int, width: int) -> int:
-    """Rows of a picture so long that one patch across is still too much: it is only ever shrunk in proportion."""
+    """An image so long that one patch across is still too many rows: it only shrinks in proportion."""
     return -(-max(height, width) // max(1, min(height, width)))
 
 

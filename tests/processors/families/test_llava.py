@@ -74,7 +74,7 @@ def test_one_square_and_its_class_token() -> None:
     assert kept.geometry(header).num_embeds == 577
 
 
-def test_low_detail_is_the_whole_picture_alone() -> None:
+def test_low_detail_is_the_whole_image_alone() -> None:
     info, header = LlavaNextProcessingInfo(files(SQUARE)), MediaHeader("image", 600, 600)
     assert info.geometry(header).t == 5
     low = info.with_kwargs({"detail": "low"})

@@ -53,7 +53,7 @@ def plane(kwargs: Any, merge: int) -> torch.Tensor:
 def test_pixels_and_tokens_equal(cls, merge):
     oracle, info = published(merge), info_of(cls)
     for seed, size in enumerate((tall, wide) for tall in SIDES for wide in SIDES):
-        if max(size) > 112 * min(size):  # where the published processor makes a picture without lines
+        if max(size) > 112 * min(size):  # the published processor makes an image of zero height here
             continue
         item = ImageItem(noise(*size, 3, seed=seed))
         want = oracle(images=[Image.fromarray(item.pixels.numpy())], text="[IMG]", return_tensors="pt")

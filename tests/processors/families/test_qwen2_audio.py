@@ -92,7 +92,7 @@ def test_an_upper_bound_may_be_over_the_limit(info: ProcessingInfo) -> None:
     assert info.geometry(header) == info.geometry(MediaHeader("audio", samples=64_000))
 
 
-def test_rows_instead_of_sound(info: ProcessingInfo) -> None:
+def test_rows_instead_of_audio(info: ProcessingInfo) -> None:
     parser = info.parser()
     [source] = parser.parse({"audio": {"audio_embeds": torch.zeros(7, 64)}})["audio"]
     assert isinstance(source.data, EmbeddingItem)

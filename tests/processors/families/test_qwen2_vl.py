@@ -54,7 +54,7 @@ def data(elem: FieldElem) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_picture_equals_transformers(checkpoint, oracle, size):
+def test_image_equals_transformers(checkpoint, oracle, size):
     image = picture(*size)
     want = oracle.image_processor(images=[image], input_data_format="channels_last", return_tensors="pt")
     got, geometry = info_of(checkpoint).process(still(image), torch.float32)
@@ -74,7 +74,7 @@ def test_several_images_merge_to_the_published_batch(checkpoint, oracle):
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 6])
 @pytest.mark.parametrize("size", [(56, 84), (120, 90)])
-def test_clip_equals_transformers(checkpoint, oracle, frames, size):
+def test_video_equals_transformers(checkpoint, oracle, frames, size):
     clip = np.stack([picture(*size, seed=i) for i in range(frames)])
     want = oracle.video_processor(videos=[clip], return_tensors="pt")
     item = decode_video(clip, info_of(checkpoint).decode_spec.sampling, MediaPolicy())
@@ -84,7 +84,7 @@ def test_clip_equals_transformers(checkpoint, oracle, frames, size):
     torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=1e-6, rtol=0)
 
 
-def test_clip_budget_over_all_frames_equals_transformers():
+def test_video_budget_over_all_frames_equals_transformers():
     options = {"cap_pixels_per_frame": True, "max_video_tokens": 64, "size": {"shortest_edge": 3136, "longest_edge": 200704}}
     clip = np.stack([picture(200, 300, seed=i) for i in range(8)])
     expected = type(build_processor().video_processor)(**options)(videos=[clip], return_tensors="pt")

@@ -39,7 +39,7 @@ def theirs():
 
 
 @pytest.mark.parametrize(("size", "tokens"), [((28, 28), 64), ((480, 640), 300), ((1080, 1920), 2040)])
-def test_pictures(size, tokens):
+def test_images(size, tokens):
     assert made().geometry(MediaHeader("image", *size)).num_embeds == tokens
 
 
@@ -66,7 +66,7 @@ def test_frames_are_those_of_the_published_processor(theirs, total, fps):
 
 
 @pytest.mark.parametrize("cap", [False, True])
-def test_sizes_of_clips_are_the_published_ones(cap):
+def test_sizes_of_videos_are_the_published_ones(cap):
     ensure_torchvision()
     import transformers as tf
 
@@ -80,7 +80,7 @@ def test_sizes_of_clips_are_the_published_ones(cap):
         assert [grid.t, grid.h, grid.w] == wanted["video_grid_thw"][0].tolist()
 
 
-def test_one_frame_is_a_clip():
+def test_one_frame_is_a_video():
     header = clip(1, size=(64, 64))
     made_of, grid = made().process(VideoItem(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), header.frames), torch.float32)
     assert (grid.t, len(grid.times)) == (1, 1)
@@ -102,7 +102,7 @@ def test_rows_hold_every_level():
 
 
 @pytest.mark.parametrize("rows", [4, 100, 3000])
-def test_a_clip_that_is_made_smaller_fits(rows):
+def test_a_video_that_is_made_smaller_fits(rows):
     info = made()
     options = info.shrink_kwargs("video", (20, 30, 40), rows)
     tuned = info.with_kwargs({"videos_kwargs": options})

@@ -1,4 +1,4 @@
-"""Tokenizers of both file kinds, and streaming that never shows half a character."""
+"""Tokenizers of both file formats, and streaming that never splits a character."""
 
 from __future__ import annotations
 
