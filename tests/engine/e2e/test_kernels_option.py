@@ -56,6 +56,7 @@ def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == ["torch"]
 
 
+@pytest.mark.in_process
 def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands in for the device, and the CPU path of processing is disabled."""
     ask = "<|vision_start|><|{}_pad|><|vision_end|>What is written?"

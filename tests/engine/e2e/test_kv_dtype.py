@@ -161,6 +161,7 @@ def test_more_fits_into_the_same_memory(checkpoint: Path) -> None:
     assert lengths["int8"] > 2 * lengths["auto"]
 
 
+@pytest.mark.in_process  # the stand-in for torchvision is in this process only
 def test_what_cannot_be_kept_so_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype='int4' must be one of auto, int8, fp8"):
         LLM(checkpoint, kv_cache_dtype="int4")
