@@ -33,7 +33,7 @@ setup-test: .venv/.test  ## install also what the tests and checkers need
 demo: .venv/.runtime  ## read the shipped images and video with the shipped model
 	@$(BIN)/sensorium demo $(ARGS)
 
-test: .venv/.test  ## run the usual tests, about 15 minutes on two cores
+test: .venv/.test  ## run the usual tests and print the slowest files
 	$(BIN)/python $(if $(ARGS),-m pytest,tests/helpers/report.py) -m "not full" $(ARGS)
 
 test-all: .venv/.test  ## run every test and write tests/RESULTS.md
