@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
+_lock = threading.Lock()  # no thread inherits a number that is about to be restored
 
 
 def use_threads(count: int) -> None:
@@ -19,11 +20,12 @@ def use_threads(count: int) -> None:
     torch keeps this number per thread, but each thread inherits, at its first operation, the number that any thread set last.
     So the inherited number is read first, and another thread sets it again for threads that start later.
     """
-    inherited = torch.get_num_threads()
-    torch.set_num_threads(count)
-    restoring = threading.Thread(target=torch.set_num_threads, args=(inherited,))
-    restoring.start()
-    restoring.join()
+    with _lock:
+        inherited = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(inherited,))
+        restoring.start()
+        restoring.join()
 
 
 def computing_on(device: torch.device) -> AbstractContextManager[object]:

@@ -40,10 +40,14 @@ def test_a_thread_keeps_its_number():
 
 def test_threads_that_start_later_are_not_affected():
     found = []
-    for work in (lambda: use_threads(1), lambda: found.append(torch.get_num_threads())):
-        thread = threading.Thread(target=work)
+    threads = [threading.Thread(target=use_threads, args=(1,)) for _ in range(8)]
+    for thread in threads:
         thread.start()
+    for thread in threads:
         thread.join()
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
     assert found == [torch.get_num_threads()]
 
 

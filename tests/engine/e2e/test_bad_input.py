@@ -53,7 +53,7 @@ BAD = {
     "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a value of type float"),
     "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
     "url": (
-        lambda _: asked(SLOT, image="http://127.0.0.1:9/a.png"),
+        lambda _: asked(SLOT, image="http://127.0.0.1/a.png"),
         "an address that is not public",
     ),
     "pipe": (lambda folder: asked(SLOT, image=fifo(folder)), "not a regular file"),
