@@ -54,7 +54,7 @@ BAD = {
     "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
     "url": (
         lambda _: asked(SLOT, image="http://127.0.0.1/a.png"),
-        "an address that is not public",
+        "127.0.0.1 cannot be fetched from .*its address is not public",
     ),
     "pipe": (lambda folder: asked(SLOT, image=fifo(folder)), "not a regular file"),
     "metadata": (lambda _: asked(CLIP, video=(np.zeros((4, 60, 60, 3), np.uint8), {"fps": "x"})), "video 0"),
