@@ -37,7 +37,7 @@ class Span:
         num_embeds: tokens of the span that are encoder rows.
         runs: returns the tokens as runs, `num_tokens` in all.
         before, after: text around the span that is not part of its range. The prompt's tokenizer would merge it with the
-            text beside it, so two adjacent tokens that are a key of `newline_merges` are written as its value.
+            text beside it, so two adjacent tokens that are a key of `merges` are written as its value.
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens: its rows are tokens of the previous span that are not rows of that span.
     """
@@ -47,7 +47,7 @@ class Span:
     runs: Callable[[], Sequence[TokenRun]]
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    newline_merges: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    merges: Mapping[tuple[int, int], int] = field(default_factory=dict)
     modality: str | None = None
     shared: bool = False
 

@@ -54,7 +54,7 @@ class PromptLayout:
         return tuple(tokens), ranges
 
     def add_text(self, token_ids: Sequence[int], merges: Mapping[tuple[int, int], int]) -> None:
-        """Append text to the text at the end, if there is one. `merges`: newlines of both that become one token."""
+        """Append text to the text at the end, if there is one. `merges`: pairs of their tokens that become one."""
         if not token_ids:
             return
         last = self.parts[-1] if self.parts else None
@@ -71,7 +71,7 @@ class PromptLayout:
         indices: list[int] = []
         for span in spans:
             around = not (expanded or span.shared)
-            self.add_text(span.before if around else (), span.newline_merges)
+            self.add_text(span.before if around else (), span.merges)
             indices.append(len(self.parts))
             self.parts.append(span)
             self.add_text(span.after if around else (), {})
@@ -112,7 +112,7 @@ def lay_out(
         text = prompt_ids[end : position if start is None else start]
         layout.add_text(text, merges)
         layout.add_spans(modality, own, expanded=start is not None)
-        merges = own[-1].newline_merges if start is None else {}
+        merges = own[-1].merges if start is None else {}
         position = end = position + 1 if start is None else start + sum(map(_length, own))
     layout.add_text(prompt_ids[end:], merges)
     for modality, given in spans.items():

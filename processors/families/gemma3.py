@@ -74,7 +74,7 @@ class Gemma3ProcessingInfo(TiledInfo):
             pieces += [self.encode(f"\n\n{between}\n\n"), start, rows, end]
         span = build_span(pieces, self.image_token)
         before = self.encode("Here is the original image \n\n" if crops else "\n\n")
-        return replace(span, before=before, after=self.encode("\n\n"), newline_merges=self.newline_merges)
+        return replace(span, before=before, after=self.encode("\n\n"), merges=self.newline_merges)
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"do_pan_and_scan": False}

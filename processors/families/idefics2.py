@@ -103,7 +103,7 @@ class Idefics2ProcessingInfo(TiledInfo):
         for _ in range(1, geometry.t):
             pieces += [edge, self.latents]
         span = build_span(pieces, self.placeholder_ids["image"])
-        return replace(span, before=edge, after=edge, newline_merges={edge * 2: self.boundary})
+        return replace(span, before=edge, after=edge, merges={edge * 2: self.boundary})
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"do_image_splitting": False}

@@ -14,7 +14,7 @@ To add one, set FAMILY (or FAMILIES, a list) in `tests/families/<family>.py`. A 
             image_token_id=words.convert_tokens_to_ids("<image>"),
         )
         model = tf.LlavaForConditionalGeneration(config).eval()
-        randomise(model, seed)  # makes every tensor matter; add `sharpen(model.model.vision_tower)` if attention is flat
+        randomise(model, seed)  # makes every tensor matter; add `sharpen(model.model.vision_tower)` if test_every_tensor_* asks
         return model, tf.LlavaProcessor(image_processor=..., tokenizer=words, patch_size=14, image_token="<image>")
 
     FAMILY = Family(
@@ -131,6 +131,7 @@ def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[t
         for name, element in feature.kwargs.items():
             ours.setdefault(name, []).append(torch.as_tensor(element.data).flatten())
     for name, parts in ours.items():
+        assert name in inputs, f"{name} is not in the oracle's {sorted(inputs)}; pair tensors in the row's `tensors`"
         yield name, torch.cat(parts), torch.as_tensor(inputs[name]).flatten()
 
 
@@ -211,7 +212,8 @@ class Family:
         half: largest standard deviation of bfloat16's and float16's errors, relative to that of the logits.
         fullest: modality -> sizes of items with the most memory per row, if sizes differ in that.
         options: options of `LLM`.
-        finish: called with the folder after a checkpoint is saved, to write files that `save_pretrained` does not.
+        finish: called with the folder after a checkpoint is saved, to write files that are missing in it. processor_config.json
+            is always removed; a processor with keys of its own (`image_seq_len`) needs it back.
         load: loads the oracle's model and processor of a saved checkpoint, if transformers has no class for them.
     """
 

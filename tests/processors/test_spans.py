@@ -56,7 +56,7 @@ def test_a_span_with_its_own_text_around_the_embeddings():
 def test_text_around_a_span_is_joined_with_the_prompts():
     """7 is an end of a line, 77 two of them, 777 three, 7777 four."""
     joins = {(7, 77): 777, (77, 7): 777, (77, 77): 7777}
-    span = replace(build_span([(3,), 2, (4,)], IMAGE), before=(77,), after=(77,), newline_merges=joins)
+    span = replace(build_span([(3,), 2, (4,)], IMAGE), before=(77,), after=(77,), merges=joins)
     ids, ranges = expand([1, 7, 9, 9, 7, 7], {"image": [span, span]}, SLOTS)
     assert ids == (1, 777, 3, 9, 9, 4, 7777, 3, 9, 9, 4, 777, 7)
     assert [(r.offset, r.length) for r in ranges["image"]] == [(2, 4), (7, 4)]
