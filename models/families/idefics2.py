@@ -52,7 +52,7 @@ class Idefics2(DecoderModel):
         self.resampler = PerceiverResampler(_perceiver_spec(config.get("perceiver_config") or {}, text), dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """`tensors["grids"]` holds an int64 `[images, 3]` per item: the grids of its quarters and of the whole."""
+        """Encode items. `tensors["grids"]` has an int64 `[images, 3]` per item: the grids of its quarters and of the whole."""
         items = [[(t, h, w) for t, h, w in grids.tolist()] for grids in tensors["grids"]]
         grids = [grid for item in items for grid in item]
         patches = self.tower(tensors["pixel_values"], grids)[-1].split([h * w for _, h, w in grids])
@@ -79,7 +79,7 @@ class Idefics2(DecoderModel):
 
 
 def _perceiver_spec(perceiver: Mapping[str, Any], text: DecoderSpec) -> PerceiverSpec:
-    """Like transformers, take width and epsilon from the decoder if the widths differ."""
+    """Return the resampler's spec. As in transformers, epsilon is the decoder's if the widths differ."""
     c = {**_PERCEIVER, **perceiver}
     heads, kv_heads = positive_int(c, "resampler_n_heads"), positive_int(c, "num_key_value_heads")
     if heads % kv_heads:
