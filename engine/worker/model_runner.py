@@ -218,12 +218,15 @@ class ModelRunner:
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
             if task.sample and good
         ]
+        prompt_logprobs = [
+            self._prompt_logprobs(sequence, task, hidden, start) if good else None
+            for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
+        ]
         results = self._pool([one for one in last_rows if one[0].request.pooling is not None], hidden)
         results |= self._sample([one for one in last_rows if one[0].request.pooling is None], hidden)
         outputs = []
-        for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False):
+        for (_, task), found, good in zip(scheduled, prompt_logprobs, finite, strict=True):
             output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)
-            found = self._prompt_logprobs(sequence, task, hidden, start) if good else None
             outputs.append(output if found is None else replace(output, prompt_logprobs=found))
         return outputs
 
