@@ -125,7 +125,7 @@ class ProcessCore:
             raise InputError("the engine was closed; make a new one", code="engine_closed")
         try:
             data, shared = pack((verb, arguments))
-        except TypeError as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"{verb}: {error}; the engine's process takes plain data only") from None
         try:
             self._channel.send(data, shared)

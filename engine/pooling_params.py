@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .sampling_params import check_token_ids
+
 
 @dataclass(frozen=True)
 class PoolingParams:
@@ -14,3 +16,6 @@ class PoolingParams:
     """
 
     token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))

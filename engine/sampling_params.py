@@ -9,14 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..mm.errors import InputError, short_repr, typed
+from ..mm.errors import InputError, one_line, short_repr, typed
 from .builtin_logits_processors import SUPPRESS_TOKENS
 from .logits_processors import normalize_processors
 
 _GREEDY_BELOW = 1e-5  # dividing by less overflows float32
 _FORMATS = ("json", "regex", "choice", "grammar", "json_object")
 _WHITESPACES = ("compact", "flexible")
-_MAX_LOOKBACK = 1 << 16  # tokens that a check for repetition may read
+_MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
+_MAX_INT64 = 2**63 - 1
+_MAX_INT32 = 2**31 - 1
+_MAX_STRINGS, _MAX_BIASES = 1024, 1 << 14  # entries of a list
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,20 @@ class StructuredOutputsParams:
     whitespace: str = "compact"
 
     def __post_init__(self) -> None:
-        formats = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
+        formats = self._given()
         if len(formats) != 1:
             found = ", ".join(formats) or "none"
             reason = f"structured_outputs takes exactly one of {', '.join(_FORMATS)}; found {found}"
             raise InputError(reason, param="structured_outputs")
-        if self.whitespace not in _WHITESPACES:
+        if not isinstance(self.whitespace, str) or self.whitespace not in _WHITESPACES:
             raise _error("structured_outputs.whitespace", self.whitespace, 'must be "compact" or "flexible"')
-        if self.json_object not in (True, False):
+        if not isinstance(self.json_object, bool):
             raise _error("structured_outputs.json_object", self.json_object, "must be True or False")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise _error(f"structured_outputs.{name}", value, "must be a non-empty string")
+            _check_unicode(f"structured_outputs.{name}", value or "")
         if self.choice is not None:
             object.__setattr__(self, "choice", _check_choices(self.choice))
         if self.json is not None:
@@ -65,7 +69,10 @@ class StructuredOutputsParams:
     @property
     def form(self) -> str:
         """Name of the argument that was given, such as "json"."""
-        return next(name for name in _FORMATS if getattr(self, name) not in (None, False))
+        return self._given()[0]
+
+    def _given(self) -> list[str]:
+        return [name for name in _FORMATS if getattr(self, name) is not None and getattr(self, name) is not False]
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,9 @@ class RepetitionDetectionParams:
     def __post_init__(self) -> None:
         for name, least in {"max_cycle": 1, "min_repeats": 2, "min_tokens": 1, "max_repairs": 1}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-                raise _error(f"repetition_detection.{name}", value, f"must be an integer, {least} or above")
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= _MAX_INT32:
+                raise _error(f"repetition_detection.{name}", value, f"must be an integer from {least} to {_MAX_INT32}")
+            object.__setattr__(self, name, int(value))
         if not isinstance(self.repair, bool):
             raise _error("repetition_detection.repair", self.repair, "must be True or False")
         if max(self.max_cycle * self.min_repeats, self.min_tokens) > _MAX_LOOKBACK:
@@ -174,18 +182,20 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         _store(self, "stop", _check_strings("stop", _as_tuple("stop", stop)))
         _store(self, "bad_words", _check_strings("bad_words", _as_tuple("bad_words", self.bad_words)))
-        ids = _as_tuple("stop_token_ids", self.stop_token_ids)
-        _store(self, "stop_token_ids", tuple(_check_token("stop_token_ids", t) for t in ids))
-        if not isinstance(self.logit_bias or {}, Mapping):
-            raise _error("logit_bias", self.logit_bias, "must map token ids to numbers")
-        _store(self, "logit_bias", {_check_token("logit_bias", k): _check_bias(v) for k, v in (self.logit_bias or {}).items()})
+        _store(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping):
+            raise _error("logit_bias", biases, "must map token ids to numbers")
+        _check_count("logit_bias", biases, _MAX_BIASES)
+        _store(self, "logit_bias", {_check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()})
         for name, kind in (
             ("structured_outputs", StructuredOutputsParams),
             ("repetition_detection", RepetitionDetectionParams),
         ):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
                 raise _error(name, getattr(self, name), f"must be a {kind.__name__}")
-        _store(self, "logits_processors", normalize_processors(self.logits_processors or {}))
+        processors = {} if self.logits_processors is None else self.logits_processors
+        _store(self, "logits_processors", normalize_processors(processors))
         if self.n > 1 and self.greedy:
             raise InputError(f"n={self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -226,12 +236,12 @@ class SamplingParams:
 
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "n": (1, 1024, "at least 1 and at most 1024"),
-    "temperature": (0.0, math.inf, "0 (greedy) or above"),
+    "temperature": (0.0, 1e6, "0 (greedy) or above, at most 1e6"),
     "top_p": (math.nextafter(0.0, 1.0), 1.0, "above 0 and at most 1"),
-    "top_k": (-1, math.inf, "0 or -1 (all), or above"),
+    "top_k": (-1, _MAX_INT64, "0 or -1 (all), or above, at most 2**63 - 1"),
     "min_p": (0.0, 1.0, "from 0 to 1"),
-    "max_tokens": (1, math.inf, "at least 1, or None for the end of the context"),
-    "min_tokens": (0, math.inf, "0 or above"),
+    "max_tokens": (1, _MAX_INT64, "at least 1 and at most 2**63 - 1, or None for the end of the context"),
+    "min_tokens": (0, _MAX_INT64, "0 or above, at most 2**63 - 1"),
     "seed": (-(2**63), 2**64 - 1, "from -2**63 to 2**64 - 1"),
     "logprobs": (0, 1000, "from 0 to 1000"),
     "prompt_logprobs": (0, 1000, "from 0 to 1000"),
@@ -262,6 +272,11 @@ def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
     return SamplingParams(**values)  # type: ignore[arg-type]
 
 
+def check_token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
+    """Return token ids as a tuple. Raise InputError that names the parameter if they are none."""
+    return tuple(_check_token(name, token) for token in _as_tuple(name, value))
+
+
 def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, limits) in _LIMITS.items():
         value = getattr(params, name)
@@ -271,7 +286,7 @@ def _check_numbers(params: SamplingParams) -> None:
         if isinstance(value, bool) or not isinstance(value, kind):
             expected = "an integer" if name in _INTEGERS else "a number"
             raise _error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
-        if not low <= value <= high or math.isinf(value):
+        if not low <= value <= high:
             raise _error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
         _store(params, name, int(value) if name in _INTEGERS else float(value))
 
@@ -285,23 +300,38 @@ def _store(params: SamplingParams, name: str, value: object) -> None:
 
 
 def _as_tuple(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value or (), Collection):
+    values = () if value is None else value
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise _error(name, value, "must be a list")
-    return tuple(value or ())
+    _check_count(name, values, _MAX_STRINGS)
+    return tuple(values)
+
+
+def _check_count(name: str, values: Collection[object], limit: int) -> None:
+    if len(values) > limit:
+        raise InputError(f"{name} has {len(values)} entries; give at most {limit}", param=name)
 
 
 def _check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str) or not value:
             raise InputError(f"{name} holds {short_repr(value)}; every entry must be a non-empty string", param=name)
+        _check_unicode(name, value)
     return values
 
 
+def _check_unicode(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} holds a lone surrogate; give valid Unicode text", param=name) from None
+
+
 def _check_token(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isdigit():  # keys of JSON objects
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # keys of JSON objects
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers, 0 or above", param=name)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) <= _MAX_INT32:
+        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers from 0 to {_MAX_INT32}", param=name)
     return int(value)
 
 
@@ -312,7 +342,7 @@ def _check_bias(value: object) -> float:
 
 
 def _check_choices(value: object) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not value:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not len(value):
         raise _error("structured_outputs.choice", value, "must be a list of strings")
     return _check_strings("structured_outputs.choice", tuple(value))
 
@@ -320,15 +350,16 @@ def _check_choices(value: object) -> tuple[str, ...]:
 def _schema_text(schema: Any) -> str:
     """Return a schema as JSON text in its own order of keys, which is the order of an answer's properties."""
     param = "structured_outputs.json"
-    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
-    if isinstance(schema, Mapping):
-        try:
+    try:
+        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        if isinstance(schema, Mapping):
             return json.dumps(schema)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"{param} is not a JSON schema: {error}", param=param) from None
+    except Exception as error:  # raised by the caller's class, too
+        raise InputError(f"{param} is not a JSON schema: {one_line(str(error))[:200]}", param=param) from None
     if not isinstance(schema, str):
         raise _error(param, schema, "must be a schema, its text, or a pydantic model class")
+    _check_unicode(param, schema)
     try:
         parsed = json.loads(schema)
     except (ValueError, RecursionError) as error:

@@ -141,7 +141,10 @@ def short_repr(value: object, limit: int = _MAX_VALUE) -> str:
     """Return `repr(value)` on one line, cut to `limit` characters, for use in a message."""
     if isinstance(value, str | bytes):
         value = value[: limit + 1]  # `repr` of a large file would take long
-    text = one_line(_REPR.repr(value))
+    try:
+        text = one_line(_REPR.repr(value))
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = f"{typed(value)} that is too long to show"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

@@ -35,6 +35,7 @@ _NOT_FINITE_AFTER = ErrorInfo(
 _RAW_NOT_FINITE = 3  # beside the numbers of `kernels.sampling`
 _ERRORS = {kernels.NO_TOKEN_ALLOWED: _NO_TOKEN, kernels.NOT_FINITE: _NOT_FINITE_AFTER, _RAW_NOT_FINITE: NOT_FINITE}
 _MASK64 = (1 << 64) - 1
+_ALL = 2**31 - 1  # no vocabulary is larger
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _sampling_rules(state: SamplingState, ahead: int) -> tuple[float, ...]:
         return 0.0, 0, 1.0, -math.inf, 0.0
     log_min_p = math.log(params.min_p) if params.min_p else -math.inf
     number = uniform_number(state.seed, len(state.token_ids) + ahead)
-    return params.temperature, max(0, params.top_k), params.top_p, log_min_p, number
+    return params.temperature, min(max(0, params.top_k), _ALL), params.top_p, log_min_p, number
 
 
 def uniform_number(seed: int, position: int) -> float:

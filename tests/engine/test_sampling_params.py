@@ -1,7 +1,26 @@
 """Sampling parameters refuse invalid values in one line with the value and the limit."""
 
+import math
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 import pytest
-from sensorium.engine.sampling_params import SamplingParams, from_generation_config
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sensorium.engine.codec import decode, encode
+from sensorium.engine.pooling_params import PoolingParams
+from sensorium.engine.sampling_params import (
+    RepetitionDetectionParams,
+    SamplingParams,
+    StructuredOutputsParams,
+    from_generation_config,
+)
+from sensorium.engine.worker.sampler import _sampling_rules
+from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.kernels import cpu_sampling, sampling
 from sensorium.mm.errors import InputError
 
 
@@ -9,6 +28,8 @@ from sensorium.mm.errors import InputError
     ("name", "value"),
     [
         ("n", 0), ("n", 1.5), ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
+        ("temperature", 1e39),
+        ("max_tokens", 10**400), ("top_k", 10**400), ("logit_bias", {"²": 1}), ("stop", ["a"] * 2000),
         ("top_p", 0.0), ("top_p", 1.1), ("top_k", -2), ("top_k", 1.5), ("min_p", -0.1), ("min_p", 2), ("max_tokens", 0),
         ("min_tokens", -1), ("seed", 1.5), ("seed", True), ("logprobs", -1), ("prompt_logprobs", "x"),
         ("repetition_penalty", 0), ("repetition_penalty", 1e308), ("repetition_penalty", 1e-320),
@@ -26,11 +47,11 @@ def test_values_outside_their_limits(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("temperature", "a", "temperature='a' must be a number, 0 (greedy) or above, not a str"),
+        ("temperature", "a", "temperature='a' must be a number, 0 (greedy) or above, at most 1e6, not a str"),
         ("top_p", None, "top_p=None must be a number, above 0 and at most 1, not None"),
         ("n", 1.5, "n=1.5 must be an integer, at least 1 and at most 1024, not a float"),
         ("seed", "x", "seed='x' must be an integer, from -2**63 to 2**64 - 1, not a str"),
-        ("temperature", -1, "temperature=-1 must be 0 (greedy) or above"),
+        ("temperature", -1, "temperature=-1 must be 0 (greedy) or above, at most 1e6"),
     ],
 )
 def test_what_is_no_number_is_told_by_its_type(name, value, said):
@@ -68,3 +89,64 @@ def test_generation_config_gives_defaults():
 def test_a_temperature_too_small_to_divide_by_is_greedy():
     assert SamplingParams(temperature=1e-38).greedy
     assert not SamplingParams(temperature=1e-3).greedy
+
+
+LOGITS = st.lists(st.one_of(st.floats(-50, 50, width=32), st.just(-math.inf)), min_size=2, max_size=40)
+
+
+@given(
+    LOGITS,
+    st.one_of(st.floats(1e-5, 1e6), st.just(1e6)),
+    st.one_of(st.integers(-1, 50), st.just(2**63 - 1)),
+    st.floats(0, 1, exclude_min=True),
+    st.floats(0, 1),
+    st.one_of(st.floats(0, 1, exclude_max=True), st.just(1 - 2**-53)),
+)
+def test_no_admitted_value_draws_a_forbidden_token(logits, temperature, top_k, top_p, min_p, number):
+    """Each backend draws a token whose logit is finite, or reports that there is none."""
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    row = list(_sampling_rules(SamplingState(params, [1], 1), 0))
+    row[4] = number
+    rules = torch.tensor([row], dtype=torch.float64)
+    for backend in (cpu_sampling.sample, sampling.sample_reference):
+        (token,), (wrong,) = (one.tolist() for one in backend(torch.tensor([logits]), rules))
+        allowed = [i for i, value in enumerate(logits) if math.isfinite(value)]
+        assert (wrong == sampling.NO_TOKEN_ALLOWED) == (not allowed)
+        assert not allowed or token in allowed
+
+
+WRONG = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters(), max_size=3), st.binary(max_size=3),
+    st.sampled_from([10**400, -(10**400), 2**63, "²", "9" * 5000, "\ud800", 1e39, Fraction(1, 3), Decimal("1e999"),
+                     1j, object(), np.float32("nan"), np.int64(3), np.zeros(3), torch.zeros(2), {}, int, lambda: 1]),
+)  # fmt: skip
+KEYS = st.one_of(st.integers(), st.text(max_size=3), st.sampled_from(["²", "9" * 5000, 10**400, None, (1,)]))
+VALUES = st.one_of(
+    WRONG, st.lists(WRONG, max_size=3), st.tuples(WRONG), st.dictionaries(KEYS, WRONG, max_size=3), st.just(["a"] * 10**5),
+    st.just(dict.fromkeys(range(10**5), 1)), st.dictionaries(st.text(max_size=3), st.dictionaries(KEYS, WRONG, max_size=2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", [SamplingParams, StructuredOutputsParams, RepetitionDetectionParams, PoolingParams], ids=lambda kind: kind.__name__
+)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_value_of_any_field_is_taken_or_refused_with_the_field_s_name(kind, data):
+    name = data.draw(st.sampled_from([field.name for field in fields(kind)]))
+    params = error = None
+    try:
+        params = kind(**{name: data.draw(VALUES)})
+    except InputError as found:
+        error = found
+    if error is None:
+        assert decode(encode(params)) == params
+    else:
+        assert error.info.param.split(".")[-1] in (name, "structured_outputs", "repetition_detection"), error.info
+        assert len(str(error).encode()) < 500
+
+
+@pytest.mark.parametrize("name", ["n", "temperature", "top_p", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "stop"])
+def test_an_integer_too_long_to_write_is_refused(name):
+    with pytest.raises(InputError, match=f"{name}=an int that is too long to show"):
+        SamplingParams(**{name: 10**5000})
