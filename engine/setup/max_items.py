@@ -105,7 +105,7 @@ def max_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int)
 
 def max_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
     """Return the samples of the longest audio of at most `cap` rows that policy and processor admit; 0 if there is none."""
-    limit = int(policy.max_audio_seconds * info.decode_spec.rate)
+    limit = min(int(policy.max_audio_seconds * info.decode_spec.rate), policy.max_decoded_bytes // 4)
 
     def takes(samples: int) -> bool:
         return 0 < num_rows(info, MediaHeader("audio", samples=samples)) <= cap
@@ -192,8 +192,12 @@ def _max_audio(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     if not samples:
         more = _first_taken_power(lambda n: num_rows(info, MediaHeader("audio", samples=n)) > 0, 60 * rate)
     over = MediaHeader("audio", samples=more)
-    long = more / rate > limits.policy.max_audio_seconds
-    limit = "media.max_audio_seconds" if long else limits.exceeded_setting(info, over) or ""
+    if more / rate > limits.policy.max_audio_seconds:
+        limit = "media.max_audio_seconds"
+    elif 4 * more > limits.policy.max_decoded_bytes:
+        limit = "media.max_decoded_bytes"
+    else:
+        limit = limits.exceeded_setting(info, over) or ""
     return MaxItem("audio", num_rows(info, MediaHeader("audio", samples=samples)), limit, seconds=samples / rate)
 
 

@@ -21,7 +21,6 @@ from .policy import MediaPolicy
 Array = np.ndarray[Any, Any]
 RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
 _SCALES = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # of PCM; uint8 has its zero at 128
-_RATES = (1.0, 1e7)
 _LOUDEST = 1e10  # far above any scale of samples; its square is still a float32
 _BLOCK = 1 << 18  # samples mixed and resampled at a time
 
@@ -58,16 +57,17 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
         InputError: another form, a file that cannot be decoded, no samples, values that are not finite, or audio longer
             than the policy or `longest` allows.
     """
-    pieces, made = [], 0
-    for piece in _resampled(_open(value, rate, policy), rate):
-        made += len(piece)
-        if longest is not None and made > longest:
+    audio, made = _open(value, rate, policy), 0
+    samples = np.empty(_count(audio.frames, audio.rate, rate), np.float32)  # pages that stay unused cost nothing
+    for piece in _resampled(audio, rate):
+        end = made + len(piece)
+        if longest is not None and end > longest:
             raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")
-        pieces.append(piece)
-    samples = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
-    if not len(samples):
+        samples[made:end] = piece
+        made = end
+    if not made:
         raise InputError("it holds no samples")
-    return torch.from_numpy(samples)
+    return torch.from_numpy(samples[:made])
 
 
 def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:
@@ -135,13 +135,28 @@ def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
         given, own = _pair(value)
         samples = _channels_first(_array(given))
         audio = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
-    if not _RATES[0] <= audio.rate <= _RATES[1]:
-        raise InputError(f"its sample rate is {audio.rate:g}; a positive number of hertz, 1 to 10,000,000, is needed")
+    least, highest = policy.min_audio_rate, policy.max_audio_rate
+    if not least <= audio.rate <= highest:
+        raise InputError(
+            f"its sample rate is {audio.rate:g}, a positive number of hertz from {least:g} to {highest:g} is needed; "
+            "resample it, or change min_audio_rate and max_audio_rate",
+            param="min_audio_rate" if audio.rate < least else "max_audio_rate",
+        )
     if not audio.frames:
         raise InputError("it holds no samples")
     seconds, most = audio.frames / audio.rate, policy.max_audio_seconds
     if seconds > most:
-        raise InputError(f"it lasts {seconds:.1f} s, the limit max_audio_seconds is {most:g} s; cut it or raise the limit")
+        raise InputError(
+            f"it lasts {seconds:.1f} s, the limit max_audio_seconds is {most:g} s; cut it or raise the limit",
+            param="max_audio_seconds",
+        )
+    needed = 4 * _count(audio.frames, audio.rate, rate)
+    if needed > policy.max_decoded_bytes:
+        raise InputError(
+            f"its samples at {rate:g} Hz are {needed:,} bytes, the limit max_decoded_bytes is {policy.max_decoded_bytes:,}; "
+            "cut it or raise the limit",
+            param="max_decoded_bytes",
+        )
     return audio
 
 

@@ -55,6 +55,8 @@ class MediaPolicy:
         max_pixels: pixels of one image or frame, checked on the header.
         max_video_bytes: bytes of the decoded frames of one video.
         max_audio_seconds: length of one audio.
+        min_audio_rate, max_audio_rate: its sample rate in hertz. A low rate grows by resampling: 1 Hz becomes 16,000.
+        max_decoded_bytes: bytes that decoding one image or one audio holds at its peak, computed from the header.
         background: RGB that transparent pixels are blended with.
         video_backend: "pyav" or "opencv".
         frame_recovery: replace a broken frame by the next readable one before the following sampled frame.
@@ -77,6 +79,9 @@ class MediaPolicy:
     max_pixels: int = 178_956_970  # Pillow's own limit: twice a quarter GiB of 24-bit pixels
     max_video_bytes: int = 4 << 30
     max_audio_seconds: float = 4 * 3600.0
+    min_audio_rate: float = 1000.0  # telephones use 8,000
+    max_audio_rate: float = 768_000.0  # the highest of audio interfaces
+    max_decoded_bytes: int = 1 << 30
     background: tuple[int, int, int] = (255, 255, 255)
     video_backend: str = "pyav"
     frame_recovery: bool = False
@@ -88,7 +93,8 @@ class MediaPolicy:
         _one_of("video_backend", self.video_backend, VIDEO_BACKENDS)
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
-        for name in (*limits, "worker_memory_bytes", "worker_seconds"):
+        rates = ("min_audio_rate", "max_audio_rate")
+        for name in (*limits, *rates, "max_decoded_bytes", "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")

@@ -62,8 +62,8 @@ def test_equals_librosa(tmp_path: Path) -> None:
 )
 def test_counts(count: int, source: float, target: int) -> None:
     value = (np.ones(count, np.float32), source)
-    want = math.ceil(count * target / source)
-    assert len(decode_audio(value, target, POLICY)) == want == probe_audio(value, target, POLICY).samples
+    want, policy = math.ceil(count * target / source), MediaPolicy(max_audio_rate=1e7)
+    assert len(decode_audio(value, target, policy)) == want == probe_audio(value, target, policy).samples
 
 
 @pytest.mark.parametrize("source", [44_100, 8000, 22_050, 48_000])
@@ -179,7 +179,7 @@ def test_containers_are_mixed_without_gain() -> None:
         ((np.zeros(4), 0), "positive number of hertz"),
         ((np.zeros(4), math.nan), "positive number of hertz"),
         ((np.zeros(4), 10**400), "positive number of hertz"),
-        ((np.zeros(100_000), 1), "limit max_audio_seconds is 14400"),
+        ((np.broadcast_to(np.float32(0), 14_500_000), 1000), "limit max_audio_seconds is 14400"),
         (5, "a value of type int is not a known form"),
         ([5], "a single number is not a known form"),
         (np.array(5.0), "1 or 2 axes"),
@@ -200,6 +200,31 @@ def test_length_is_refused_from_the_header() -> None:
         with pytest.raises(InputError, match=re.escape("the limit max_audio_seconds is 0.4 s")):
             probe_audio(value, 16_000, policy)
     assert probe_audio((TONE, 44_100), 16_000, MediaPolicy(max_audio_seconds=0.5)).samples == 8000
+
+
+@pytest.mark.parametrize("rate", [1, 999, 768_001, 10_000_000])
+def test_a_rate_that_multiplies_samples_is_refused_from_the_header(rate: int) -> None:
+    """Fourteen thousand samples at 1 Hz would become 224 million."""
+    data = written(np.zeros((14_000, 1), np.float32), rate, "WAV", "PCM_16")
+    tracemalloc.start()
+    for value in (data, (np.zeros(14_000, np.float32), rate)):
+        for call in (probe_audio, decode_audio):
+            with pytest.raises(InputError, match="min_audio_rate and max_audio_rate") as error:
+                call(value, 16_000, POLICY)
+            assert error.value.info.param == ("min_audio_rate" if rate < 1000 else "max_audio_rate")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert probe_audio(data, 16_000, MediaPolicy(min_audio_rate=1, max_audio_rate=1e7)).samples
+
+
+def test_resampled_bytes_are_budgeted_from_the_header() -> None:
+    policy = MediaPolicy(max_decoded_bytes=4 * 16_000)
+    data = written(np.zeros((8_001, 1), np.float32), 8000, "WAV", "PCM_16")
+    for call in (probe_audio, decode_audio):
+        with pytest.raises(InputError, match="limit max_decoded_bytes is 64,000") as error:
+            call(data, 16_000, policy)
+    assert error.value.info.param == "max_decoded_bytes"
+    assert len(decode_audio(data, 8_000, policy)) == 8_001
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.999])
