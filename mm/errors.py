@@ -26,7 +26,16 @@ ErrorCode = Literal[
 ]
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
 _MAX_VALUE = 80  # characters of a value in a message
-_REPR = reprlib.Repr()  # shows a few entries of a collection
+
+
+class _Repr(reprlib.Repr):
+    """Shows a few entries of a collection, and integers of any length."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        return hex(x) if x.bit_length() > 1000 else super().repr_int(x, level)
+
+
+_REPR = _Repr()
 _REPR.maxstring = _REPR.maxother = 1 << 10
 _VOWELS = ("a", "e", "i", "o", "nd")  # as spoken: a uint8, an ndarray
 

@@ -210,6 +210,8 @@ def _after(frames: int, source_fps: float | None, seconds: float | None, wanted:
     if policy.fps is None or source_fps is None or seconds is None:
         places = [i * frames / wanted for i in range(wanted)]
     elif seconds * policy.fps <= policy.max_frames:
+        if policy.fps >= 2 * source_fps:  # no step skips a frame
+            return list(range(frames))
         places = [i * source_fps / policy.fps for i in range(max(1, math.floor(seconds * policy.fps)))]
     else:
         places = [float(place) for place in np.linspace(0, frames, policy.max_frames)]

@@ -18,13 +18,13 @@ from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
 from ..mm.tiling import CropPlan, Resize, Step, TiledView
 from .device import MAX_TRANSFER_BYTES, media_device
+from .options import check_value
 
 OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB values in 0..1
 OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_STANDARD_MEAN = (0.5, 0.5, 0.5)  # SigLIP
 IMAGENET_STANDARD_STD = (0.5, 0.5, 0.5)
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
-RESAMPLE = ("torch", "pillow")
 _STRIP_PIXELS = 1 << 17  # normalized at a time
 _PILLOW = {name: Image.Resampling(number) for number, name in FILTERS.items()}
 
@@ -74,8 +74,7 @@ def read_pixel_spec(json: Mapping[str, Any], default: Spec, options: Mapping[str
 def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
     """Return the spec with the caller's `resample`; ConfigError unless it is torch or pillow."""
     resample = options.get("resample", spec.resample)
-    if resample not in RESAMPLE:
-        raise ConfigError(f"resample is {resample!r}; the known ones are {' and '.join(RESAMPLE)}")
+    check_value("resample", resample)
     return replace(spec, resample=resample)
 
 

@@ -4,16 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..mm.errors import ConfigError, hint, typed
+from ..mm.errors import ConfigError, hint, short_repr, typed
 from ..mm.geometry import FrameSampling
 
 ValidKwargs = Mapping[str, Collection[str]]
 """Option names by modality."""
 
 _ALSO = {"audio_kwargs": "audio"}
-_MOST = 10**9  # frames, frames per second, or seconds
+MAX_TILES = 4096  # per image: all arrangements are tried
+
+
+class Range(NamedTuple):
+    """The numbers from `least` to `most` that an option takes: integers, unless `kind` is float."""
+
+    least: float
+    most: float
+    kind: type = int
+
+
+_AREA = Range(1, 1 << 48)  # pixels; the rows of an item bound it further
+_FLAG = (True, False)
+VALUES: Mapping[str, Range | tuple[object, ...]] = {
+    "crop_to_patches": _FLAG,
+    "detail": ("auto", "high", "low"),
+    "do_image_splitting": _FLAG,
+    "do_pan_and_scan": _FLAG,
+    "fps": Range(1e-3, 1e3, float),
+    "load_audio_from_video": _FLAG,
+    "max_duration": Range(1e-3, 1e9, float),  # seconds
+    "max_patches": _AREA,
+    "max_pixels": _AREA,
+    "min_patches": _AREA,
+    "min_pixels": _AREA,
+    "num_frames": Range(1, 1 << 30),
+    "pan_and_scan_max_num_crops": Range(1, MAX_TILES),
+    "pan_and_scan_min_crop_size": _AREA,
+    "pan_and_scan_min_ratio_to_activate": Range(1e-3, 1e9, float),
+    "resample": ("torch", "pillow"),
+    "size": _AREA,
+    "use_audio_in_video": _FLAG,
+}
+"""The values of every option of the native families: a range of numbers, or the choices."""
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raise ConfigError for a value outside `VALUES`. A mapping or list of sides is checked number by number."""
+    allowed = VALUES.get(name)
+    if isinstance(allowed, Range):
+        is_sides = name == "size" and isinstance(value, Mapping | list | tuple)
+        for number in ([*value.values()] if isinstance(value, Mapping) else value) if is_sides else [value]:
+            if not (is_sides and number is None) and not (name == "num_frames" and type(number) is int and number == -1):
+                _check_number(name, number, allowed)
+    elif allowed is not None and not any(type(value) is type(one) and value == one for one in allowed):
+        known = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"
+        raise ConfigError(f"{name} is {short_repr(value)}; the known ones are {known}", param=name)
+
+
+def _check_number(name: str, value: object, allowed: Range) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)) or not value >= allowed.least:  # type: ignore[operator]
+        least = "a positive integer" if allowed.kind is int else f"a number of at least {allowed.least:g}"
+        also = ", or -1 for all frames" if name == "num_frames" else ""
+        raise ConfigError(f"{name} is {short_repr(value)}; give {least}{also}", param=name)
+    if value > allowed.most:  # type: ignore[operator]
+        raise ConfigError(f"{name} is over the limit of {int(allowed.most):,}; give less", param=name)
 
 
 def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:
@@ -23,7 +78,7 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
     the first one only. `audio_kwargs` is also accepted, as in transformers. None means that the option is not given.
 
     Raises:
-        ConfigError: no modality knows a flat key, or the modality does not know a nested key. Names the nearest known key.
+        ConfigError: no modality knows a flat key, the modality does not know a nested key, or a value is out of range.
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"processing options are a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
@@ -48,6 +103,8 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
             if owner == modality and value is not None:
                 both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
                 merged[key] = {**merged[key], **value} if both else value
+    for key, value in merged.items():
+        check_value(key, value)
     return merged
 
 
@@ -55,32 +112,23 @@ def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSa
     """Return the policy with `fps` or `num_frames` (each replaces the other's default) and `max_duration`.
 
     Raises:
-        ConfigError: both fps and num_frames are given, or a value is not a positive number (num_frames -1: all frames).
+        ConfigError: both fps and num_frames are given, or a value is out of range.
     """
     fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
     if fps is not None and num_frames is not None:
         raise ConfigError("fps and num_frames exclude each other; give one of them", param="fps")
     for name, value in (("fps", fps), ("max_duration", duration), ("num_frames", num_frames)):
-        if value is not None and name != "num_frames" and not (_number(value, float) and value > 0):
-            raise ConfigError(f"{name} is {value!r}; give a positive number", param=name)
-        if value is not None and _number(value, float) and value > _MOST:
-            raise ConfigError(f"{name} is over the limit of {_MOST:,}; give a smaller number", param=name)
-    if num_frames is not None and not (_number(num_frames) and (num_frames > 0 or num_frames == -1)):
-        raise ConfigError(f"num_frames is {num_frames!r}; give a positive integer, or -1 for all frames", param="num_frames")
+        if value is not None:
+            check_value(name, value)
     if fps is not None or num_frames is not None:
         policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=())
     return policy if duration is None else replace(policy, max_duration=duration)
 
 
-def _number(value: object, *more: type) -> bool:
-    return isinstance(value, (int, *more)) and not isinstance(value, bool)
-
-
 def is_low_detail(options: Mapping[str, Any]) -> bool:
     """Return whether `detail` is "low", which asks for a small image; ConfigError for an unknown value."""
     detail = options.get("detail", "auto")
-    if detail not in ("auto", "high", "low"):
-        raise ConfigError(f"detail is {detail!r}; the known ones are auto, high and low")
+    check_value("detail", detail)
     return bool(detail == "low")
 
 

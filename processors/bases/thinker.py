@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 
 from ...mm.embeddings import EmbeddingSpec
-from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec
 from ...mm.positions import interleave_by_time
 from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
@@ -60,8 +59,6 @@ class ThinkerInfo(NativeResolutionInfo):
 
     def resolve_decode_spec(self) -> DecodeSpec:
         given = [kwargs[name] for kwargs in self.processor_kwargs["video"] for name in _USE_AUDIO if name in kwargs]
-        if any(not isinstance(value, bool) for value in given):
-            raise ConfigError(f"{_USE_AUDIO[0]} is {given[-1]!r}; give True or False")
         audio, use_audio = self.audio.decode_spec, bool(given) and given[-1]
         return replace(
             super().resolve_decode_spec(),

@@ -17,7 +17,6 @@ from ..images import PixelSpec, patchify_crops
 from .base import BaseProcessingInfo
 
 _ONE_TILE = FixedSize((224, 224))
-MAX_TILES = 4096  # per image: all arrangements are tried
 TILE_KWARGS = ("detail", "resample")  # options that every such family takes
 
 

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...mm.errors import ConfigError, InputError, typed
+from ...mm.errors import ConfigError, InputError, short_repr, typed
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.hashing import digest
 from ...mm.media.policy import DecodeSpec
@@ -257,9 +257,10 @@ def _load(folder: Path) -> tuple[Any, Lock]:
 def _bound(key: str, value: object, own: object) -> None:
     """Raise ConfigError for numbers far above the processor's own, which may loop up to them."""
     most = max(_numbers(own), default=_LEAST / _TIMES) * _TIMES
-    beyond = next((number for number in _numbers(value) if number > most), None)
+    beyond = next((number for number in _numbers(value) if not abs(number) <= most), None)
     if beyond is not None:
-        raise ConfigError(f"{key} is {beyond:g}, more than {_TIMES} times the processor's own; give at most {most:g}")
+        reason = f"{key} is {short_repr(beyond)}, more than {_TIMES} times the processor's own"
+        raise ConfigError(f"{reason}; give at most {most:g}", param=key)
 
 
 def _numbers(value: object) -> list[float]:

@@ -16,9 +16,9 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.tiling import AspectTiles, CropPlan, PaddedSquareTiles
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, height_width, positive_int
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops, read_pixel_spec
-from ..options import is_low_detail
+from ..options import MAX_TILES, is_low_detail
 
 MERGE = 4  # patches along a side that make one row
 GREY = (127, 127, 127)

@@ -11,10 +11,10 @@ from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
 from ...mm.tiling import FixedSize, PanAndScan
 from ...mm.types import EmbeddingItem, ItemGeometry
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
-from ..options import is_low_detail
+from ..options import MAX_TILES, check_value, is_low_detail
 from ..spans import Piece, build_span
 
 _SCAN = ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
@@ -51,8 +51,7 @@ class Gemma3ProcessingInfo(TiledInfo):
         if is_low_detail(options) or not options.get("do_pan_and_scan"):
             return FixedSize(tile)
         ratio = options.get(_SCAN[3]) or 1.2
-        if not isinstance(ratio, int | float):
-            raise ConfigError(f"{_SCAN[3]} is {ratio!r}; give a number, the longer side over the shorter")
+        check_value(_SCAN[3], ratio)
         return PanAndScan(tile, positive_int(options, _SCAN[2], 256), positive_int(options, _SCAN[1], 4, MAX_TILES), ratio)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:

@@ -87,7 +87,7 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
         if longest is None or sampling.fps is None:
             return DecodeSpec(sampling)
         longest = self.preprocessor_json("video").get("max_duration", longest)
-        return DecodeSpec(replace(sampling, max_frames=int(longest * sampling.fps)))
+        return DecodeSpec(replace(sampling, max_frames=max(1, int(longest * sampling.fps))))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":

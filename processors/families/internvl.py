@@ -13,11 +13,11 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.base import insert_text_around
-from ..bases.tiles import MAX_TILES, TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
 from ..files import ProcessorFiles, find_template
 from ..images import read_pixel_spec
 from ..interface import Span
-from ..options import is_low_detail
+from ..options import MAX_TILES, is_low_detail
 from ..spans import Piece, build_span
 
 IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -187,7 +187,7 @@ def test_options_of_the_processor_are_the_callers(built):
     assert "unknown processing option 'max_patchez'" in refused.error.message
     assert "max_patches" in refused.error.message
     (refused,) = llm.generate({**prompt, "mm_processor_kwargs": {"max_patches": 10**9}}, GREEDY, use_tqdm=False)
-    assert "max_patches is 1e+09, more than 16 times the processor's own; give at most 64" in refused.error.message
+    assert "max_patches is 1000000000, more than 16 times the processor's own; give at most 64" in refused.error.message
 
 
 def test_items_are_known_by_what_the_processors_files_say(built):

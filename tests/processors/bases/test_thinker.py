@@ -60,7 +60,7 @@ def test_options():
     assert made(Qwen3OmniProcessingInfo).with_kwargs(TOGETHER).options_key("video") != made(
         Qwen3OmniProcessingInfo
     ).options_key("video")
-    with pytest.raises(ConfigError, match="use_audio_in_video is 'yes'; give True or False"):
+    with pytest.raises(ConfigError, match="use_audio_in_video is 'yes'; the known ones are True and False"):
         made(Qwen3OmniProcessingInfo, {"use_audio_in_video": "yes"})
 
 

@@ -237,7 +237,7 @@ def test_an_item_can_shrink_to_a_number_of_rows():
         ({"max_duration": 0}, "max_duration is 0"),
         ({"num_frames": 2.5}, "num_frames is 2.5"),
         ({"fps": True}, "fps is True"),
-        ({"fps": 10**5000}, "fps is over the limit of 1,000,000,000"),
+        ({"fps": 10**5000}, "fps is over the limit of 1,000;"),
         ({"num_frames": 10**10}, "num_frames is over the limit"),
         ({"images_kwargs": {"min_pixels": 10**400}}, "min_pixels is over the limit"),
     ],
