@@ -60,6 +60,9 @@ bench: .venv/.test  ## measure throughput, peers, processors, sampler, batch inv
 	$(BIN)/python -m benchmarks.invariance
 	$(BIN)/python -m benchmarks.startup
 
+attack: .venv/.test  ## a hostile client against an engine that serves 8 streams: ARGS="--only decoders"
+	$(BIN)/python -W ignore -m benchmarks.attack $(ARGS)
+
 aot: .venv/.test  ## compile every Triton kernel for absent GPUs and record registers and shared memory
 	$(BIN)/python -m benchmarks.aot
 

@@ -1,0 +1,1 @@
+"""A hostile client against one engine that serves honest streams: `make attack`."""

@@ -1,0 +1,161 @@
+"""Attack one engine while it serves eight honest streams: `python -m benchmarks.attack --write`.
+
+Each case runs while the streams go on. The table gives what became of it (refused by a typed error, or served), the longest
+time that an honest stream waited for its next token, and the memory of the process and its children above that before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..throughput import ROOT, machine, put
+from .cases import CASES, Case, Target
+
+STREAMS = 8
+MAX_PAUSE = 0.5  # seconds
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+    "limit_mm_per_prompt": {"image": 64},
+    # the slow server is on this machine
+    "media": {"allow_private_hosts": True, "allowed_media_ports": None, "timeout": 3.0, "max_seconds": 5.0},
+}
+
+
+class Streams:
+    """Honest streams in a thread and event loop of their own. `pause` is the longest wait for a token since `reset`."""
+
+    def __init__(self, llm: Any) -> None:
+        from sensorium import AsyncLLM
+
+        self._llm = AsyncLLM(llm)
+        self._last, self._pause = dict.fromkeys(range(STREAMS), time.perf_counter()), 0.0
+        self._stop, self.failed = threading.Event(), []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self._pause, now = 0.0, time.perf_counter()
+        self._last = dict.fromkeys(range(STREAMS), now)
+
+    @property
+    def pause(self) -> float:
+        return max(self._pause, time.perf_counter() - min(self._last.values()))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    async def _run(self) -> None:
+        await asyncio.gather(*map(self._stream, range(STREAMS)))
+
+    async def _stream(self, number: int) -> None:
+        from sensorium import SamplingParams
+
+        round_ = 0
+        while not self._stop.is_set():
+            round_ += 1
+            params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
+            async for output in self._llm.generate(f"user: stream {number}, round {round_}", params):
+                now = time.perf_counter()
+                self._pause, self._last[number] = max(self._pause, now - self._last[number]), now
+                if output.error is not None:
+                    self.failed.append(str(output.error))
+
+
+class Memory:
+    """Samples the resident memory of this process and its children, in MB. `peak` is since `reset`."""
+
+    def __init__(self) -> None:
+        self._stop, self.peak = threading.Event(), 0.0
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def reset(self) -> float:
+        self.peak = resident()
+        return self.peak
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.02):
+            self.peak = max(self.peak, resident())
+
+    def close(self) -> None:
+        self._stop.set()
+
+
+def resident() -> float:
+    me = os.getpid()
+    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+    return sum(map(_resident, (str(me), *children))) / 2**20
+
+
+def _resident(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # it has just ended
+        return 0
+
+
+def attack(case: Case, target: Target) -> str:
+    """Run a case; return "refused: code" or "served". Any other end is an untyped error."""
+    from sensorium.mm.errors import SensoriumError
+
+    try:
+        outputs = case.run(target)
+    except SensoriumError as error:
+        return _refused(error.info.code)
+    except Exception as error:
+        return f"UNTYPED {type(error).__name__}: {str(error)[:120]}"
+    if isinstance(outputs, str):
+        return outputs
+    codes = sorted({output.error.code for output in outputs if output.error is not None})
+    return _refused(", ".join(codes)) if codes else "served"
+
+
+def _refused(code: str) -> str:
+    return f"UNTYPED {code}" if code in ("internal", "engine_dead") else f"refused: {code}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name or area holds this")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    args = parser.parse_args()
+    from sensorium import LLM
+
+    rows, bad = [], 0
+    with tempfile.TemporaryDirectory() as folder, LLM(ROOT / "assets" / "tiny-vl", **OPTIONS) as llm:
+        target, memory = Target(llm, Path(folder)), Memory()
+        streams = Streams(llm)
+        time.sleep(3)
+        for case in (Case("", "none, for 3 s", lambda _: time.sleep(3) or "-"), *CASES):
+            if args.only not in f"{case.area} {case.name}":
+                continue
+            streams.reset()
+            before, start = memory.reset(), time.perf_counter()
+            result = attack(case, target)
+            seconds, pause, grown = time.perf_counter() - start, streams.pause, memory.peak - before
+            bad += result.startswith("UNTYPED") or pause > MAX_PAUSE or bool(streams.failed)
+            rows.append(f"| {case.area} | {case.name} | {result} | {seconds:.1f} | {pause:.2f} | {grown:.0f} |")
+            print(rows[-1], *streams.failed, flush=True)
+            streams.failed.clear()
+        streams.close()
+        memory.close()
+    head = ["| area | attack | result | s | longest pause of a stream, s | memory, MB |", "|---|---|---|---|---|---|"]
+    table = "\n".join([machine(), "", *head, *rows])
+    if args.write:
+        put("Attacks on an engine that serves 8 streams", table)
+    print(f"{len(rows)} cases, {bad} bad (untyped, a failed stream, or a pause over {MAX_PAUSE} s)")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
