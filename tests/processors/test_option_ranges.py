@@ -10,16 +10,13 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
-from sensorium.engine.model_files import resolve
+from infos import INFOS, ITEMS
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import FrameSampling, sample_indices
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.mm.registry import ARCHITECTURES
 from sensorium.processors.families.glm4v import Glm4VProcessingInfo
-from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.options import VALUES
 
 EXTREME = [
@@ -46,37 +43,6 @@ EXTREME = [
 NESTED = [{"shortest_edge": value} for value in EXTREME] + [{"max_height": value, "max_width": value} for value in EXTREME]
 MOST_BYTES = 24 << 20
 MOST_CALLS = 200_000
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "Gemma3ProcessingInfo": {"mm_tokens_per_image": 49},
-    "Granite4VisionProcessingInfo": {"downsample_rate": "4/8", "image_grid_pinpoints": [[224, 448], [448, 224]]},
-    "Idefics2ProcessingInfo": {"vision_config": {"image_size": 980}},
-    "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},
-    "SmolVLMProcessingInfo": {"vision_config": {"image_size": 364}},
-    "LlavaProcessingInfo": {"vision_config": {"image_size": 224}},
-}
-"""config.json of families whose defaults contradict each other."""
-
-ITEMS = {
-    "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],
-    "video": [(np.zeros((120, 8, 8, 3), np.uint8), {"fps": 30.0})],  # 4 s
-    "audio": [(np.zeros(16_000, np.float32), 16_000)],
-}
-ITEMS["vision_chunk"] = [{"type": name, name: data} for name in ("image", "video") for data in ITEMS[name]]
-
-
-def info_of(processing: str) -> Any:
-    """Return a family's ProcessingInfo with its defaults and a tokenizer of one token per four letters."""
-    files = ProcessorFiles(
-        config=CONFIGS.get(processing.rpartition(":")[2], {}),
-        encode=lambda text: [1] * -(-len(text) // 4),
-        decode=lambda ids: "text" * len(ids),
-        token_to_id=lambda text: 7,
-    )
-    return resolve(processing)(files)
-
-
-PROCESSING = sorted({row.processing for row in ARCHITECTURES.values()})
-INFOS = {processing.rpartition(":")[2]: info_of(processing) for processing in PROCESSING}
 
 
 def plan(info: Any, modality: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from infos import INFOS, ITEMS
 from PIL import Image
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
@@ -68,3 +69,36 @@ def test_images_that_are_shrunk_to_fit_are_written_once(monkeypatch: pytest.Monk
     done = inputs(info).process(prompt(info, mm_processor_kwargs={"min_pixels": HUGE, "max_pixels": HUGE}, fit="context"))
     assert len(written) == IMAGES
     assert len(done.token_ids) == sum(written) + IMAGES < 4096
+
+
+MOST_ROWS = {
+    "min_pixels": HUGE,
+    "max_pixels": HUGE,
+    "max_patches": 4096,
+    "min_patches": 4096,
+    "num_frames": -1,
+    "do_pan_and_scan": True,
+    "pan_and_scan_max_num_crops": 4096,
+    "pan_and_scan_min_crop_size": 1,
+    "pan_and_scan_min_ratio_to_activate": 0.001,
+}
+"""Options that make as many rows as an item can have."""
+
+
+@pytest.mark.parametrize("name", sorted(INFOS.keys() - {"WhisperProcessingInfo"}))  # its items take no tokens
+def test_many_small_items_of_any_family_are_refused_from_counts(name: str, no_tokens: None) -> None:
+    info, tokenizer = INFOS[name], cast(Any, None)
+    for modality, known in info.valid_kwargs.items():
+        options = {f"{modality}s_kwargs": {key: value for key, value in MOST_ROWS.items() if key in known}}
+        processor = InputProcessor(info, tokenizer, MultiModalSettings(), max_model_len=200)
+        given = {
+            "prompt_token_ids": [info.placeholder_ids[modality]] * IMAGES,
+            "multi_modal_data": {modality: ITEMS[modality][-1:] * IMAGES},
+            "mm_processor_kwargs": options,
+        }
+        for ask in (processor.process, processor.plan):
+            with (
+                at_most(24 << 20),
+                pytest.raises(MediaError, match=r"tokens, max_model_len is 200|rows, the limit is 4,194,304"),
+            ):
+                ask(given)

@@ -1,0 +1,44 @@
+"""The ProcessingInfo of every family with its defaults, without a checkpoint, and small items of every modality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from sensorium.engine.model_files import resolve
+from sensorium.mm.registry import ARCHITECTURES
+from sensorium.processors.files import ProcessorFiles
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "Gemma3ProcessingInfo": {"mm_tokens_per_image": 49},
+    "Granite4VisionProcessingInfo": {"downsample_rate": "4/8", "image_grid_pinpoints": [[224, 448], [448, 224]]},
+    "Idefics2ProcessingInfo": {"vision_config": {"image_size": 980}},
+    "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},
+    "SmolVLMProcessingInfo": {"vision_config": {"image_size": 364}},
+    "LlavaProcessingInfo": {"vision_config": {"image_size": 224}},
+}
+"""config.json of families whose defaults contradict each other."""
+
+ITEMS = {
+    "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],
+    "video": [(np.zeros((120, 8, 8, 3), np.uint8), {"fps": 30.0})],  # 4 s
+    "audio": [(np.zeros(16_000, np.float32), 16_000)],
+}
+ITEMS["vision_chunk"] = [{"type": name, name: data} for name in ("image", "video") for data in ITEMS[name]]
+
+
+def info_of(processing: str) -> Any:
+    """Return a family's ProcessingInfo with its defaults and a tokenizer that writes 1 for every four letters."""
+    special: dict[str, int] = {}
+    files = ProcessorFiles(
+        config=CONFIGS.get(processing.rpartition(":")[2], {}),
+        encode=lambda text: [1] * -(-len(text) // 4),
+        decode=lambda ids: "text" * list(ids).count(1),
+        token_to_id=lambda text: special.setdefault(text, 2 + len(special)),
+    )
+    return resolve(processing)(files)
+
+
+PROCESSING = sorted({row.processing for row in ARCHITECTURES.values()})
+INFOS = {processing.rpartition(":")[2]: info_of(processing) for processing in PROCESSING}
