@@ -1,7 +1,7 @@
 """Layout of encoder rows for anyres tiling: which patches of an image's tiles are kept. Pure functions.
 
-The padding of the tiles is cut off, the rest may be pooled, and every line of it ends with one more row. Rule: LLaVA-NeXT,
-LLaVA-OneVision.
+The padding of the tiles is cut off, the rest may be pooled, and one more encoder row ends every line of patches.
+Rule: LLaVA-NeXT, LLaVA-OneVision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POOL_STRIDE = 2  # patches of a video frame that become one row, along each side
 
 @dataclass(frozen=True)
 class AnyResLayout:
-    """The tiles of one image, in patches: `kept` rows and columns in the middle, resized to `size`. (0, 0): no tiles."""
+    """The patches of an image's tiles: the middle `kept` (height, width) are resized to `size`. `tiles` (0, 0): no tiles."""
 
     tiles: Size
     kept: Size
@@ -36,7 +36,7 @@ UNTILED = AnyResLayout((0, 0), (0, 0), (0, 0))
 
 
 def anyres_layout(height: int, width: int, tiling: AnyResTiles, side: int, most: int | None) -> AnyResLayout:
-    """Return the layout of an image. `side`: patches per tile side; `most`: tiles' worth of patches that are not pooled."""
+    """Return the layout of an image. `side`: patches per tile side; `most`: tiles whose patches are kept; more are pooled."""
     tiles = tiling.plan(height, width).tiles
     kept = unpad(height, width, (tiles[0] * side, tiles[1] * side))
     if most is None:

@@ -1,4 +1,4 @@
-"""A pool of large buffers: page faults of fresh memory cost more than the work that fills it."""
+"""A pool that reuses large buffers, because the page faults of fresh memory cost more than filling it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class BufferPool:
             return torch.empty(tuple(shape), dtype=dtype)
         room = _rounded(size)
         with self._lock:
-            known = self._idle[room]
-            if known:
+            idle = self._idle[room]
+            if idle:
                 self._idle_bytes -= room
-            base = known.pop() if known else np.empty(room, np.uint8)
+            base = idle.pop() if idle else np.empty(room, np.uint8)
         loan = base[:size]  # torch holds this array and releases it with the last view
         weakref.finalize(loan, self._come_back, base).atexit = False
         return torch.from_numpy(loan).view(dtype).view(tuple(shape))

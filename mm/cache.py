@@ -13,8 +13,8 @@ from .errors import InputError
 from .hashing import digest
 
 V = TypeVar("V")
-_NAME_BYTES = 256  # memory of one uuid: digest, hash and bookkeeping
-_TENANTS = 4096
+_UUID_BYTES = 256  # memory of one uuid: digest, hash and bookkeeping
+_MAX_TENANTS = 4096
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CacheStats:
 class ByteCache(Generic[V]):
     """LRU cache of values by key, up to `capacity` bytes. Thread-safe.
 
-    If several threads ask for a value, one of them makes it. A value larger than the cache is made and not kept.
+    If several threads ask for a value, one of them makes it. A value larger than the cache is returned but not kept.
     """
 
     def __init__(self, capacity: int, size: Callable[[V], int]) -> None:
@@ -51,9 +51,9 @@ class ByteCache(Generic[V]):
             return None
 
     def make(self, key: str, maker: Callable[[], V]) -> V:
-        """Return the value after a miss: `maker()`, or the value that another thread makes or has just made. Not counted.
+        """Return the value after a miss: `maker()`, or the value that another thread makes or has just made.
 
-        An exception of `maker` is raised in every thread that waits for it, and is not cached.
+        Counts neither a hit nor a miss. An exception of `maker` is raised in every thread that waits for it, and is not cached.
         """
         with self._lock:
             if key in self._kept:
@@ -98,11 +98,11 @@ class ByteCache(Generic[V]):
 
 
 class UuidTable:
-    """Content hashes that the callers' uuids stand for, per tenant. Drops the least recently used uuids beyond a limit."""
+    """The content hash of each uuid, per tenant. Drops the least recently used uuids beyond a limit."""
 
     def __init__(self, capacity: int = 4 << 20) -> None:
         """`capacity`: bytes per tenant."""
-        self._most, self._lock = max(1, capacity // _NAME_BYTES), threading.Lock()
+        self._max_uuids, self._lock = max(1, capacity // _UUID_BYTES), threading.Lock()
         self._tenants: OrderedDict[str | None, OrderedDict[str, str]] = OrderedDict()
 
     def find(self, tenant: str | None, name: str) -> str | None:
@@ -118,7 +118,7 @@ class UuidTable:
     def check(self, tenant: str | None, name: str, content: str) -> None:
         """Raise InputError if the uuid stands for other content."""
         if self.find(tenant, name) not in (None, content):
-            raise _taken(name)
+            raise _taken_error(name)
 
     def bind(self, tenant: str | None, name: str, content: str) -> None:
         """Bind the uuid to this content; InputError if it stands for other content."""
@@ -127,13 +127,13 @@ class UuidTable:
             names = self._tenants.setdefault(tenant, OrderedDict())
             self._tenants.move_to_end(tenant)
             if names.setdefault(key, content) != content:
-                raise _taken(name)
+                raise _taken_error(name)
             names.move_to_end(key)
-            while len(names) > self._most:
+            while len(names) > self._max_uuids:
                 names.popitem(last=False)
-            while len(self._tenants) > _TENANTS:
+            while len(self._tenants) > _MAX_TENANTS:
                 self._tenants.popitem(last=False)
 
 
-def _taken(name: str) -> InputError:
-    return InputError(f"the uuid {name[:80]!r} stands for other content already; give new content a new uuid", param="uuid")
+def _taken_error(name: str) -> InputError:
+    return InputError(f"the uuid {name[:80]!r} already stands for other content; give new content a new uuid", param="uuid")

@@ -47,10 +47,12 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[E
     if isinstance(value, Mapping) and spec.name in value:
         known = [name for name in (spec.name, spec.grid) if name is not None]
         if set(value) != set(known):
-            raise MediaError(modality, 0, f"rows come with exactly {' and '.join(known)}, not {', '.join(map(str, value))}")
+            raise MediaError(
+                modality, 0, f"embeddings need exactly the keys {' and '.join(known)}, not {', '.join(map(str, value))}"
+            )
         rows = value[spec.name]
         if not isinstance(rows, Tensor | np.ndarray | list | tuple):
-            raise MediaError(modality, 0, f"{spec.name} is a tensor, not {typed(rows)}")
+            raise MediaError(modality, 0, f"{spec.name} must be a tensor, not {typed(rows)}")
         if spec.grid is not None:
             return _with_grids(modality, rows, value[spec.grid], spec)
         value = rows
@@ -58,7 +60,7 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[E
         return None
     elif spec.grid is not None:
         form = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
-        raise MediaError(modality, 0, f"rows of this model need their grids: {form} (pixels are uint8)")
+        raise MediaError(modality, 0, f"embeddings of this model need their grids: {form} (pixels must be uint8)")
     several = _split(modality, value, spec)
     return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
 
@@ -67,9 +69,11 @@ def check_rows(modality: str, index: int, rows: object, width: int) -> Tensor:
     """Check rows and return them as a floating, dense and finite copy `[n, width]`; the caller may reuse the original."""
     tensor = _dense(modality, index, rows)
     if tensor.ndim != 2 or tensor.shape[1] != width or not tensor.shape[0]:
-        raise MediaError(modality, index, f"rows have the shape [n, {width}] for this model, not {list(tensor.shape)}")
+        raise MediaError(
+            modality, index, f"embeddings must have the shape [n, {width}] for this model, not {list(tensor.shape)}"
+        )
     if not bool(torch.isfinite(tensor).all()):
-        raise MediaError(modality, index, "rows hold NaN or infinite values")
+        raise MediaError(modality, index, "embeddings hold NaN or infinite values")
     return tensor.detach().clone()
 
 
@@ -78,16 +82,16 @@ def _dense(modality: str, index: int, rows: object) -> Tensor:
     if isinstance(rows, np.ndarray) and rows.dtype.name in ("float16", "float32", "float64"):
         return torch.from_numpy(np.require(rows, rows.dtype.newbyteorder("="), ("C", "W")))
     if not isinstance(rows, Tensor | np.ndarray):
-        raise MediaError(modality, index, f"rows are a dense tensor, not {type(rows).__name__}")
+        raise MediaError(modality, index, f"embeddings must be a dense tensor, not {type(rows).__name__}")
     if isinstance(rows, np.ndarray) or not rows.is_floating_point():
-        raise MediaError(modality, index, f"rows are floating point, not {str(rows.dtype).removeprefix('torch.')}")
+        raise MediaError(modality, index, f"embeddings must be floating point, not {str(rows.dtype).removeprefix('torch.')}")
     if rows.layout != torch.strided or rows.is_meta:
-        raise MediaError(modality, index, f"rows are a dense tensor, not {rows.layout} on {rows.device}")
+        raise MediaError(modality, index, f"embeddings must be a dense tensor, not {rows.layout} on {rows.device}")
     return rows
 
 
 def _looks_like_rows(value: object) -> bool:
-    """Return whether a value is floating rows. 3 axes with channels first or last are an image of a wrong dtype instead."""
+    """Return whether a value is floating-point rows. Three axes, one of channels, are an image of a wrong dtype."""
     if isinstance(value, list | tuple):
         return any(isinstance(entry, Tensor | np.ndarray) and _looks_like_rows(entry) for entry in value)
     if not isinstance(value, Tensor | np.ndarray):
@@ -103,14 +107,16 @@ def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object
         return value
     value = _dense(modality, 0, value)
     if value.ndim not in (2, 3):
-        raise MediaError(modality, 0, f"rows have 2 or 3 axes, the last of {spec.width}, not {value.ndim}; pixels are uint8")
+        raise MediaError(
+            modality, 0, f"embeddings must have 2 or 3 axes, not {value.ndim}, the last of {spec.width}; pixels must be uint8"
+        )
     return [value] if value.ndim == 2 else list(value)
 
 
 def _with_grids(
     modality: str, rows: Tensor | np.ndarray | Sequence[object], grid: object, spec: EmbeddingSpec
 ) -> list[EmbeddingItem]:
-    """Return the items of rows whose grids are given, after checking that their numbers agree."""
+    """Return the items of rows with grids, after checking that the numbers of rows agree."""
     grids = _grids(modality, grid, spec)
     counts = [t // spec.merge_t * h * w // spec.merge**2 for t, h, w in grids]
     flat = _flat(modality, rows, counts, spec) if isinstance(rows, Tensor | np.ndarray) else rows
@@ -143,13 +149,11 @@ def _grids(modality: str, value: object, spec: EmbeddingSpec) -> list[tuple[int,
     if grid.ndim == 1 and grid.numel() == 3:
         grid = grid[None]
     if grid.ndim != 2 or grid.shape[-1] != 3 or grid.is_floating_point() or not bool((grid > 0).all()):
-        raise MediaError(modality, 0, f"{spec.grid} is a list of [t, h, w], whole numbers above 0, one per item")
+        raise MediaError(modality, 0, f"{spec.grid} must be a list with one [t, h, w] of positive integers per item")
     grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
     for index, (t, h, w) in enumerate(grids):
         if t % spec.merge_t:
-            raise MediaError(
-                modality, index, f"the {t} frames of its grid are no multiple of the {spec.merge_t} that make a row"
-            )
+            raise MediaError(modality, index, f"its grid has {t} frames, which is not a multiple of {spec.merge_t}")
         if h % spec.merge or w % spec.merge:
             raise MediaError(modality, index, f"its grid {h}x{w} is not divisible by the merge size {spec.merge}")
     return grids

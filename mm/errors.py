@@ -18,10 +18,10 @@ ErrorCode = Literal[
     "not_finite",  # the model computed NaN or infinity
     "out_of_memory",  # on the device or the host
     "overloaded",  # more requests than the engine takes
-    "interrupted",  # the step was interrupted, as by Ctrl-C
+    "interrupted",  # the step was interrupted, for example by Ctrl-C
     "engine_asleep",  # call `wake_up` first
-    "engine_closed",  # or made in another process
-    "engine_dead",  # the engine cannot go on
+    "engine_closed",  # the engine was closed, or belongs to another process
+    "engine_dead",  # the engine has failed; make a new one
     "internal",  # a bug of sensorium
 ]
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
@@ -37,7 +37,7 @@ class _Repr(reprlib.Repr):
 
 _REPR = _Repr()
 _REPR.maxstring = _REPR.maxother = 1 << 10
-_VOWELS = ("a", "e", "i", "o", "nd")  # as spoken: a uint8, an ndarray
+_TAKE_AN = ("a", "e", "i", "o", "nd")  # type names that start like this take "an": an ndarray, but a uint8
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ConfigError(SensoriumError):
 
 
 class CheckpointError(SensoriumError):
-    """Weights or tokenizer files are missing, surplus, of a wrong shape or unreadable."""
+    """Weights or tokenizer files are missing, unexpected, of a wrong shape or unreadable."""
 
     default_code = "checkpoint"
 
@@ -119,7 +119,7 @@ class MediaError(InputError):
 
 
 class EngineDeadError(SensoriumError):
-    """The engine's process has ended: this engine serves no request any more, make a new one."""
+    """The engine's process has ended and serves no more requests; make a new engine."""
 
     default_code = "engine_dead"
 
@@ -143,7 +143,7 @@ def hint(name: object, known: Iterable[str]) -> str:
 def typed(value: object) -> str:
     """Return a value's type with its article, as in "an int", or "None"."""
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name.lower().startswith(_VOWELS) else 'a'} {name}"
+    return "None" if value is None else f"{'an' if name.lower().startswith(_TAKE_AN) else 'a'} {name}"
 
 
 def short_repr(value: object, limit: int = _MAX_VALUE) -> str:

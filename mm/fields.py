@@ -23,7 +23,7 @@ class BatchedField:
 
 @dataclass(frozen=True)
 class FlatField:
-    """Items of any length along `dim` (may be negative), concatenated."""
+    """One tensor per item, concatenated along `dim` (may be negative), where lengths may differ."""
 
     dim: int = 0
     keep_on_cpu: bool = False
@@ -72,7 +72,7 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
 
     Flat elements whose other axes differ are padded with zeros on the right. Their true shapes are then in `"<name>.sizes"`,
     int64 `[items, axes]`, on the CPU. With `device`, tensors are moved there unless their field keeps them on the CPU.
-    Nothing is pinned.
+    Tensors are not pinned.
 
     Raises:
         InputError: as `merge_elems`, or items have different tensor names.
@@ -139,10 +139,10 @@ def _merge_batched(values: Sequence[Value]) -> object:
 def _merge_flat(values: Sequence[Value], dim: int) -> Tensor:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if len(tensors) < len(values) or len({(t.dtype, t.ndim) for t in tensors}) > 1:
-        raise InputError("flat elements merge as tensors of one dtype and number of axes only")
+        raise InputError("flat elements must be tensors of one dtype and number of axes")
     axes = tensors[0].ndim
     if not -axes <= dim < axes:
-        raise InputError(f"a flat field on axis {dim} needs more axes than the {axes} of its tensor")
+        raise InputError(f"a flat field on axis {dim} does not fit a tensor of {axes} axes")
     if len(tensors) == 1:
         return tensors[0]
     shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]

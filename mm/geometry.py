@@ -21,8 +21,8 @@ MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
 class ResizePolicy:
     """Constraints of `smart_resize`: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
 
-    If `frames` is above one, areas are those of all frames together. They count as `counted` frames until they have to be
-    scaled, and sides below the factor are first enlarged to it. `enlarge` does this for images too, with rounding.
+    If `frames` is above one, the area is that of all frames together: of `counted` frames when it is compared with the bounds,
+    of `frames` when it is scaled to them. Sides below the factor are enlarged to it first; `enlarge` does so for images too.
     """
 
     factor: int
@@ -41,15 +41,15 @@ class FrameSampling:
     Args:
         fps: frames per second of source; excludes `num_frames`.
         num_frames: number of frames; -1 means all. If neither is given, all frames up to `max_frames`.
-        min_frames, max_frames: bounds of the number that `fps` gives.
+        min_frames, max_frames: bounds of the number of frames that `fps` gives.
         max_duration: seconds of the source that are used, from its start; None: all.
         multiple: the number of frames is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal segments, "middle" their middle frame. "ends" includes the first and the
             last frame; "nearest" does too, but rounds the frames in between where "ends" floors them. "after" takes the
             first frame at or after each time step, `fps` steps a second, each frame once.
-        nearest: round the number that `fps` gives to the nearest, else floor it.
+        nearest: round the number of frames that `fps` gives to the nearest multiple; False: floor it.
         margin: seconds skipped at both ends if more than `max_frames * fps` seconds remain. With "ends" only.
-        fps_by_duration: `(seconds, fps)` in rising order: videos of at most so many seconds use this rate instead of `fps`.
+        fps_by_duration: `(seconds, fps)`, shortest first: videos of at most this many seconds use this rate instead of `fps`.
     """
 
     fps: float | None = None
@@ -107,7 +107,7 @@ def patch_grid(
     tall, wide = smart_resize(*size, policy)
     patch = policy.factor // merge
     grid = ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
-    if grid.num_embeds > MAX_ITEM_ROWS:  # before anything of this length is made
+    if grid.num_embeds > MAX_ITEM_ROWS:  # check before any tensor of this length is allocated
         raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; lower min_pixels or num_frames")
     return grid
 
@@ -115,9 +115,9 @@ def patch_grid(
 def sample_indices(
     total: int, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None = None
 ) -> list[int]:
-    """Return the rising numbers, out of `total`, of the frames to use; at least one.
+    """Return the numbers of the frames to use, out of `total`, in ascending order; at least one.
 
-    `fps` gives `total / source_fps * fps` frames, within the bounds and floored to the multiple; `num_frames` is rounded to it.
+    `fps` gives `total / source_fps * fps` frames, within the bounds and floored to a multiple; `num_frames` is rounded to one.
     A video shorter than one multiple is used whole. `times` are the seconds of every frame, from 0. If they show a variable
     frame rate, `fps` takes the frames that are on screen at equal time steps, each once.
 
@@ -126,8 +126,10 @@ def sample_indices(
             `fps` or `max_duration` is given and the video's rate is unknown.
     """
     frames, seconds = usable_span(total, source_fps, policy, times)
-    pace = next((fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps)
-    policy = replace(policy, fps=pace)
+    fps_of_duration = next(
+        (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
+    )
+    policy = replace(policy, fps=fps_of_duration)
     wanted = _wanted(frames, seconds, policy)
     if wanted > frames:
         part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
@@ -206,7 +208,7 @@ def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: Fram
 
 
 def _after(frames: int, source_fps: float | None, seconds: float | None, wanted: int, policy: FrameSampling) -> list[int]:
-    """Spread "after", the rule of GLM-4.1V. If there are more than `max_frames` steps, the last is at the video's end."""
+    """Return the frames of spread "after", as in GLM-4.1V. Beyond `max_frames` steps, the last is at the video's end."""
     if policy.fps is None or source_fps is None or seconds is None:
         places = [i * frames / wanted for i in range(wanted)]
     elif seconds * policy.fps <= policy.max_frames:
@@ -243,7 +245,7 @@ def _at_least(groups: int, multiple: int, total: int) -> int:
 
 @dataclass(frozen=True)
 class PatchBudget:
-    """Constraints of `fit_patches`: at most `max_patches` patches of `patch` pixels, and `max_side` along a side.
+    """Constraints of `fit_patches`: at most `max_patches` patches of `patch` x `patch` pixels, and `max_side` patches per side.
 
     Sides are then padded to whole groups of `merge` patches, so the grid may slightly exceed the first limit.
     """

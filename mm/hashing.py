@@ -1,4 +1,4 @@
-"""256-bit identities of media and options: sha256 with domain, length and type tags."""
+"""256-bit hashes of media and options: sha256 over values tagged with domain, type and length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Sink(Protocol):
 
 
 def digest(domain: str, *values: object) -> str:
-    """Return 64 hex digits of any nesting of None, bool, int, float, str, bytes, arrays, tensors, lists and mappings.
+    """Return the hash, 64 hex digits, of any nesting of None, bool, int, float, str, bytes, arrays, tensors, lists, mappings.
 
     Values of different type, dtype or shape have different digests, and so do nestings (`{"a": {"b": 1}}` and `{"a.b": 1}`).
     The order of mapping keys, memory layout, byte order, and numpy or torch make no difference.
@@ -38,9 +38,9 @@ def digest(domain: str, *values: object) -> str:
 
 def _feed(sink: _Sink, value: object, depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise InputError(f"lists and mappings nest more than {MAX_DEPTH} deep, or hold themselves; give flat data")
+        raise InputError(f"lists and mappings are nested more than {MAX_DEPTH} deep, or contain themselves; give flatter data")
     if isinstance(value, Mapping):
-        _frame(sink, b"map", len(value))
+        _write_tag(sink, b"map", len(value))
         for key in sorted(value, key=_key_order):
             _feed(sink, key, depth + 1)
             _feed(sink, value[key], depth + 1)
@@ -49,19 +49,19 @@ def _feed(sink: _Sink, value: object, depth: int) -> None:
     elif isinstance(value, np.ndarray | np.generic):
         _feed_array(sink, value)
     elif isinstance(value, bytes | bytearray | memoryview):
-        _leaf(sink, b"bytes", value)
+        _write_value(sink, b"bytes", value)
     elif isinstance(value, str):
-        _leaf(sink, b"str", value.encode("utf-8", "surrogatepass"))
+        _write_value(sink, b"str", value.encode("utf-8", "surrogatepass"))
     elif isinstance(value, Sequence):
-        _frame(sink, b"list", len(value))
+        _write_tag(sink, b"list", len(value))
         for entry in value:
             _feed(sink, entry, depth + 1)
     elif value is None or isinstance(value, bool | float):
-        _leaf(sink, type(value).__name__.encode(), repr(value).encode())
+        _write_value(sink, type(value).__name__.encode(), repr(value).encode())
     elif isinstance(value, int):
-        _leaf(sink, b"int", b"%x" % value)  # Python limits decimal digits of large ints, and they are slow
+        _write_value(sink, b"int", b"%x" % value)  # hex, because decimal digits of large ints are slow and limited by Python
     else:
-        raise InputError(f"{typed(value)} has no identity; give numbers, text, bytes, arrays, lists or mappings")
+        raise InputError(f"{typed(value)} cannot be hashed; give numbers, text, bytes, arrays, lists or mappings")
 
 
 def _key_order(key: object) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def _key_order(key: object) -> tuple[str, str]:
 
 def _feed_tensor(sink: _Sink, value: Tensor) -> None:
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise InputError(f"a tensor of layout {value.layout} on {value.device} has no identity; give a dense one")
+        raise InputError(f"a tensor of layout {value.layout} on {value.device} cannot be hashed; give a dense one")
     flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
     raw = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     _feed_raw(sink, str(value.dtype).removeprefix("torch."), tuple(value.shape), raw)
@@ -78,24 +78,24 @@ def _feed_tensor(sink: _Sink, value: Tensor) -> None:
 
 def _feed_array(sink: _Sink, value: np.ndarray[Any, Any] | np.generic) -> None:
     if value.dtype.kind not in _ARRAY_KINDS:
-        raise InputError(f"an array of {value.dtype.name} has no identity; give numbers")
+        raise InputError(f"an array of {value.dtype.name} cannot be hashed; give numbers")
     raw = np.ascontiguousarray(value, value.dtype.newbyteorder("=")).reshape(-1)
     _feed_raw(sink, value.dtype.name, value.shape, raw)
 
 
 def _feed_raw(sink: _Sink, dtype: str, shape: tuple[int, ...], raw: np.ndarray[Any, Any]) -> None:
-    _frame(sink, b"array", len(shape))
+    _write_tag(sink, b"array", len(shape))
     for size in shape:
-        _leaf(sink, b"int", b"%x" % size)
-    _leaf(sink, b"dtype", dtype.encode())
-    _leaf(sink, b"data", raw.data)
+        _write_value(sink, b"int", b"%x" % size)
+    _write_value(sink, b"dtype", dtype.encode())
+    _write_value(sink, b"data", raw.data)
 
 
-def _frame(sink: _Sink, tag: bytes, count: int) -> None:
+def _write_tag(sink: _Sink, tag: bytes, count: int) -> None:
     sink.update(b"%s:%d;" % (tag, count))
 
 
-def _leaf(sink: _Sink, tag: bytes, data: bytes | bytearray | memoryview) -> None:
+def _write_value(sink: _Sink, tag: bytes, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
-    _frame(sink, tag, view.nbytes)
+    _write_tag(sink, tag, view.nbytes)
     sink.update(view if view.c_contiguous else view.tobytes())

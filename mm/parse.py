@@ -32,7 +32,7 @@ class MediaSource:
     data: object
     uuid: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    kind: str = ""  # what it is decoded as, if not the modality
+    kind: str = ""  # "image", "video", "audio" or "video_chunk": what it is decoded as, if that differs from the modality
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -41,7 +41,7 @@ class MediaSource:
 
 @dataclass(frozen=True)
 class MultiModalDataParser:
-    """The inputs that a model takes.
+    """Parses `multi_modal_data` by the modalities and limits of a model.
 
     Args:
         modalities: accepted modalities.
@@ -61,8 +61,8 @@ class MultiModalDataParser:
     ) -> dict[str, list[MediaSource]]:
         """Return sources by modality, in order. A single item counts as a list of one.
 
-        `uuids`: one uuid or None per item. `limits`: the caller's limits, capped by those of the model. They count media that
-        must be encoded, not precomputed embeddings.
+        `uuids`: one uuid or None per item. `limits`: the caller's limits, capped by those of the model. They do not
+        apply to precomputed embeddings.
 
         Raises:
             InputError: unknown modality, too many items, or a number of uuids that differs from the number of items.
@@ -75,9 +75,9 @@ class MultiModalDataParser:
                 raise InputError(f"unknown modality {name!r}; this model takes {known}", param="multi_modal_data")
         sources = {}
         for name in dict.fromkeys((*data, *uuids)):
-            given = _named(name, self._listed(name, data.get(name)), uuids.get(name))
+            given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
             sources[name] = [self._source(name, index, media) for index, media in enumerate(given)]
-            limit = min(several[name] for several in (limits or {}, self.limits, {name: math.inf}) if name in several)
+            limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
             count = sum(not isinstance(source.data, EmbeddingItem) for source in sources[name])
             if count > limit:
                 reason = f"At most {limit} {name}(s) may be provided in one prompt, not {count}"
@@ -103,25 +103,27 @@ class MultiModalDataParser:
         data = media.data
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
-            raise MediaError(modality, index, f"its uuid is a text that is not empty, not {got}")
+            raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}")
         if data is None and media.uuid is None:
-            raise MediaError(modality, index, "it is missing; give its data, or a uuid of one that was given before")
+            raise MediaError(modality, index, "its data is missing; give it, or the uuid of an item that was sent before")
         spec = self.embeddings.get(modality)
         if spec is not None and not isinstance(data, EmbeddingItem):
             rows = read_embeddings(modality, data, spec)
             if rows is not None and len(rows) != 1:
-                raise MediaError(modality, index, f"it holds rows of {len(rows)} items; give each as one of a list")
+                raise MediaError(modality, index, f"it holds rows of {len(rows)} items; give a list with one entry per item")
             data = rows[0] if rows else data
         return MediaSource(modality, index, data, media.uuid, media.options, kind)
 
 
-def _named(modality: str, given: list[Media], uuids: object) -> list[Media]:
+def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]:
     """Return the items with the uuids of `multi_modal_uuids`."""
     if uuids is None:
         return given
     names = [uuids] if isinstance(uuids, str) else uuids
     if not isinstance(names, list | tuple) or not all(name is None or (isinstance(name, str) and name) for name in names):
-        raise InputError(f'multi_modal_uuids["{modality}"] is a list of texts or None, one per item', param="multi_modal_uuids")
+        raise InputError(
+            f'multi_modal_uuids["{modality}"] must be a list of strings or None, one per item', param="multi_modal_uuids"
+        )
     if len(given) == 1 and given[0].data is None and given[0].uuid is None:
         given *= len(names) or 1  # only uuids were given
     if len(names) != len(given):
@@ -158,25 +160,27 @@ def is_item_list(modality: str, value: object) -> bool:
     if not isinstance(value, list | tuple):
         return False
     if modality == "video":
-        return not (_with_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in value)))
+        return not (_has_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in value)))
     if modality == "audio":
         numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in value)
-        return not (numbers or _with_rate(value))
+        return not (numbers or _has_rate(value))
     return True
 
 
 _AXES = {"image": 4, "video": 5}  # axes of an array that holds several items
 
 
-def _with_metadata(value: Sequence[object]) -> bool:
+def _has_metadata(value: Sequence[object]) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     frames, metadata = value
-    unknown = metadata is None and isinstance(frames, list | np.ndarray | Tensor)  # beside a path, None is a second video
+    unknown = metadata is None and isinstance(
+        frames, list | np.ndarray | Tensor
+    )  # after a path, None is a second video instead
     return unknown or isinstance(metadata, Mapping) or hasattr(metadata, "fps")
 
 
-def _with_rate(value: Sequence[object]) -> bool:
+def _has_rate(value: Sequence[object]) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number)
 
 

@@ -30,14 +30,14 @@ def grid_positions(start: int, geometry: ItemGeometry, axes: int = 3, rows: int 
         return text_positions(start, rows, axes)
     _, h, w = geometry.merged
     count = rows // (h * w) if h * w else 0
-    assert count * h * w == rows, f"{rows} embeddings side by side are no whole steps of {h} x {w}"
+    assert count * h * w == rows, f"{rows} adjacent embeddings are not a whole number of steps of {h} x {w}"
     steps = (torch.arange(count, dtype=torch.float32) * torch.tensor(geometry.time_step, dtype=torch.float32)).long()
     grid = torch.stack(torch.meshgrid(steps, torch.arange(h), torch.arange(w), indexing="ij")).flatten(1)  # [3, rows]
     return torch.cat([torch.arange(rows).expand(axes - 3, -1), grid]) + start
 
 
 def interleave_by_time(first: ItemGeometry, second: ItemGeometry, span: int = 1) -> Tensor:
-    """Interleave the rows of two items that share a range by time: bool `[rows of both]`, True for rows of `first`.
+    """Interleave by time the rows of two items that share a range: bool `[rows of both]`, True for rows of `first`.
 
     Rows are taken in windows of `span` time positions; within each, rows of `first` come before those of `second`.
     """
@@ -63,7 +63,7 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
         before, after = (first - where.offset, where.end - last) if folded else (0, 0)
         parts.append(text_positions(position, first - before - token, axes))
         position += first - before - token
-        rows = _together(position, first, last, items, axes)
+        rows = _run_positions(position, first, last, items, axes)
         parts += [torch.full((axes, before), max(0, position - 1)), rows]
         token, position = last + after, int(rows.max()) + 1
         parts.append(torch.full((axes, after), position))
@@ -85,8 +85,8 @@ def _runs(placed: Sequence[PlacedItem]) -> list[tuple[int, int, list[PlacedItem]
     return runs
 
 
-def _together(start: int, first: int, last: int, items: Sequence[PlacedItem], axes: int) -> Tensor:
-    """Return positions of the run of tokens `[first, last)`, from `start`, int64 `[axes, tokens]`."""
+def _run_positions(start: int, first: int, last: int, items: Sequence[PlacedItem], axes: int) -> Tensor:
+    """Return the positions of a run of tokens `[first, last)`, int64 `[axes, tokens]`; the first position is `start`."""
     if len(items) == 1:
         return grid_positions(start, items[0][1], axes, last - first)
     out = torch.empty(axes, last - first, dtype=torch.int64)

@@ -32,7 +32,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class FamilyNote:
-    """What docs/models.md says of a family in a few words. `proven`: tests besides its row of the parity suite."""
+    """Notes on a family for docs/models.md. `proven`: tests other than its row in the parity suite."""
 
     features: str
     limits: str = ""

@@ -33,7 +33,7 @@ class TimestampRule:
     Args:
         first: token of 0 s; each following token is `step` seconds later.
         none: token that requests no timestamps. end: token that ends the output.
-        latest: largest number of steps of the first timestamp; None: no limit.
+        latest: limit of the first timestamp, in steps; None: no limit.
     """
 
     first: int
@@ -48,8 +48,8 @@ class SpeechRequest:
     """The prompt and the token rules of a transcription.
 
     Args:
-        prompt: trusted text: its control tokens count. It has the audio placeholder if the model uses one.
-        only: text of the tokens that may be the output -> what they mean; empty: any token.
+        prompt: trusted text, in which control tokens are recognised. It contains the audio placeholder if the model has one.
+        only: the tokens that may be the output, as text -> meaning (a language code); empty: any token.
         suppressed, suppressed_first: tokens that are never sampled, or not as the first token.
         times: rule for timestamps in the output; None: no timestamps.
     """
@@ -77,9 +77,9 @@ def language_code(language: str, known: Mapping[str, str]) -> str:
     if len(known) == 1:
         (only,) = known.values()
         raise InputError(
-            f"language={language!r}, but this model writes down {only.title()} only; take a multilingual one", param="language"
+            f"language={language!r}, but this model transcribes only {only.title()}; use a multilingual one", param="language"
         )
-    raise InputError(f"language={language!r} is not one this model knows; {hint(wanted, known)}", param="language")
+    raise InputError(f"language={language!r} is unknown to this model; {hint(wanted, known)}", param="language")
 
 
 def strip_control_tokens(answer: str) -> str:

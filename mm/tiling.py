@@ -26,7 +26,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CropPad:
-    """Cut a window out of the plane in which the image starts at (0, 0): a crop, a padded image (`fill`, RGB), or both."""
+    """Cut the window of this size at (top, left), which may reach beyond the image; `fill` (RGB) pads what is outside."""
 
     top: int
     left: int
@@ -125,9 +125,9 @@ class BoundedResize:
 
 @dataclass(frozen=True)
 class AspectTiles:
-    """Resize to the grid of `least` to `most` tiles with the nearest aspect ratio, cut it, and append a thumbnail tile.
+    """Resize to the grid of `least` to `most` tiles with the nearest aspect ratio, cut the tiles, and append a thumbnail.
 
-    Among equally near grids the later, larger one wins if it is less than twice the image's area. Rule: InternVL.
+    Of equally near grids, the larger one wins if its area is less than twice the image's. Rule: InternVL.
     """
 
     tile: Size
@@ -137,7 +137,7 @@ class AspectTiles:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise ConfigError(f"between {self.least} and {self.most} tiles are asked for; they must be in order, from 1")
+            raise ConfigError(f"{self.least} to {self.most} tiles are requested; give a maximum that is not below the minimum")
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
@@ -161,7 +161,7 @@ class AspectTiles:
 
 @dataclass(frozen=True)
 class PaddedSquareTiles:
-    """Cut images longer than a tile by `tiles`, and append the whole image, centered in a padded square of `square` pixels.
+    """Cut images longer than a tile with `tiles`, then append the whole image, padded to a square of `square` pixels a side.
 
     `fill`: RGB of the padding. `tiles` None: do not cut. Rule: DeepSeek-OCR.
     """
@@ -175,7 +175,7 @@ class PaddedSquareTiles:
         scale = self.square / max(height, width)
         tall, wide = round(height * scale), round(width * scale)
         if min(tall, wide) < 1:
-            raise InputError(f"an image of {width}x{height} is less than a pixel wide at {self.square} pixels; cut it")
+            raise InputError(f"an image of {width}x{height} would be less than a pixel wide at {self.square} pixels; crop it")
         window = CropPad(-((self.square - tall) // 2), -((self.square - wide) // 2), self.square, self.square, self.fill)
         whole = TiledView((Resize(tall, wide), window))
         if self.tiles is None or max(height, width) <= self.tiles.tile[0]:
@@ -214,12 +214,12 @@ class AnyResTiles:
 
     def best(self, height: int, width: int) -> Size:
         """Return the best of `sizes` for an image of this size."""
-        return max(self.sizes, key=lambda size: _service(height, width, size))
+        return max(self.sizes, key=lambda size: _anyres_score(height, width, size))
 
 
 @dataclass(frozen=True)
 class EdgeTiles:
-    """Resize the longer side to `longest` (at most `limit`), then sides up to multiples of `tile`; cut; append a thumbnail.
+    """Resize the longer side to `longest` (at most `limit`), then both up to multiples of `tile`; cut; append a thumbnail.
 
     `split` False: only the thumbnail. Every step resizes the result of the step before. Rule: Idefics3.
     """
@@ -279,7 +279,7 @@ class QuarterTiles:
         if not self.split:
             return CropPlan((whole,))
         if min(height, width) < 2:
-            raise InputError(f"an image of {width}x{height} pixels has no quarters; pass do_image_splitting=False")
+            raise InputError(f"an image of {width}x{height} pixels cannot be cut in quarters; pass do_image_splitting=False")
         bands, columns = (((0, side // 2), (side // 2, side - side // 2)) for side in (height, width))
         boxes = [(top, left, tall, wide) for top, tall in bands for left, wide in columns]
         quarters = (TiledView((CropPad(*box), self._resize(*box[2:]))) for box in boxes)
@@ -304,7 +304,7 @@ class PanAndScan:
 
     def __post_init__(self) -> None:
         if min(self.least, self.most) < 1:
-            raise ConfigError(f"at most {self.most} crops of {self.least} pixels or more are asked for; both must be positive")
+            raise ConfigError(f"{self.most} crops of at least {self.least} pixels are requested; give positive numbers")
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
@@ -324,7 +324,7 @@ class PanAndScan:
 
 
 def fit(height: int, width: int, target: Size) -> Size:
-    """Return the largest size with the image's aspect ratio inside `target`; the free side is rounded up."""
+    """Return the largest size with the image's aspect ratio inside `target`; the side that is below it is rounded up."""
     down, along = target[0] / height, target[1] / width
     if along < down:
         return min(math.ceil(height * along), target[0]), target[1]
@@ -334,7 +334,7 @@ def fit(height: int, width: int, target: Size) -> Size:
 def unpad(height: int, width: int, grid: Size) -> Size:
     """Return rows and columns of a grid over a padded image that remain after its padding is cut off.
 
-    `height`, `width`: of the image, in any unit. The same number of rows is cut on both sides. Rule: LLaVA-NeXT.
+    `height`, `width`: size of the image, in any unit. Both ends lose the same number of rows or columns. Rule: LLaVA-NeXT.
     """
     if width / height > grid[1] / grid[0]:
         kept = int(round(height * (grid[1] / width), 7))
@@ -345,12 +345,13 @@ def unpad(height: int, width: int, grid: Size) -> Size:
 
 @functools.lru_cache(64)
 def _arrangements(least: int, most: int) -> tuple[Size, ...]:
-    """Return all `(rows, columns)` of `least` to `most` tiles, few tiles first, then narrow grids."""
+    """Return all `(rows, columns)` of `least` to `most` tiles: fewest tiles first, of these the narrowest."""
     each = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
     return tuple(sorted((one for one in each if one[0] * one[1] >= least), key=lambda one: one[0] * one[1]))
 
 
-def _service(height: int, width: int, size: Size) -> tuple[int, int]:
+def _anyres_score(height: int, width: int, size: Size) -> tuple[int, int]:
+    """Return `(pixels kept, -pixels wasted)` of an image in a size."""
     scale = min(size[1] / width, size[0] / height)
     effective = min(int(width * scale) * int(height * scale), width * height)
     return effective, effective - size[0] * size[1]
@@ -362,7 +363,7 @@ def _middle(side: int, crop: int) -> int:
 
 
 def _shrink(height: int, width: int, longest: int) -> Size:
-    """Return the size with the longer side at most `longest`; the other side is floored, to 0 for slivers."""
+    """Return the size with the longer side at most `longest`; the other side is floored, for very thin images to 0."""
     ratio = width / height
     if width >= height and width > longest:
         return int(longest / ratio), longest

@@ -66,14 +66,14 @@ class FramePlan:
 
 @dataclass(frozen=True)
 class MediaHeader:
-    """What is known of an item before it is decoded. It also holds for the decoded item.
+    """What is known about an item before it is decoded; it stays true of the decoded item.
 
     Args:
         modality: "image", "video", "audio" or "vision_chunk".
         height, width: pixels, after EXIF orientation; 0 for audio.
         frames: the frames of a video that are used, else None.
         samples: mono samples at the model's sample rate; 0 except for audio.
-        exact: False if the container does not tell and the counts are upper bounds.
+        exact: False if the container does not give exact counts; they are upper bounds then.
     """
 
     modality: str
@@ -200,11 +200,11 @@ class ItemPlan:
         size: `(height, width)` of the source in pixels, after orientation; (0, 0) for audio.
         grid: `(t, h, w)` in patches before merging.
         num_tokens: its tokens in the prompt; an upper bound if not `exact`.
-        num_embeds: encoder rows; its other tokens are text.
+        num_embeds: encoder rows of the item; its other tokens are text.
         bytes: memory of the rows in the encoder cache.
-        exact: False if the container does not tell and the counts are upper bounds.
+        exact: False if the container does not give exact counts; they are upper bounds then.
         frames: the frames of a video that will be used.
-        shrunk_from: tokens that it would have had before `fit` shrank it.
+        shrunk_from: number of tokens before `fit` shrank the item; None: it was not shrunk.
     """
 
     modality: str
@@ -223,9 +223,8 @@ class ItemPlan:
 class PlaceholderRange:
     """The tokens of one item in the sequence: `[offset, offset + length)`.
 
-    `is_embed` (bool `[length]`) is True for tokens that are encoder rows. None means all of them and is the only form of
-    "all": a mask that is all True is never built, so equality and hashing agree. Two items may share a range if no token is
-    a row of both (a video and its audio).
+    `is_embed` (bool `[length]`) is True for tokens that are encoder rows. None means that all of them are; a mask of only True
+    is never stored. Two items may share a range (a video and its audio): each token is a row of at most one of them.
     """
 
     offset: int
@@ -262,7 +261,7 @@ class PlaceholderRange:
         return true_runs(self.is_embed, self.offset)
 
     def shares(self, other: PlaceholderRange) -> bool:
-        """Return whether both have the same tokens and no token is a row of both."""
+        """Return whether two items share this range: the same tokens, none of them a row of both."""
         same = (self.offset, self.length) == (other.offset, other.length)
         return same and not bool((self.mask() & other.mask()).any())
 
@@ -289,7 +288,7 @@ def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:
 
 
 def find_item(features: Sequence[MultiModalFeature], key: str) -> tuple[str, int]:
-    """Return modality and index of the first item of this hash, counted among the items of its modality."""
+    """Return the modality of the first item with this hash, and its index among the items of that modality."""
     place = next(i for i, feature in enumerate(features) if feature.hash == key)
     return item_index(features, place)
 

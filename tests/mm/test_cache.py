@@ -84,7 +84,7 @@ def test_a_name_stands_for_one_content_of_one_tenant():
     assert names.find("tenant", "cat") is None
     names.bind("tenant", "cat", "2")
     for act in (names.bind, names.check):
-        with pytest.raises(InputError, match="'cat' stands for other content already"):
+        with pytest.raises(InputError, match="'cat' already stands for other content"):
             act(None, "cat", "2")
 
 

@@ -86,7 +86,7 @@ def test_what_cannot_merge():
         with pytest.raises(InputError, match="one dtype and number of axes"):
             merge_elems([FieldElem(torch.ones(2), FlatField()), FieldElem(odd, FlatField())])
     for dim in (1, -2):
-        with pytest.raises(InputError, match=f"axis {dim} needs more axes than the 1"):
+        with pytest.raises(InputError, match=f"axis {dim} does not fit a tensor of 1 axes"):
             merge_elems(flat(torch.ones(2), torch.ones(2), dim=dim))
     assert merge([]) == {}
     mixed = merge_elems([FieldElem(torch.ones(2), BatchedField()), FieldElem(torch.ones(2, dtype=torch.int8), BatchedField())])

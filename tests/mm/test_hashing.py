@@ -83,12 +83,12 @@ def test_views_and_lazy_tensors():
 
 
 OTHERS = [
-    ({1}, "a set has no identity"),
-    (object(), "an object has no identity"),
-    (np.array([object()]), "an array of object has no identity"),
+    ({1}, "a set cannot be hashed"),
+    (object(), "an object cannot be hashed"),
+    (np.array([object()]), "an array of object cannot be hashed"),
     (np.zeros(2, "M8[s]"), "an array of datetime64"),
     (torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),
-    (torch.ones(2, device="meta"), "on meta has no identity"),
+    (torch.ones(2, device="meta"), "on meta cannot be hashed"),
 ]
 
 
@@ -108,13 +108,13 @@ def nested(depth: int, kind: type) -> object:
 @pytest.mark.parametrize("kind", [list, dict])
 def test_deep_and_endless_nesting_is_refused(kind):
     assert len({digest("d", nested(depth, kind)) for depth in range(MAX_DEPTH + 1)}) == MAX_DEPTH + 1
-    with pytest.raises(InputError, match=f"nest more than {MAX_DEPTH} deep"):
+    with pytest.raises(InputError, match=f"nested more than {MAX_DEPTH} deep"):
         digest("d", nested(MAX_DEPTH + 1, kind))
-    with pytest.raises(InputError, match="or hold themselves"):
+    with pytest.raises(InputError, match="or contain themselves"):
         digest("d", nested(10_000, kind))
     endless: list[object] = [1]
     endless.append(endless)
-    with pytest.raises(InputError, match="hold themselves"):
+    with pytest.raises(InputError, match="contain themselves"):
         digest("d", {"metadata": endless} if kind is dict else endless)
 
 

@@ -70,7 +70,7 @@ def test_names_are_as_many_as_items():
             PARSER.parse({"image": FRAME}, uuids)
     with pytest.raises(InputError, match="must have same length as"):
         PARSER.parse({"image": [FRAME, FRAME]}, {"image": "one"})
-    with pytest.raises(InputError, match="list of texts or None"):
+    with pytest.raises(InputError, match="list of strings or None"):
         PARSER.parse({"image": FRAME}, {"image": [3]})
     with pytest.raises(InputError, match="unknown modality 'images'; this model takes image"):
         PARSER.parse({}, {"images": ["a"]})
@@ -127,19 +127,19 @@ def test_uint8_tensors_are_pixels():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (torch.ones(3, 7), r"image 0: rows have the shape \[n, 8\]"),
-        (torch.ones(8), "image 0: rows have 2 or 3 axes"),
-        (torch.ones(1, 2, 3, 8), "image 0: rows have 2 or 3 axes"),
-        (torch.ones(0, 8), "image 0: rows have the shape"),
-        (torch.full((3, 8), torch.nan), "image 0: rows hold NaN"),
-        (torch.full((3, 8), torch.inf), "image 0: rows hold NaN or infinite"),
-        (torch.eye(8).to_sparse(), "image 0: rows are a dense tensor"),
-        (np.ones((3, 8), np.longdouble), "image 0: rows are floating point"),
-        (torch.ones(2, 3, 8, device="meta"), "image 0: rows are a dense tensor"),
-        ([torch.ones(3, 8), FRAME], "image 1: rows are floating point"),
-        ([torch.ones(3, 8), "x.png"], "image 1: rows are a dense tensor"),
-        ({"image_embeds": torch.ones(3, 8, dtype=torch.int32)}, "image 0: rows are floating point"),
-        ({"image_embeds": torch.ones(3, 8), "grid": 1}, "image 0: rows come with exactly image_embeds"),
+        (torch.ones(3, 7), r"image 0: embeddings must have the shape \[n, 8\]"),
+        (torch.ones(8), "image 0: embeddings must have 2 or 3 axes"),
+        (torch.ones(1, 2, 3, 8), "image 0: embeddings must have 2 or 3 axes"),
+        (torch.ones(0, 8), "image 0: embeddings must have the shape"),
+        (torch.full((3, 8), torch.nan), "image 0: embeddings hold NaN"),
+        (torch.full((3, 8), torch.inf), "image 0: embeddings hold NaN or infinite"),
+        (torch.eye(8).to_sparse(), "image 0: embeddings must be a dense tensor"),
+        (np.ones((3, 8), np.longdouble), "image 0: embeddings must be floating point"),
+        (torch.ones(2, 3, 8, device="meta"), "image 0: embeddings must be a dense tensor"),
+        ([torch.ones(3, 8), FRAME], "image 1: embeddings must be floating point"),
+        ([torch.ones(3, 8), "x.png"], "image 1: embeddings must be a dense tensor"),
+        ({"image_embeds": torch.ones(3, 8, dtype=torch.int32)}, "image 0: embeddings must be floating point"),
+        ({"image_embeds": torch.ones(3, 8), "grid": 1}, "image 0: embeddings need exactly the keys image_embeds"),
         ({"image_embeds": "x"}, "image 0: image_embeds is a tensor"),
         ([Media(torch.ones(2, 3, 8))], "image 0: it holds rows of 2 items"),
     ],
@@ -170,7 +170,7 @@ def test_two_names_of_one_item_are_equal():
 
 @pytest.mark.parametrize(("uuid", "said"), [("", "''"), (5, "an int"), (b"x", "a bytes")])
 def test_a_name_is_a_text(uuid, said):
-    with pytest.raises(InputError, match=f"image 1: its uuid is a text that is not empty, not {said}$"):
+    with pytest.raises(InputError, match=f"image 1: its uuid must be a non-empty string, not {said}$"):
         PARSER.parse({"image": [FRAME, Media(FRAME, uuid=uuid)]})
 
 
@@ -183,10 +183,13 @@ def test_a_name_is_a_text(uuid, said):
         ({"image_embeds": [torch.ones(5, 8)], "image_grid_thw": [[1, 4, 4]]}, "5 rows were given but its grid"),
         ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw names 2"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[1, 4, 5]]}, "not divisible by the merge size 2"),
-        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[0, 4, 4]]}, "whole numbers above 0"),
-        ({"image_embeds": torch.ones(4, 8).to_sparse(), "image_grid_thw": [[1, 4, 4]]}, "rows are a dense tensor"),
-        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": torch.ones(1, 3, device="meta")}, "whole numbers above 0"),
-        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": "x"}, "whole numbers above 0"),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[0, 4, 4]]}, "of positive integers per item"),
+        ({"image_embeds": torch.ones(4, 8).to_sparse(), "image_grid_thw": [[1, 4, 4]]}, "embeddings must be a dense tensor"),
+        (
+            {"image_embeds": torch.ones(4, 8), "image_grid_thw": torch.ones(1, 3, device="meta")},
+            "of positive integers per item",
+        ),
+        ({"image_embeds": torch.ones(4, 8), "image_grid_thw": "x"}, "of positive integers per item"),
     ],
 )
 def test_rows_with_grids_that_disagree_are_refused(value, reason):

@@ -85,7 +85,7 @@ def test_a_run_of_several_steps_keeps_its_time():
 
 
 def test_a_run_that_is_no_whole_step_is_a_bug_that_shows():
-    with pytest.raises(AssertionError, match="no whole steps of 2 x 2"):
+    with pytest.raises(AssertionError, match="not a whole number of steps of 2 x 2"):
         mrope_positions(5, [(masked(0, "##.##"), SQUARE)])
     with pytest.raises(AssertionError, match="3 tokens for 4 embeddings"):
         mrope_positions(5, [(masked(0, "###.."), SQUARE)])

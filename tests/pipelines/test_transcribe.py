@@ -149,7 +149,7 @@ def test_cancelling_aborts_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"language": "klingon"}, "language='klingon' is not one this model knows"),
+        ({"language": "klingon"}, "language='klingon' is unknown to this model"),
         ({"language": "Germn"}, "The known ones are cy, de, en, fr"),
         ({"language": ""}, "language=''"),
         ({"task": "summarise"}, "did you mean"),
@@ -211,7 +211,7 @@ def test_english_only_model(whisper: Path, tmp_path: Path) -> None:
     llm = changed(whisper, tmp_path / "en", "generation_config.json", lambda text: json.dumps(json.loads(text) | said))
     assert heard(llm, (make_audio(), 16_000), language="English")[0].language == "en"
     for wish, message in (
-        ({"language": "de"}, r"language='de', but this model writes down English only; take a multilingual one"),
+        ({"language": "de"}, r"language='de', but this model transcribes only English; use a multilingual one"),
         ({"task": "translate"}, r"task='translate', but this model can only transcribe; use another model for that"),
     ):
         with pytest.raises(InputError, match=message):

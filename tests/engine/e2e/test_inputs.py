@@ -117,7 +117,7 @@ def test_a_name_stands_for_what_was_given(llm):
     assert again.error is None
     assert again.outputs == first.outputs
     assert again.items == first.items
-    assert "stands for other content already" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error.message
+    assert "already stands for other content" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error.message
     assert ask(llm, image, multi_modal_uuids={"image": ["cat"]}).outputs == first.outputs
     missed = ask(llm, None, multi_modal_uuids={"image": ["dog"]})
     assert "Cache miss for image at index 0 but data is not provided" in missed.error.message
@@ -189,7 +189,7 @@ def test_ready_made_rows_answer_as_their_picture_does(llm):
     given["image_embeds"].zero_()  # this is the caller's memory
     assert ask(llm, None, multi_modal_uuids={"image": ["rows"]}).outputs == want.outputs
     given["image_embeds"].copy_(rows)
-    assert "rows have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error.message
+    assert "embeddings must have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error.message
 
 
 def test_media_are_made_to_fit(checkpoint):

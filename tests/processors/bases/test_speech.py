@@ -93,7 +93,7 @@ def test_what_supports_it_says_so(info: type) -> None:
 def test_languages_by_code_and_name() -> None:
     assert language_code(" DE ", LANGUAGES) == language_code("German", LANGUAGES) == "de"
     assert language_code("haitian creole", LANGUAGES) == "ht"
-    with pytest.raises(InputError, match="language='xx' is not one this model knows"):
+    with pytest.raises(InputError, match="language='xx' is unknown to this model"):
         language_code("xx", LANGUAGES)
     with pytest.raises(InputError, match="language=3"):
         language_code(3, LANGUAGES)  # type: ignore[arg-type]
