@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
-from .policy import MediaPolicy
+from .policy import MediaPolicy, check_size
 
 _EXIF_ORIENTATION = 0x0112
 _TURNS = {  # EXIF orientation -> the transposition that undoes it
@@ -124,7 +124,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
         raise InputError("it is empty")
     try:
         if isinstance(value, Image.Image):
-            _check_budget(*value.size, policy)
+            check_size(value.height, value.width, policy)
             with _LOADING:
                 if load or value.format == "TIFF":
                     value.load()
@@ -132,7 +132,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
             yield value, orientation
         else:
             with _open(value) as image:
-                _check_budget(*image.size, policy)
+                check_size(image.height, image.width, policy)
                 # Pillow orients a TIFF itself and swaps its size
                 yield image, 1 if image.format == "TIFF" else _orientation(partial(_header_exif, image, value))
     except InputError:
@@ -231,7 +231,7 @@ def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) ->
     if value.ndim != 3:
         raise InputError(f"an image has 2 or 3 axes, not {value.ndim}; give several images as a list")
     pixels = to_hwc(value)
-    _check_budget(pixels.shape[1], pixels.shape[0], policy)
+    check_size(pixels.shape[0], pixels.shape[1], policy)
     return pixels
 
 
@@ -261,10 +261,3 @@ def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
     else:
         byte = (grey.clip(0, 65535) >> 8).astype(np.uint8)
     return torch.from_numpy(np.repeat(byte[..., None], 3, 2))
-
-
-def _check_budget(width: int, height: int, policy: MediaPolicy) -> None:
-    if width * height < 1:
-        raise InputError("it has no pixels")
-    if width * height > policy.max_pixels:
-        raise InputError(f"{width}x{height} is over the limit of {policy.max_pixels:,} pixels; scale it down")

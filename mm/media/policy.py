@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import ConfigError, short_repr
+from ..errors import ConfigError, InputError, short_repr
 from ..geometry import FrameSampling
 
 VIDEO_BACKENDS = ("pyav", "opencv")
@@ -53,6 +53,7 @@ class MediaPolicy:
         max_seconds: seconds of a whole fetch.
         max_redirects: redirects per fetch; each target is checked.
         max_pixels: pixels of one image or frame, checked on the header.
+        max_aspect_ratio: its longer side over the shorter one. Some models resize the shorter side before they crop.
         max_video_bytes: bytes of the decoded frames of one video.
         max_audio_seconds: length of one audio.
         min_audio_rate, max_audio_rate: its sample rate in hertz. A low rate grows by resampling: 1 Hz becomes 16,000.
@@ -77,6 +78,7 @@ class MediaPolicy:
     max_seconds: float = 120.0
     max_redirects: int = 5
     max_pixels: int = 178_956_970  # Pillow's own limit: twice a quarter GiB of 24-bit pixels
+    max_aspect_ratio: float = 200.0  # as in the published preprocessing of Qwen2-VL
     max_video_bytes: int = 4 << 30
     max_audio_seconds: float = 4 * 3600.0
     min_audio_rate: float = 1000.0  # telephones use 8,000
@@ -94,7 +96,7 @@ class MediaPolicy:
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
         rates = ("min_audio_rate", "max_audio_rate")
-        for name in (*limits, *rates, "max_decoded_bytes", "worker_memory_bytes", "worker_seconds"):
+        for name in (*limits, *rates, "max_aspect_ratio", "max_decoded_bytes", "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")
@@ -117,6 +119,18 @@ class MediaPolicy:
             )
         for name in self.allowed_media_domains or ():
             _host(name)
+
+
+def check_size(height: int, width: int, policy: MediaPolicy) -> None:
+    """Raise InputError if an image or frame of this size is empty or over the limits of the policy."""
+    if height < 1 or width < 1:
+        raise InputError("it has no pixels")
+    if height * width > policy.max_pixels:
+        text = f"{width}x{height} is over the limit of {policy.max_pixels:,} pixels (media: max_pixels); scale it down"
+        raise InputError(text, param="max_pixels")
+    if max(height, width) > policy.max_aspect_ratio * min(height, width):
+        ratio = f"differ by more than {policy.max_aspect_ratio:g}:1 (media: max_aspect_ratio)"
+        raise InputError(f"its sides {width}x{height} {ratio}; crop it first", param="max_aspect_ratio")
 
 
 def _positive(name: str, value: float) -> None:

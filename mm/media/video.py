@@ -16,9 +16,9 @@ from ..geometry import FrameSampling, sample_indices, usable_span
 from ..hashing import digest
 from ..types import FramePlan, MediaHeader, VideoItem
 from . import video_opencv, video_pyav
-from .policy import MediaPolicy
+from .policy import MediaPolicy, check_size
 from .video_frames import read_decoded_frames
-from .video_pyav import VideoIndex, check_size, index_video
+from .video_pyav import VideoIndex, index_video
 
 _log = logging.getLogger("sensorium")
 _Reader = Callable[[bytes, VideoIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
@@ -45,7 +45,7 @@ def probe_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> 
         InputError: another form, no frames, more frames requested than there are, or a limit is exceeded.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        index = index_video(bytes(value), policy.max_pixels)
+        index = index_video(bytes(value), policy)
         return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
     video = read_decoded_frames(value, policy)
     return _checked(video.height, video.width, video.plan(sampling)[1], True, policy)
@@ -67,7 +67,7 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
         _checked(video.height, video.width, plan, True, policy)
         return VideoItem(video.pixels(used, policy), plan)
     data = bytes(value)
-    index = index_video(data, policy.max_pixels)
+    index = index_video(data, policy)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
     rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]
@@ -105,7 +105,7 @@ def _plan(index: VideoIndex, sampling: FrameSampling) -> FramePlan:
 
 
 def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: MediaPolicy) -> MediaHeader:
-    check_size(height, width, policy.max_pixels)
+    check_size(height, width, policy)
     count = len(plan.indices)
     needed = count * height * width * 3
     if needed > policy.max_video_bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import open_container
+from .policy import MediaPolicy, check_size
 from .video_rotation import quarter_turns
 
 if TYPE_CHECKING:
@@ -76,17 +77,17 @@ class _Packet(NamedTuple):
     dropped: bool
 
 
-def index_video(data: bytes, max_pixels: int) -> VideoIndex:
+def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
     """Index an encoded video. The sample aspect ratio is ignored.
 
     Raises:
-        InputError: the container is unknown, has no video, its frames have no size or more than `max_pixels`, or it has too
+        InputError: the container is unknown, has no video, the size of its frames is refused by the policy, or it has too
             many packets.
     """
     with _opened(data) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
-        check_size(height, width, max_pixels)
+        check_size(height, width, policy)
         vp8 = stream.codec_context.codec.canonical_name == "vp8"
         packets = [
             _Packet(p.pts, p.dts, p.is_keyframe, p.is_discard or (vp8 and _is_hidden(p))) for p in _packets(container, stream)
@@ -118,14 +119,6 @@ def index_video(data: bytes, max_pixels: int) -> VideoIndex:
 def _is_hidden(packet: Packet[VideoStream]) -> bool:
     """Return whether a VP8 frame is only a reference and not shown (RFC 6386, 9.1)."""
     return not memoryview(packet)[0] & 0x10
-
-
-def check_size(height: int, width: int, max_pixels: int) -> None:
-    """Raise InputError for frames without pixels or with more than `max_pixels`."""
-    if height < 1 or width < 1:
-        raise InputError("its header gives its frames no size")
-    if height * width > max_pixels:
-        raise InputError(f"frames of {width}x{height} are over the limit of {max_pixels:,} pixels; scale them down")
 
 
 def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.tiling import (
     AnyResTiles,
     AspectTiles,
@@ -17,6 +18,7 @@ from sensorium.mm.tiling import (
     CropPlan,
     EdgeTiles,
     FixedSize,
+    PaddedSquareTiles,
     PanAndScan,
     QuarterTiles,
     Resize,
@@ -233,3 +235,33 @@ def test_policies_that_cannot_be():
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             make()
+
+
+PUBLISHED = [
+    FixedSize((448, 448)),
+    CenterCrop(336, (336, 336)),
+    BoundedResize((1540, 1540), (28, 28)),
+    AspectTiles((448, 448), 1, 12),
+    PaddedSquareTiles(1024, (127, 127, 127), AspectTiles((768, 768), 2, 6)),
+    AnyResTiles((384, 384), (384, 384), ONEVISION),
+    EdgeTiles(4 * 364, 364),
+    QuarterTiles(378, 980),
+    PanAndScan((896, 896), 256, 4, 1.2),
+]
+
+
+@pytest.mark.parametrize("policy", PUBLISHED, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("long", [1, 200, 16_384, 65_000, 189_000])
+def test_steps_of_the_longest_images_that_media_admits_are_bounded(policy, long):
+    """The pixels of every step, besides those cut out of the image itself."""
+    short = -(-long // int(MediaPolicy().max_aspect_ratio))
+    for size in ((long, short), (short, long), (long, 1 + long // 100), (1 + long // 100, long)):
+        try:
+            plan = policy.plan(*size)
+        except InputError:
+            continue
+        steps = {view.steps[:end] for view in plan.views for end in range(1, len(view.steps) + 1)}
+        made = sum(
+            step.height * step.width for *_, step in steps if isinstance(step, Resize) or step.height * step.width < 1 << 22
+        )
+        assert made <= 64 << 20, (size, made)

@@ -109,7 +109,7 @@ def test_nothing_readable_is_an_error():
     with av.open(io.BytesIO(data)) as container:
         for packet in container.demux(video=0):
             data = data.replace(bytes(packet), bytes(packet.size)) if packet.size else data
-    with pytest.raises(InputError, match=r"no frame can be decoded|no size"):
+    with pytest.raises(InputError, match=r"no frame can be decoded|no pixels"):
         decode_video(data, ALL, POLICY)
 
 
@@ -130,11 +130,11 @@ def test_limits_hold_before_anything_is_decoded(monkeypatch):
     for call in (probe_video, decode_video):
         with pytest.raises(InputError, match=r"40 frames are 491,520 bytes, the limit is 491,519; lower num_frames or fps"):
             call(data, ALL, MediaPolicy(max_video_bytes=491_519))
-        with pytest.raises(InputError, match=r"frames of 64x64 are over the limit of 4,095 pixels"):
+        with pytest.raises(InputError, match=r"64x64 is over the limit of 4,095 pixels"):
             call(data, ALL, MediaPolicy(max_pixels=4095))
         with pytest.raises(InputError, match=r"10 frames are 2,880 bytes, the limit is 2,879"):
             call(FRAMES, ALL, MediaPolicy(max_video_bytes=2879))
-        with pytest.raises(InputError, match=r"frames of 12x8 are over the limit of 95 pixels"):
+        with pytest.raises(InputError, match=r"12x8 is over the limit of 95 pixels"):
             call(FRAMES, ALL, MediaPolicy(max_pixels=95))
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from cpu import needs_int8
 from family import Family, Question, ask
+from measured import peak_bytes
 from parity import BLOCK, ROWS, TOKENS, Answered, World, each, greedy, make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
@@ -26,8 +27,11 @@ from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.engine.kv_cache.groups import bytes_per_block
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.resolve import load_processing
-from sensorium.mm.errors import CheckpointError, SensoriumError
+from sensorium.mm.errors import CheckpointError, InputError, SensoriumError
 from sensorium.mm.fields import group_mergeable, merge
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.parse import MediaSource
 from sensorium.models.weights import rename
 from sensorium.processors.text.tokenizer import Tokenizer
 from together import generate_together
@@ -102,6 +106,35 @@ def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: i
             assert list(prepared.token_ids) == question.theirs(processor)["input_ids"][0].tolist(), f"{modality} {size}"
             planned = [item.num_tokens for item in inputs.plan(question.ours)]
             assert planned == [item.num_tokens for item in prepared.items]
+
+
+@each
+def test_extreme_shapes_are_refused_or_take_bounded_memory(row: Family, world: World) -> None:
+    """Slivers, single pixels and long images: refused from the header, or the tensors of processing stay within 96 MB."""
+    if "image" not in row.placeholders and "vision_chunk" not in row.placeholders:
+        pytest.skip("takes no images")
+    folder = world.folder(row.name)
+    info = load_processing(load_model_files(folder), {}, Tokenizer(folder))
+    modality = "image" if "image" in row.placeholders else "vision_chunk"
+    for width, height in ((1, 1), (4000, 1), (4000, 20), (16_384, 1), (16_384, 82), (65_000, 1)):
+        for size in ((height, width), (width, height)):
+            source = MediaSource(modality, 0, np.zeros((*size, 3), np.uint8), kind="image")
+            if max(size) > 200 * min(size):
+                with pytest.raises(InputError, match="max_aspect_ratio"):
+                    gate.probe(source, info.decode_spec, MediaPolicy())
+                continue
+            [item] = gate.decode(source, info.decode_spec, MediaPolicy())
+            if not refused(row, info, item):
+                peak = peak_bytes(lambda item=item: info.process(item, torch.float32))
+                assert peak <= 96 << 20, (size, peak)
+
+
+def refused(row: Family, info: Any, item: Any) -> bool:
+    """Return whether the family refuses the size of an item that media admits."""
+    try:
+        return not info.geometry(item.header)
+    except InputError:
+        return True
 
 
 @each
