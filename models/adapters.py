@@ -1,6 +1,6 @@
 """LoRA adapters that come with a checkpoint, in the layout of peft (adapter_config.json, adapter_model.safetensors).
 
-Which prompts use an adapter is decided by the family's processor.
+The family's processor decides which prompts use an adapter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .layers.linear import Linear
 from .layers.moe import Mixture, ModalityMixture
 
 _READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"}
-_WITHOUT_EFFECT = {  # about training or names, or parameters of a setting that is refused
+_WITHOUT_EFFECT = {  # keys about training or names, or parameters of settings that are refused
     "auto_mapping",
     "base_model_name_or_path",
     "inference_mode",
@@ -46,7 +46,7 @@ def adapter_spec(name: str, raw: Mapping[str, Any]) -> AdapterSpec:
     """Read a raw adapter_config.json; `name` as in AdapterSpec.
 
     Raises:
-        ConfigError: an unsupported or invalid setting, by name.
+        ConfigError: a setting is unsupported or invalid; the message names it.
     """
     for key, known in _SUPPORTED.items():
         if raw.get(key, known[0]) not in known:
@@ -85,9 +85,9 @@ def attach(model: Model, specs: Sequence[AdapterSpec]) -> None:
 
 
 def _shards(root: nn.Module, path: str) -> Iterator[tuple[Linear, str, int, int]]:
-    """Yield each shard of every Linear: the layer, the shard's canonical name, its first output and its outputs.
+    """Yield each shard of every Linear: the layer, the shard's canonical name, its first output and its number of outputs.
 
-    Experts are left out, since their rows are not the rows of the step.
+    Experts are left out, because the rows that they get are not those of the step.
     """
     if isinstance(root, Linear):
         start = 0

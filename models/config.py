@@ -30,10 +30,10 @@ class Stack:
 
     Args:
         defaults: values of keys that config.json may leave out.
-        bias, out_bias: the q, k, v projections have a bias, and the output projection; None: read from the config.
+        bias, out_bias: the q, k, v projections have a bias; the output projection has one. None: read from the config.
         qk_norm: as in AttentionSpec; None: read from the config. norms: as in LayerSpec.
         interleaved: as in RopeSpec.
-        axes: turns mrope_section into the axis of each frequency; None: chunked, unless the config says interleaved.
+        axes: function from mrope_section to the axis of each frequency; None: chunked, unless the config says interleaved.
         fused: gate and up are stored as one matrix.
         norm_offset: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
@@ -65,26 +65,26 @@ ALIASES = {
 PER_MODALITY = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
 """Keys that configs with modality experts may repeat for each modality; the first value counts."""
 
-_COUNT_KEYS, _MAX_COUNT = ("layers", "depth", "experts"), 4096  # refuse what would build modules without end
+_COUNT_KEYS, _MAX_COUNT = ("layers", "depth", "experts"), 4096  # with larger counts, modules would be built forever
 _MAX_HEAD_DIM = 1 << 14
-_AXES = (1, 3, 4)  # of positions: one; time, height, width; or these three after a text axis
+_AXES = (1, 3, 4)  # numbers of position axes: one; time, height, width; or a text axis and these three
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of a config.json: `text_config`, `language_config` or `llm_config` if present, else all of it."""
+    """Return the text part of a config.json: `text_config`, `language_config`, `llm_config`, or all of it."""
     nested = (config.get(key) for key in ("text_config", "language_config", "llm_config"))
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
 
 def check_activation(key: str, act: str) -> str:
-    """Return `act`, which the config has under this key; ConfigError if there is no such activation."""
+    """Return `act`, the config's value under `key`; ConfigError if it is not a supported activation."""
     if act not in REFERENCES:
         raise ConfigError(f"{key} {act!r} is not supported; known are {', '.join(REFERENCES)}")
     return act
 
 
 def check_parts(config: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a section of config.json that is no object, or for an absurd number of layers or experts."""
+    """Raise ConfigError for a section of config.json that is not an object, or for an absurd number of layers or experts."""
     for key, value in config.items():
         if key.endswith("_config") and not isinstance(value, Mapping | None):
             raise ConfigError(f"{key} in config.json is {typed(value)}; it must be an object")
@@ -100,7 +100,7 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
     """Read the decoder from a whole config.json; `changes` override fields of DecoderSpec.
 
     Raises:
-        ConfigError: a missing or unreadable key, or an unsupported feature, by its key.
+        ConfigError: a key is missing, unreadable or asks for an unsupported feature; the message names it.
     """
     stack = stack or Stack()
     text = {**stack.defaults, **{ALIASES.get(key, key): value for key, value in get_text_config(config).items()}}
@@ -146,7 +146,7 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
     heads = positive_int(text, "num_attention_heads")
     kv_heads = positive_int(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
     if heads % kv_heads:
-        raise ConfigError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+        raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     dim = positive_int(text, "head_dim") if text.get("head_dim") else positive_int(text, "hidden_size") // heads
     window = _window(text, layer)
     bias = bool(text.get("attention_bias", text.get("use_bias", False)))
@@ -182,7 +182,7 @@ def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
 
 
 def _window(text: Mapping[str, Any], layer: int) -> int | None:
-    """Return a layer's sliding window: by `layer_types`, by a pattern whose last layer is full, or from a first layer on."""
+    """Return a layer's sliding window, None for full attention, from `layer_types`, a pattern, or the first such layer."""
     window, layer_types = text.get("sliding_window"), text.get("layer_types")
     if layer_types:
         kind = layer_types[layer]
@@ -213,10 +213,10 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
     rotated = int(dim * (rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
     sections = tuple(rope.get("mrope_section") or text.get("mrope_section") or (rotated // 2,))
     if sum(sections) * 2 != rotated:
-        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}, half a head is {rotated // 2}")
+        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}; it must be {rotated // 2}, half a head")
     axes = (stack.axes or (interleaved_sections if rope.get("mrope_interleaved") else chunked_sections))(sections)
     if len(sections) not in _AXES or len(axes) != rotated // 2:
-        raise ConfigError(f"mrope_section {list(sections)} fits no head; it holds one number each for time, height and width")
+        raise ConfigError(f"mrope_section {list(sections)} fits no head; give one number each for time, height and width")
     return RopeSpec(
         theta=_positive({"rope_theta": rope.get("rope_theta") or theta}, "rope_theta"),
         dim=rotated,
@@ -228,7 +228,7 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
 
 
 def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of frequency scaling with `rope_type`, lengths and factor filled in; empty for the default type."""
+    """Return the raw scaling parameters with `rope_type`, trained length and factor filled in; empty for the default type."""
     rope_type = scaling_type(rope)
     if rope_type == "default":
         return {}
@@ -269,7 +269,7 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
 
 
 def _sparse(text: Mapping[str, Any], layer: int) -> bool:
-    """Return True if the layer's MLP is a mixture of experts. Each rule reads keys that other configs lack."""
+    """Return True if the layer's MLP is a mixture of experts. Each family of configs states this under keys of its own."""
     if text.get("mlp_layer_types"):
         return bool(text["mlp_layer_types"][layer] == "sparse")
     last = text.get("moe_layer_end_index", -1)

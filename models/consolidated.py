@@ -1,4 +1,4 @@
-"""Mistral AI's own checkpoint layout (params.json and consolidated weights), converted to config and names of the Hub's layout.
+"""Converts Mistral AI's own checkpoint layout (params.json, consolidated weights) to the config and tensor names of the Hub's.
 
 Source: the published params.json files and weights of Mistral AI.
 """
@@ -88,7 +88,7 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the layout of a params.json ("images", "merged images" with a patch merger, "audio") and the Hub's config.json.
 
     Raises:
-        ConfigError: an unsupported feature or a missing key, by name, or a text-only model.
+        ConfigError: a feature is unsupported, a key is missing (the message names it), or the model is text-only.
     """
     _check(params, _REFUSED, _NEEDED)
     vision, multimodal = _part(params, "vision_encoder"), _part(params, "multimodal")
@@ -140,7 +140,7 @@ def _audio_sections(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(owner: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the object under this key, empty if the key is missing; ConfigError if it is no object."""
+    """Return the object under this key, empty if the key is missing; ConfigError if it is not an object."""
     part = owner.get(key)
     if not isinstance(part, dict | None):
         raise ConfigError(f"{key} in {FILE} is {typed(part)}; it must be an object")

@@ -21,15 +21,15 @@ TEXT_PREFIXES = (
     ("language_model.lm_head.", "head.lm_head."),
     ("lm_head.", "head.lm_head."),
 )
-"""Prefixes of decoder and head in checkpoints with encoders, of transformers 5 and 4."""
+"""Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
 
 
 class DecoderModel(nn.Module):
-    """A model as `models.interface.Model` describes it. A family adds its encoders, `embed_multimodal` and their memory.
+    """Implements `models.interface.Model` except for the encoders: a family adds them, `embed_multimodal` and their memory.
 
     Attributes:
-        prefixes: (stored, canonical) prefixes of tensor names; the first match is replaced. `TEXT_PREFIXES` fit checkpoints
-            with the decoder under `language_model.`; a family puts its own before them.
+        prefixes: (stored, canonical) prefixes of tensor names; the first match is replaced. `TEXT_PREFIXES` are for
+            checkpoints with the decoder under `language_model.`; a family puts its own before them.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
     """
 

@@ -21,7 +21,7 @@ class CacheSpec:
         kind: "full": a key and a value per token of the sequence. "window": the same, but a row reads only the last `window`
             keys up to its own (and those of its bidirectional span), so that earlier blocks can be freed. "latent": one row
             per token, which is key and value at once. "cross": a key and a value per encoder row, written once.
-        kv_heads, head_dim: of a key.
+        kv_heads, head_dim: heads per key, and numbers per head.
         quant_dtype: 8-bit dtype in which keys and values are stored (`kernels.kv_quant`); None: stored in `dtype`.
     """
 
@@ -34,7 +34,7 @@ class CacheSpec:
 
     @property
     def planes(self) -> int:
-        """Rows per token: key and value, or a single one that is both."""
+        """Vectors per token: a key and a value, or one that is both."""
         return 1 if self.kind == "latent" else 2
 
     @property
@@ -57,8 +57,8 @@ class StepLimits:
 
     Args:
         rows: rows of the step.
-        keys: keys that the rows of all sequences read together.
-        longest: most keys of one sequence.
+        keys: keys of all sequences, added up.
+        longest: keys of the longest sequence.
         int8: weights are quantised to 8 bits.
         quantized_kv: keys and values are cached in 8 bits.
     """
@@ -76,7 +76,7 @@ class ForwardBatch:
     """The rows of one step, packed over sequences.
 
     Args:
-        input_ids: int64 `[rows]`; at placeholder tokens any id of the vocabulary.
+        input_ids: int64 `[rows]`; placeholder tokens may have any id of the vocabulary.
         positions: int64 `[axes, rows]`, with `rope_axes` axes.
         attn: attention metadata, one per cache; caches of equal spec share the object.
         kv_caches: one per entry of `cache_specs`: `[planes, num_blocks, block_size, kv_heads, width]`, keys before values.
@@ -85,9 +85,9 @@ class ForwardBatch:
             numbers are a deepstack level, added to the residual stream after a layer of `DecoderSpec.deepstack`.
         cross_rows: `[n, hidden]` encoder rows whose keys and values are written to the "cross" caches in this step, at the
             slots of their `attn`; None if there are none.
-        modality_ids: int64 `[rows]`, the number that `routes_by_modality` gives to the item a row belongs to, its start and
-            end tokens included; 0 for text. None if the model does not route by modality.
-        adapters: int64 `[rows]`, number of the adapter that applies to a row, from 1; 0 for none. None if no row has one.
+        modality_ids: int64 `[rows]`: for the rows of an item, its start and end tokens included, the number of its modality in
+            `routes_by_modality`; 0 for text. None if the model does not route by modality.
+        adapters: int64 `[rows]`: number of the row's adapter, counted from 1; 0 for none. None if no row has an adapter.
     """
 
     input_ids: Tensor
@@ -107,7 +107,7 @@ class Model(Protocol):
     rope_axes: int
     vocab_size: int
     hidden_size: int
-    row_size: int  # numbers per encoder row: `hidden_size`, times one plus the deepstack levels
+    row_size: int  # numbers per encoder row: hidden_size * (1 + deepstack levels)
     max_positions: int  # config's max_position_embeddings
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not routed
@@ -121,7 +121,7 @@ class Model(Protocol):
         """Return final normed hidden states `[rows, hidden]`; write keys and values into the caches."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Compute float32 logits `[n, vocab]` of `[n, hidden]`."""
+        """Return float32 logits `[n, vocab]` for hidden states `[n, hidden]`."""
 
     def forward_bytes(self, limits: StepLimits) -> int:
         """Return an upper bound of the bytes alive during `forward`, inputs and result included, without weights and caches."""

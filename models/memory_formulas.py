@@ -1,7 +1,7 @@
 """Shared pieces of the closed-form memory formulas, which stand beside the layers and encoders they describe.
 
 All formulas are upper bounds of the bytes alive at once, without weights and caches. Tensors that torch frees before the peak
-are not counted; tensors that a frame still names are. In the formulas, `s` is the size of a number in the model's dtype.
+are not counted; those that a Python frame still names are. In the formulas, `s` is the size of a number in the model's dtype.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OpBytes:
         )
 
     def torch_attention_tiles(self, rows: int, dim: int) -> int:
-        """Return all bytes of torch's CPU attention: per thread results, and scores of a tile of queries and 512 keys."""
+        """Return the bytes (in all, not per row) of torch's CPU attention: results and scores of a tile for each thread."""
         queries = 32 if rows < 192 else 64 if rows < 768 else 256
         score = FLOAT32 + (0 if self.dtype == torch.float32 else self.dtype.itemsize)
         return torch.get_num_threads() * queries * (512 * score + (dim + 3) * FLOAT32)
@@ -89,7 +89,7 @@ class OpBytes:
 
 
 def packed_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
-    """Return the bytes of a packed Linear. C++ pads the panels and adds a float32 bias; in 8 bits also a shift and a scale."""
+    """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also a shift and a scale."""
     original = outer * bias * dtype.itemsize
     padded: int = -(-outer // PANEL_WIDTH) * PANEL_WIDTH
     if int8 and backend("int8_linear", device, dtype) == "native":

@@ -1,6 +1,6 @@
 """The base of models that encode images and videos at native size: a packed tower, mergers and a decoder.
 
-An audio tower may come with them, whose rows have no deepstack levels.
+Such a model may also have an audio tower, whose rows have no deepstack levels.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class NativeModel(DecoderModel):
 
 
 def patch_numbers(vision: Mapping[str, Any]) -> int:
-    """Return the numbers in a flat patch: channels x frames x height x width."""
+    """Return how many numbers a flat patch has: channels x frames x height x width."""
     patch, frames = positive_int(vision, "patch_size"), vision.get("temporal_patch_size", 2)
     return int(vision.get("in_channels", vision.get("in_chans", 3)) * frames * patch * patch)
 
 
 def axial_theta(vision: Mapping[str, Any]) -> float:
-    """Return the base of the tower's rotary frequencies; ConfigError for another rope type than axial."""
+    """Return the base of the tower's rotary frequencies; ConfigError if its rope type is not axial."""
     rope = vision.get("rope_parameters") or {}
     if rope.get("rope_type", "axial") not in ("axial", "default"):
         raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")

@@ -18,11 +18,11 @@ def thinker_config(config: Mapping[str, Any], tied: bool = False, **defaults: Ma
     """Return the thinker's part of a config.json, which may be nested below `thinker_config`.
 
     Args:
-        tied: the head is tied if this part does not say; its text section is ignored.
-        defaults: required sections, with defaults of their keys.
+        tied: default of tie_word_embeddings; the key is read from this part only, not from its text section.
+        defaults: required sections, each with the defaults of its keys.
 
     Raises:
-        ConfigError: a section is missing or no object.
+        ConfigError: a section is missing or is not an object.
     """
     inner = config.get("thinker_config", config)
     for section in defaults:
@@ -34,7 +34,7 @@ def thinker_config(config: Mapping[str, Any], tied: bool = False, **defaults: Ma
 
 
 def with_thinker_prefix(prefixes: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the prefixes for names as they are, and below `thinker.`."""
+    """Return the prefixes, and before them the same ones for names below `thinker.`."""
     return (*((f"thinker.{stored}", name) for stored, name in prefixes), ("thinker.", ""), *prefixes)
 
 

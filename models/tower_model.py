@@ -25,15 +25,15 @@ TOWER_PREFIXES = (
     ("multi_modal_projector.", "projector."),
     *TEXT_PREFIXES,
 )
-"""Prefixes of tower, projector, decoder and head in checkpoints of transformers 5 and 4."""
+"""Name prefixes of tower, projector, decoder and head in checkpoints of transformers 5 and 4."""
 
 
 class TowerModel(DecoderModel):
-    """Rows of the tower's last state, joined in squares of patches and projected.
+    """A model that joins the rows of its tower's last state in squares of patches and projects them.
 
-    Reads `pixel_values` and `grid` as `processors.bases.tiles` creates them, for all modalities alike.
+    Reads `pixel_values` and `grid` as `processors.bases.tiles` creates them, for every modality.
 
-    `merger`: a first projector, which merges the squares instead; the second one then projects each merged row.
+    `merger`: an optional projector that merges the squares; `projector` then projects each merged row.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class TowerModel(DecoderModel):
 
 
 def feature_states(layer: object, depth: int) -> tuple[int, ...]:
-    """Return TowerSpec.features for a `vision_feature_layer`, negative from the end; the last layer is the empty tuple.
+    """Return TowerSpec.features for a `vision_feature_layer` (negative: counted from the end); empty for the last layer.
 
     Raises:
-        ConfigError: several layers, or one that the tower does not have.
+        ConfigError: `layer` is several layers, or one that the tower does not have.
     """
     if isinstance(layer, bool) or not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
-        raise ConfigError(f"vision_feature_layer is {layer!r}; one layer of {depth} is expected")
+        raise ConfigError(f"vision_feature_layer is {layer!r}; it must be one of the tower's {depth} layers")
     number = layer if layer >= 0 else depth + 1 + layer
     return () if number == depth else (number,)

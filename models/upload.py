@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.streams import Event, pinned_buffer
 
-_BYTES = 32 << 20  # of a buffer: copying it takes about a millisecond, much longer than launching the copy
+_BYTES = 32 << 20  # bytes of a buffer: copying it takes about 1 ms, much longer than launching the copy
 
 
 Copy = Callable[[Tensor, Tensor], object]
@@ -40,17 +40,17 @@ class Upload:
         self._buffers = [((pin or pinned_buffer)(size), make()) for _ in range(2)]
 
     def __call__(self, target: Tensor, source: Tensor) -> None:
-        """Copy; another dtype is converted on the device."""
+        """Copy `source` to `target`; a different dtype is converted on the device."""
         if source.device.type != "cpu":
             target.copy_(source)
             return
-        for there, here in _pieces(target, source, self._size):
+        for target_piece, source_piece in _pieces(target, source, self._size):
             memory, done = self._buffers[self._turn]
             self._turn ^= 1
             done.synchronize()
-            pinned = memory[: here.nbytes].view(here.dtype).view(here.shape)
-            pinned.copy_(here)
-            self._send(there, pinned)
+            pinned = memory[: source_piece.nbytes].view(source_piece.dtype).view(source_piece.shape)
+            pinned.copy_(source_piece)
+            self._send(target_piece, pinned)
             done.record()
 
     def _send(self, target: Tensor, pinned: Tensor) -> None:
@@ -65,7 +65,7 @@ def _pieces(target: Tensor, source: Tensor, most: int) -> Iterator[tuple[Tensor,
         return
     rows = most * len(source) // source.nbytes
     if not rows:
-        for there, here in zip(target, source, strict=True):
-            yield from _pieces(there, here, most)
+        for target_row, source_row in zip(target, source, strict=True):
+            yield from _pieces(target_row, source_row, most)
         return
     yield from zip(target.split(rows), source.split(rows), strict=True)

@@ -22,7 +22,7 @@ from .upload import Copy, copier
 _CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
 _PROGRESS_DELAY = 2.0  # seconds before a progress bar is shown
-_STEMS = ("model", "consolidated")  # of the Hub's layout, and of Mistral AI's own
+_STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +76,7 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} is no index of shards; download it again") from None
     outside = [name for name in shards if Path(str(name)).name != name]
     if outside:
-        raise CheckpointError(f"{index} names {outside[0]!r}; shards lie beside it, under plain names")
+        raise CheckpointError(f"{index} names {outside[0]!r}; shards must be plain file names in the same folder")
     return [index.parent / name for name in sorted(set(shards))]
 
 
@@ -106,7 +106,7 @@ def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path])
 
 
 def quantize(root: nn.Module, quantization: str) -> None:
-    """Set the format ("int8", "fp8") in which every Linear is packed, towers included, `exact` ones excepted.
+    """Set the format ("int8", "fp8") in which every Linear is packed, those of towers too. `exact` ones stay as they are.
 
     Raises:
         ConfigError: the model's device has no fast int8 products.
@@ -132,7 +132,7 @@ def weight_bytes(model: Model, device: torch.device, quantization: str | None) -
 
 
 def named_layers(root: nn.Module) -> dict[str, tuple[WeightedLayer, dict[str, Tensor]]]:
-    """Map canonical tensor names to their layer and to the memory of all its tensors by name (shards are views)."""
+    """Map each canonical tensor name to its layer and to all tensors of that layer by name (shards are views)."""
     found: dict[str, tuple[WeightedLayer, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
         if isinstance(module, WeightedLayer):
@@ -159,8 +159,8 @@ def fill(
     twice. Tensors for a GPU are copied by `upload` and packed there.
 
     Args:
-        prefixes: (stored, canonical) prefixes, the first match is replaced.
-        aliases: canonical name that may be stored too -> name of the tensor it repeats (a tied head).
+        prefixes: (stored, canonical) prefixes of names; the first match is replaced.
+        aliases: canonical name of a tensor that may be stored twice -> name of the one that is loaded (a tied head).
         ignored: canonical prefixes of tensors that are not used.
 
     Raises:
@@ -197,7 +197,7 @@ def _convert(stored: str, whole: Tensor, converter: Converter) -> list[tuple[str
 
 
 def _put(tensor: Tensor, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy) -> None:
-    """Copy to the view of this name, and pack the layer if this was its last one."""
+    """Copy the tensor into the layer's view of this name, and pack the layer once all views are filled."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)

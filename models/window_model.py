@@ -35,9 +35,9 @@ def config_sections(config: Mapping[str, Any], text: Section) -> tuple[Section, 
 def joined_projector(
     config: Mapping[str, Any], tower: MelEncoderSpec, out: int, inner: int, bias: bool = True
 ) -> ProjectorSpec:
-    """Describe two layers over four joined rows; ConfigError if the encoder's MLP width, which states theirs, differs."""
+    """Return the spec of two layers over four joined rows. ConfigError if intermediate_size is not the width of four rows."""
     if tower.inner != _GROUP * tower.width:
-        raise ConfigError(f"intermediate_size of audio_config is {tower.inner}, not {_GROUP} rows of {tower.width}")
+        raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; it must be {_GROUP} x {tower.width}")
     act, layers = config.get("projector_hidden_act", "gelu"), ("linear_1", "linear_2")
     return ProjectorSpec(tower.width, out, layers, group=_GROUP, inner=inner, act=act, bias=bias)
 
@@ -54,7 +54,7 @@ class WindowModel(DecoderModel):
     ) -> None:
         super().__init__(text, dtype, device)
         if audio.positions % projector.group:
-            raise ConfigError(f"a window of {audio.positions} rows of audio_config is no multiple of {projector.group}")
+            raise ConfigError(f"audio_config has windows of {audio.positions} rows, not a multiple of {projector.group}")
         self.audio_tower = MelEncoder(audio, dtype, device)
         self.multi_modal_projector = Projector(projector, dtype, device)
 
@@ -75,7 +75,7 @@ class WindowModel(DecoderModel):
         return torch.cat(projected)
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        """Count two frames per encoder row; a group may be incomplete, and one frame of silence follows."""
+        """Count two frames per encoder row, of which the last group may have fewer, and one frame of silence."""
         frames = 2 * self.multi_modal_projector.spec.group * (rows + 1) + 1
         return frames * self.audio_tower.config.mels * self.dtype.itemsize
 

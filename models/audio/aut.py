@@ -35,9 +35,9 @@ class AutSpec:
 
     Args:
         layer: the transformer layers.
-        channels: of the convolutions.
+        channels: channels of the convolutions.
         chunk, window: lengths in frames.
-        out: width of the result rows.
+        out: numbers per result row.
         pad_short: an item shorter than a chunk is padded to a whole chunk, like the last chunk of longer items.
     """
 
@@ -68,11 +68,11 @@ def aut_spec(audio: Mapping[str, Any]) -> AutSpec:
     """Read the raw `audio_config`.
 
     Raises:
-        ConfigError: a missing key, an unknown activation, or heads or windows that do not divide.
+        ConfigError: a key is missing, the activation is unknown, or a width does not divide by its heads or a window by chunks.
     """
     chunk, window = 2 * positive_int(audio, "n_window"), positive_int(audio, "n_window_infer")
     if window % chunk:
-        raise ConfigError(f"n_window_infer {window} of the audio config is no multiple of {chunk}")
+        raise ConfigError(f"n_window_infer {window} of the audio config is not a multiple of {chunk}")
     layer = replace(mel_encoder_spec({**audio, "max_source_positions": downsampled(chunk)}), key_bias=True)
     return AutSpec(layer, positive_int(audio, "downsample_hidden_size"), chunk, window, positive_int(audio, "output_dim"))
 
@@ -99,7 +99,7 @@ class AutEncoder(nn.Module):
         self.second = Linear(c.width, {"proj2": spec.out}, True, dtype, device)
 
     def _max_frames(self, rows: int) -> int:
-        """Return an upper bound of the frames of items with so many rows in total."""
+        """Return an upper bound of the frames of items with `rows` rows in total."""
         return -(-rows * self.spec.chunk // downsampled(self.spec.chunk))
 
     def input_bytes(self, rows: int) -> int:
@@ -109,7 +109,7 @@ class AutEncoder(nn.Module):
         return aut_bytes(self.spec, self._max_frames(rows), self.dtype, limits)
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
-        """Encode `features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
+        """Encode `features` `[frames, mels]`, the frames of all items; `frames`: number of frames of each item."""
         spec, rows = self.spec, [self.spec.rows(n) for n in frames]
         x = torch.cat([self._rows(piece, n) for piece, n in zip(features.split(list(frames)), rows, strict=True)])
         windows = [length for n in frames for length in spec.windows(n)]
@@ -138,7 +138,7 @@ class AutEncoder(nn.Module):
 
 
 def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in AutEncoder for so many frames in one call, features included."""
+    """Return the bytes alive in AutEncoder for `frames` frames in one call, features included."""
     ops = OpBytes(dtype, limits)
     s, layer, channels = dtype.itemsize, c.layer, c.channels
     mels, row, rows = layer.mels * s, layer.width * s, c.rows(frames)

@@ -36,7 +36,7 @@ class ChunkedEncoder(nn.Module):
         self.proj = Linear(c.width, {"proj": out}, True, dtype, device)
 
     def _max_frames(self, rows: int) -> int:
-        """Return the most frames of an item: convolution and average divide by 4, up to three frames are dropped."""
+        """Return the most frames of `rows` rows: convolution and average divide by 4, and up to three frames are dropped."""
         return 4 * rows + 3
 
     def input_bytes(self, rows: int) -> int:
@@ -51,7 +51,7 @@ class ChunkedEncoder(nn.Module):
         return [size] * (frames // size) + ([frames % size] if frames % size else [])
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> list[Tensor]:
-        """Encode `features` `[frames, mels]`: the frames of all items; `frames`: their number per item."""
+        """Encode `features` `[frames, mels]`, the frames of all items; `frames`: number of frames of each item."""
         chunks = [n for item in frames for n in self.chunks(item)]
         rows, items = [(n + 1) // 2 for n in chunks], [(n + 1) // 2 for n in frames]
         x = features.to(self.dtype)

@@ -31,8 +31,8 @@ class ConformerSpec:
 
     Args:
         inputs: numbers per input row.
-        inner: width of the MLPs. conv_width: channels of the convolution, kernel_size: its rows.
-        block: rows that attend to each other. max_distance: largest relative distance in the table.
+        inner: width of the MLPs. conv_width: channels of the convolution. kernel_size: its taps, in rows.
+        block: number of rows that attend to each other. max_distance: largest relative distance in the table.
         characters: outputs of the CTC head.
     """
 
@@ -71,7 +71,7 @@ def conformer_spec(audio: Mapping[str, Any]) -> ConformerSpec:
 
 
 class ConformerMlp:
-    """`[rows, width]` -> a result of which half is added to the rows."""
+    """`[rows, width]` -> `[rows, width]`; the layer adds half of the result to the rows."""
 
     def __init__(self, s: ConformerSpec, build: Builder) -> None:
         self.norm = build.norm("pre_norm", s.width, _EPS, True)
@@ -166,7 +166,7 @@ class Conformer(TensorModule):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Names of stored tensors that are not read: they count training steps."""
+        """Names of stored tensors that are not used: they count training steps."""
         return tuple(f"layers.{i}.conv.batch_norm.num_batches_tracked" for i in range(self.spec.layers))
 
     def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -181,7 +181,7 @@ class Conformer(TensorModule):
 
 
 def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in Conformer for so many rows in one call, inputs included."""
+    """Return the bytes alive in Conformer for `rows` rows in one call, inputs included."""
     s, w, inner = dtype.itemsize, c.width, c.heads * c.head_dim
     mlp = 2 * w + 2 * c.inner  # x, normed, before and after the activation
     attention = 2 * w + 4 * inner  # queries, keys, values, results

@@ -38,7 +38,7 @@ LARGE: Mapping[str, int] = {
     "max_position_embeddings": 1500,
     "num_mel_bins": 128,
 }
-"""Sizes of the largest Whisper, for configs that leave them out. The names are aliases, so that any name in a config wins."""
+"""Sizes of the largest Whisper, for configs that leave them out. Keys are aliases, so that a config's value has priority."""
 ALIASES = {
     "hidden_size": "d_model",
     "num_attention_heads": "encoder_attention_heads",
@@ -47,14 +47,14 @@ ALIASES = {
     "hidden_act": "activation_function",
     "max_position_embeddings": "max_source_positions",
 }
-"""Other names of a key -> the name that is read here, which wins if both are present."""
+"""Other names of a key -> the name that is read here, which has priority if both are present."""
 
 CosSin = tuple[Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
 class MelEncoderNames:
-    """Names in the checkpoint: of the parts of a layer, and of the final norm."""
+    """Names of the parts of a layer and of the final norm in the checkpoint."""
 
     norms: tuple[str, str] = ("self_attn_layer_norm", "final_layer_norm")
     out: str = "out_proj"
@@ -102,7 +102,7 @@ def layer_sizes(config: Mapping[str, Any], side: str) -> dict[str, Any]:
     """Read the sizes of the "encoder" or "decoder" side: inner, heads, layers, act; ConfigError like `mel_encoder_spec`."""
     width, heads = positive_int(config, "d_model"), positive_int(config, f"{side}_attention_heads")
     if width % heads:
-        raise ConfigError(f"d_model {width} is no multiple of {side}_attention_heads {heads}")
+        raise ConfigError(f"d_model {width} is not a multiple of {side}_attention_heads {heads}")
     act = check_activation("activation_function", config.get("activation_function", "gelu"))
     inner, layers = positive_int(config, f"{side}_ffn_dim"), positive_int(config, f"{side}_layers")
     return {"inner": inner, "heads": heads, "layers": layers, "act": act}
@@ -147,7 +147,7 @@ class MelEncoder(nn.Module):
     """Log-mel frames of items, concatenated -> `[rows(frames) // pool, width]` per item, normed.
 
     Args:
-        pool: adjacent rows averaged to one before the last norm; rows that fill no group are dropped.
+        pool: number of adjacent rows that are averaged to one before the last norm; an incomplete last group is dropped.
         silence: silent frames follow each item in the input; otherwise the convolutions see zeros after it.
     """
 
@@ -175,8 +175,8 @@ class MelEncoder(nn.Module):
             features: `[frames, mels]`: per item its own frames, then silence up to `2 * rows + 1` frames (or up to
                 the longest item of the encoder, if that is less).
             frames: frames of each item, without silence.
-            trailing: per item, the number of rows after its own that are computed too; their frames must be in `features`.
-                They attend to the item and are not attended to. None: no such rows. Empty: none for any item.
+            trailing: per item, the number of rows after its own that are also computed; their frames must be in `features`.
+                They attend to the item's rows, none attends to them. None: no such rows. Empty: none for any item.
         """
         item_rows = [self.rows(n) for n in frames]
         lengths = [n + (more or 0) for n, more in zip(item_rows, trailing, strict=True)] if trailing else item_rows
@@ -215,7 +215,7 @@ def sinusoids(positions: int, width: int) -> Tensor:
 def _attend_with_trailing(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
 ) -> Tensor:
-    """Run `varlen_attention`; `trailing` rows after each item attend to its other rows and are not attended to."""
+    """Run `varlen_attention`. The `trailing` rows after each item attend to the item's rows; none attends to them."""
     out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
     for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
         own, rest = slice(start, start + length), slice(start + length, start + length + more)
@@ -238,7 +238,7 @@ def windows(x: Tensor, inputs: Sequence[int], outputs: Sequence[int], stride: in
 
 
 def averaged(rows: Tensor, pool: int) -> Tensor:
-    """Average groups of `pool` adjacent rows; rows that fill no group are dropped."""
+    """Average groups of `pool` adjacent rows; an incomplete last group is dropped."""
     if pool == 1:
         return rows
     whole = len(rows) // pool * pool
@@ -246,9 +246,9 @@ def averaged(rows: Tensor, pool: int) -> Tensor:
 
 
 def mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in MelEncoder and a projection to `out_width`, for at most so many frames, features included.
+    """Return the bytes alive in MelEncoder and a projection to `out_width`, for up to `frames` frames, features included.
 
-    Slightly fewer frames can need more memory than `frames`: their rows are padded, for which inputs are copied.
+    Slightly fewer frames can need more memory than `frames`, because padding their rows copies the inputs.
     """
     ops = OpBytes(dtype, limits)
     return max(_mel_encoder_bytes(c, n, out_width, ops) for n in range(max(1, frames - 3), frames + 1))
@@ -275,7 +275,7 @@ def mel_layer_bytes(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
     attention = row + max(norm + qkv, row + qkv + row + copies, row + qkv + row + ops.linear(w, w, rows), 2 * row)
     if c.rotary_dim and backend("rotary", ops.limits.device, ops.dtype) != "native":
         attention = max(attention, row + qkv + ops.torch_rotary(c.heads * c.rotary_dim))
-    # beside x, the layer's input is held by the caller
+    # the caller also holds the layer's input
     return max(attention, 2 * row + max(norm + ops.linear(w, c.inner, rows), ops.mlp(w, c.inner, c.inner, rows)))
 
 

@@ -31,7 +31,7 @@ _PROBE_ROWS, _MEASURED_ROWS, _HALF = 4, 64, torch.bfloat16
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one attention layer needs, recorded from a call."""
+    """The cache that one attention layer needs, recorded from a call of its attention."""
 
     index: int
     kv_heads: int
@@ -91,10 +91,10 @@ def class_of(config: Mapping[str, Any]) -> Any:
         raise ConfigError("transformers, which may support it, is not installed: pip install 'sensorium[fallback]'") from None
     try:
         found = getattr(transformers, name, None)
-    except (ImportError, RuntimeError) as error:  # one of its own dependencies is missing or of another release
+    except (ImportError, RuntimeError) as error:  # a dependency of transformers is missing or has another version
         why = line(error.__cause__ or error)
         raise ConfigError(
-            f"transformers {transformers.__version__} cannot import its {name} ({why}); install it anew"
+            f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall transformers"
         ) from None
     if found is None or not hasattr(found, "generate"):
         raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")
@@ -134,7 +134,7 @@ class Built:
     """A model on the meta device, the config of its decoder, and what was recorded from it.
 
     Args:
-        axes: of positions.
+        axes: number of position axes.
         row_bytes: peak bytes per row of a step.
     """
 
@@ -218,7 +218,7 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
 
 
 def _meta_inputs(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:
-    """Return the arguments of a decoder call with so many rows on the meta device."""
+    """Return the arguments of a decoder call with `rows` rows on the meta device."""
     positions = torch.arange(rows, device="meta")[None]
     return {
         "inputs_embeds": torch.zeros(1, rows, text.hidden_size, dtype=dtype, device="meta"),

@@ -37,13 +37,13 @@ from .borrowed import (
 from .peak import Peak
 
 TOKENS = "input_ids"  # among an item's tensors: its tokens as the processor writes them
-# inputs of a decoder that are checked or have no effect
+# decoder inputs that are checked, or that have no effect
 _DECODER_INPUTS = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position")
-_TOLERANCE, _HALF = {torch.float32: 1e-3}, 6e-2  # relative to the norm of a row; the second for fp16/bf16
+_TOLERANCE, _TOLERANCE_16BIT = {torch.float32: 1e-3}, 6e-2  # relative to the norm of a row
 
 
 class Fallback(nn.Module):
-    """Implements `models.interface.Model`. `rehearse` one item per modality before memory is planned, and before use."""
+    """Implements `models.interface.Model`. Call `rehearse` per modality, before memory is planned and before use."""
 
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
@@ -165,7 +165,7 @@ class Fallback(nn.Module):
             self._compare(ids, positions, span, rows, inputs)
 
     def _compare(self, ids: Tensor, positions: Tensor, span: PlaceholderRange, rows: Tensor, inputs: Mapping[str, Any]) -> None:
-        """Compare our forward, in two steps, with the class's decoder and its own attention and masks on the same inputs."""
+        """Compare our forward, in two steps, with the class's decoder, attention and masks on the same inputs."""
         text = self.outer.config.get_text_config(decoder=True)
         text._attn_implementation = "eager"
         try:
@@ -175,7 +175,7 @@ class Fallback(nn.Module):
         ours = torch.cat([self.forward(batch) for batch in _two_batches(ids, positions, span, rows, self.cache_specs)])
         self.compute_logits(ours[-1:])  # fails now if the head cannot be called this way
         error = float(((ours - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)).max())
-        if not error < _TOLERANCE.get(self.dtype, _HALF):
+        if not error < _TOLERANCE.get(self.dtype, _TOLERANCE_16BIT):
             raise ConfigError(f"its hidden states differ from ours by {error:.1%}: it does more than causal attention")
 
     def _decode(self, **arguments: Any) -> Tensor:
@@ -193,7 +193,7 @@ class Fallback(nn.Module):
 
 
 class _DecoderCalled(Exception):
-    """Raised instead of calling the decoder."""
+    """Raised in place of the call of the decoder."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def _check_decoder_inputs(inputs: Mapping[str, Any], positions: Tensor) -> None:
 def _two_batches(
     ids: Tensor, positions: Tensor, span: PlaceholderRange, rows: Tensor, specs: tuple[CacheSpec, ...]
 ) -> list[ForwardBatch]:
-    """Return a prompt as two steps, with an item's rows at `span` and new caches."""
+    """Return the batches of a prompt in two steps, with an item's rows at `span` and new caches."""
     total, size, device = len(ids), 16, ids.device
     blocks = -(-total // size)
     caches = [torch.zeros(2, blocks, size, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device) for spec in specs]

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Peak(TorchDispatchMode):
-    """Peak bytes of the tensors alive at once while it is active, without those that existed before."""
+    """Measures the peak bytes of tensors alive at once while it is active, without those that existed before."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -20,9 +20,9 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        there = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        inputs = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and ((key := _memory(leaf)) in self._users or key not in there):
+            if isinstance(leaf, Tensor) and ((key := _memory(leaf)) in self._users or key not in inputs):
                 self._hold(leaf, key)
         return result
 

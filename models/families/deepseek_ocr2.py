@@ -31,7 +31,7 @@ from ..vision.spec import ENCODER, TableSpec, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
 STACK = replace(STACKS["deepseek_v2"], defaults={**STACKS["deepseek_v2"].defaults, "kv_lora_rank": None}, interleaved=False)
-QUERIES = {144: "query_768", 256: "query_1024"}  # rows of SAM -> name, by pixels along a side of the image
+QUERIES = {144: "query_768", 256: "query_1024"}  # rows of SAM -> name of the queries (image side in pixels)
 SIDES = (10, 16)  # rows along a side of the first model's tiles and whole images
 _SAM = {
     "hidden_size": 768, "output_channels": 256, "num_hidden_layers": 12, "num_attention_heads": 12, "num_channels": 3,
@@ -71,7 +71,7 @@ _PREFIXES = (
 
 
 class DeepseekOcr(DecoderModel):
-    """DeepSeek-OCR: rows of CLIP over those of SAM, concatenated; a learned row ends each line, another one the image."""
+    """DeepSeek-OCR: CLIP runs over SAM's rows, and both are concatenated. Learned rows end each line and the image."""
 
     prefixes = _PREFIXES
     ignored: Sequence[str] = ("clip.embeddings.patch_embedding.", "clip.embeddings.position_ids")
@@ -98,7 +98,7 @@ class DeepseekOcr(DecoderModel):
         return ((_NORM.sub(r"\1.norm", name), tensor) for name, tensor in weights)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Read `tensors["tiles"]` `[items, 4]`: rows and columns of tiles, patches along a side of a tile and of the whole."""
+        """Read `tensors["tiles"]` `[items, 4]`: rows and columns of tiles, side of a tile and of the whole in patches."""
         items = tensors["tiles"].tolist()
         tile_sizes = [side**2 for rows, columns, side, _ in items for _ in range(rows * columns)]
         tiles = iter(tensors["pixel_values_local"].split(tile_sizes))
@@ -120,7 +120,7 @@ class DeepseekOcr(DecoderModel):
         return torch.cat((self.clip(rows, [(1, side, side)])[-1], rows), 1)
 
     def lines(self, tiles: Sequence[Tensor], columns: int) -> Sequence[Tensor]:
-        """Arrange the rows of square tiles in a grid of so many columns line by line across the grid."""
+        """Order the rows of square tiles line by line across their grid, which has `columns` columns; end each line."""
         if not tiles:
             return ()
         rows, side = len(tiles) // columns, math.isqrt(len(tiles[0]))
@@ -141,17 +141,17 @@ class DeepseekOcr(DecoderModel):
         return held + max(sam_bytes(spec, tile * spec.downsampling**2, self.dtype, limits), self.second_bytes(tile, limits))
 
     def max_tile(self, rows: int) -> int:
-        """Return the largest number of rows that one tile of an image with so many rows can have."""
+        """Return the largest number of rows that one tile of an image with `rows` rows can have."""
         return max((side**2 for side in SIDES if side * (side + 1) < rows), default=min(SIDES) ** 2)
 
     def second_bytes(self, tile: int, limits: StepLimits) -> int:
-        """Return the bytes alive in the second encoder and the projector for a tile of so many rows."""
+        """Return the bytes alive in the second encoder and the projector for a tile of `tile` rows."""
         clip, joined = self.clip.spec, 2 * self.clip.spec.width * tile * self.dtype.itemsize
         return joined + tower_bytes(clip, tile, self.projector.spec, self.dtype, limits)
 
 
 class DeepseekOcr2(DeepseekOcr):
-    """DeepSeek-OCR 2: decoder layers with learned queries over SAM's rows. Rows of tiles, of the whole image, a learned row."""
+    """DeepSeek-OCR 2: decoder layers with learned queries over SAM's rows. An image is its tiles, the whole, a learned row."""
 
     ignored = ()
     down = _DOWN
@@ -169,7 +169,7 @@ class DeepseekOcr2(DeepseekOcr):
         return self.encoder(rows, self.get_submodule(QUERIES[len(rows)]).weight)
 
     def lines(self, tiles: Sequence[Tensor], columns: int) -> Sequence[Tensor]:
-        """Tile by tile."""
+        """Return the tiles as they are: this model does not arrange them in lines."""
         return tiles
 
     def max_tile(self, rows: int) -> int:
@@ -181,7 +181,7 @@ class DeepseekOcr2(DeepseekOcr):
 
 
 def _hub(vision: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a vision_config in the Hub's layout; the publisher's own has its parts under `width`, with other key names.
+    """Return a vision_config in the Hub's layout; the publisher's own has the parts under `width`, with other key names.
 
     The published config of the second model states wrong channels for SAM's last convolution; they equal the encoder's width.
     """

@@ -25,7 +25,7 @@ from ..vision.positions import Grid
 from ..vision.spec import BLOCKS, RotarySpec, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
-PAIR = 2  # frames that are merged; an image is merged with itself
+PAIR = 2  # frames that are merged; an image is a frame merged with itself
 _VISION: dict[str, Any] = {
     "depth": 32, "hidden_size": 1280, "hidden_act": "quick_gelu", "num_heads": 16, "in_channels": 3, "patch_size": 14,
     "spatial_merge_size": 2, "intermediate_size": 5120, "temporal_merge_size": PAIR, "rms_norm_eps": 1e-6,
@@ -100,7 +100,7 @@ class Ernie45VL(DecoderModel):
         return max(tower_bytes(tower, patches, first, self.dtype, limits), held + max(pairs, temporal))
 
     def _squares(self, modality: str, rows: int) -> int:
-        """Return the number of squares of patches that are encoded for so many rows."""
+        """Return the number of squares of patches that are encoded for `rows` rows."""
         return rows * (PAIR if modality == "video" else 1)
 
 

@@ -57,7 +57,7 @@ _PREFIXES = (
 
 @dataclass(frozen=True)
 class MergerSpec(ProjectorSpec):
-    """A linear layer over squares of rows, then a layer, a norm and a gated MLP of width `mlp_inner`."""
+    """A linear layer over squares of rows, then another linear layer, a norm and a gated MLP of width `mlp_inner`."""
 
     mlp_inner: int = 0
 
@@ -138,7 +138,7 @@ def _specs(config: Mapping[str, Any], stack: Stack) -> tuple[DecoderSpec, TowerS
 def _mtp_prefixes(config: Mapping[str, Any], spec: DecoderSpec, default: int) -> tuple[str, ...]:
     """Return prefixes of the layers for multi-token prediction, which follow the decoder's and are not used.
 
-    `default`: their number, if config.json does not state it.
+    `default`: number of these layers if config.json does not state it.
     """
     text = {"num_nextn_predict_layers": default, **get_text_config(config)}
     count = positive_int(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0

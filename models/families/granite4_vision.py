@@ -28,8 +28,8 @@ from ..vision.vit import tower_bytes
 from .llava import PREFIXES, LlavaBase
 
 STACK = replace(STACKS["granite"], defaults={**STACKS["granite"].defaults, "attention_multiplier": 1.0})
-CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # of each 2 x 2 patches, one projector per corner
-_COPIES = 6  # of a state: normed, in windows, with positions, keys, values, and one of those in attention's layout
+CORNERS = ((0, 0), (0, 1), (1, 0), (1, 1))  # patches of each 2 x 2 square; one projector per corner
+_COPIES = 6  # copies of a state: normed, in windows, with positions, keys, values, and one of those in attention's layout
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class WindowQFormer(TensorModule):
 
 
 class Granite4Vision(LlavaBase):
-    """Tiles in lines like LLaVA-NeXT, one deepstack level per projector; embeddings before the first level may be zeros."""
+    """Tiles in lines as in LLaVA-NeXT, one deepstack level per projector; without one for layer 0, embeddings are zeros."""
 
     prefixes = (
         ("model.layerwise_projectors.", "layerwise_projectors."),
@@ -87,7 +87,7 @@ class Granite4Vision(LlavaBase):
     pinpoints = PINPOINTS_336
 
     def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """Read the decoder. A level is added before the layer that the config names, and after the one in DecoderSpec."""
+        """Read the decoder. The config names the layer before which a level is added, DecoderSpec the layer before that one."""
         return decoder_spec(config, STACK, deepstack=tuple(layer - 1 for layer in sorted(_target_layers(config)) if layer))
 
     def feature_layers(self, config: Mapping[str, Any]) -> int | Sequence[int]:
@@ -131,7 +131,7 @@ class Granite4Vision(LlavaBase):
 
 
 def _target_layers(config: Mapping[str, Any]) -> list[int]:
-    """Return the decoder layer of each projector; ConfigError if two have the same."""
+    """Return the decoder layer of each projector; ConfigError if two are equal or a corner has none."""
     corners = config.get("spatial_target_layers") or (12, 15, 18, 21)
     layers = [layer for _, layer in require(config, "deepstack_layer_map")] + list(corners)
     if len(set(layers)) < len(layers) or len(corners) != len(CORNERS):
@@ -143,7 +143,7 @@ def _window_spec(config: Mapping[str, Any], width: int, side: int, out: int) -> 
     q = config.get("qformer_config") or {}
     queries, window = (int(part) for part in require(config, "downsample_rate").split("/"))
     if side % window or width % 64:
-        raise ConfigError(f"tiles of {side} patches a side and width {width} have no windows of {window}, or heads of 64")
+        raise ConfigError(f"tiles of {side}x{side} patches of width {width} have no windows of {window}, or no heads of 64")
     qformer = QFormerSpec(
         width=width,
         heads=width // 64,

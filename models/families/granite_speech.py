@@ -54,7 +54,7 @@ class GraniteSpeech(DecoderModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         config = {"tie_word_embeddings": True, "window_size": 15, "downsample_rate": 5, **config}
-        # the published model does not apply the config's factor of logits
+        # the published model ignores the config's logits_scaling
         super().__init__(decoder_spec(config, STACK, logit_scale=1.0), dtype, device)
         audio = conformer_spec(ENCODER | dict(config.get("encoder_config") or {}))
         self.window = positive_int(config, "window_size")
@@ -62,7 +62,7 @@ class GraniteSpeech(DecoderModel):
         self.qformer_spec = _qformer_spec(PROJECTOR | dict(config.get("projector_config") or {}))
         width = self.qformer_spec.encoder_width
         if width != audio.width:
-            raise ConfigError(f"encoder_hidden_size of projector_config is {width}, the encoder has {audio.width}")
+            raise ConfigError(f"encoder_hidden_size of projector_config is {width}; the encoder has {audio.width}")
         self.encoder = Conformer(audio, dtype, device)
         self.projector = WindowProjector(self.qformer_spec, self.queries, self.hidden_size, dtype, device)
         self.ignored = tuple(f"encoder.{name}" for name in self.encoder.unused)
@@ -87,7 +87,7 @@ class GraniteSpeech(DecoderModel):
         return max(encoder, self.input_bytes(modality, rows) + qformer * size)
 
     def _encoder_rows(self, rows: int) -> int:
-        """Return an upper bound of the conformer's rows for so many result rows."""
+        """Return an upper bound of the conformer's rows for `rows` result rows."""
         return -(-rows // self.queries) * self.window
 
 

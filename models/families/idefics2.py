@@ -21,7 +21,7 @@ from ..text.stacks import stack_of
 from ..vision.vit import VisionTower, tower_bytes
 from .idefics3 import bucketed_tower
 
-_TEXT = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}  # if there is no text_config at all
+_TEXT = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}  # used if config.json has no text_config
 _PERCEIVER = {
     "hidden_size": 4096, "rms_norm_eps": 1e-6, "resampler_n_latents": 64, "resampler_depth": 3, "resampler_n_heads": 16,
     "resampler_head_dim": 96, "num_key_value_heads": 4, "hidden_act": "silu",
@@ -60,7 +60,7 @@ class Idefics2(DecoderModel):
         return list(rows.split([len(item) * self.resampler.spec.latents for item in items]))
 
     def max_patches(self, rows: int) -> tuple[int, int]:
-        """Return the most patches of one image, and of all images that make so many rows."""
+        """Return the most patches of one image, and of all images that give `rows` rows."""
         table = self.tower.spec.table
         assert table is not None
         return table.side**2, -(-rows // self.resampler.spec.latents) * table.side**2
@@ -83,7 +83,7 @@ def _perceiver_spec(perceiver: Mapping[str, Any], text: DecoderSpec) -> Perceive
     c = {**_PERCEIVER, **perceiver}
     heads, kv_heads = positive_int(c, "resampler_n_heads"), positive_int(c, "num_key_value_heads")
     if heads % kv_heads:
-        raise ConfigError(f"resampler_n_heads {heads} is no multiple of num_key_value_heads {kv_heads} (perceiver_config)")
+        raise ConfigError(f"resampler_n_heads {heads} is not a multiple of num_key_value_heads {kv_heads} (perceiver_config)")
     return PerceiverSpec(
         width=text.hidden_size,
         latents=positive_int(c, "resampler_n_latents"),

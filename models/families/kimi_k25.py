@@ -33,7 +33,7 @@ _NAMES = TowerNames(
     qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
 )
 _FIRST_NAMES = (("norm0", "norm1"), ("norm1", "norm2"), ("mlp.fc0", "mlp.fc1"), ("mlp.fc1", "mlp.fc2"), ("wo", "attn.proj"))
-"""Names of the parts of a layer in the first checkpoints -> in later ones."""
+"""Names of a layer's parts: in the first checkpoints -> in later ones."""
 
 
 class MoonViT(VisionTower, Convertible):
@@ -93,7 +93,7 @@ class KimiK25(DecoderModel):
         return rows * self.merge**2 * self.frames * self.visual.spec.patch_dim * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        """Return the worst case: all rows are of chunks with the maximum of frames."""
+        """Return the bytes for the worst case: all rows come from chunks with the most frames."""
         tower, merger, patches = self.visual.spec, self.merger.spec, rows * self.merge**2
         return tower_bytes(tower, patches * self.frames, merger, self.dtype, limits)
 

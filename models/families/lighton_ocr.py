@@ -20,7 +20,7 @@ _DEFAULTS = replace(MISTRAL3, patch=16, decoder="qwen3")
 
 
 class LightOnOcr(TowerModel):
-    """Patches come row by row; after the tower, those that fill no square are dropped and the others are put in squares."""
+    """Patches come row by row. After the tower, full squares of them are formed, and patches outside these are dropped."""
 
     prefixes = (
         ("model.vision_encoder.", "tower."),
@@ -47,5 +47,5 @@ class LightOnOcr(TowerModel):
         return tower_bytes(self.tower.spec, self._max_patches(rows), self.merger_spec, self.dtype, limits)
 
     def _max_patches(self, rows: int) -> int:
-        """Return the worst case: images of one square each, with almost another one beside and below it."""
+        """Return the most patches for `rows` rows: images of one square each, plus almost one more beside and below it."""
         return rows * (2 * self.side - 1) ** 2

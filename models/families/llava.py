@@ -46,7 +46,7 @@ _SIGLIP: Mapping[str, Any] = {
 
 
 class LlavaBase(DecoderModel):
-    """Tower, projector and the lines of tiles. Class attributes are what config.json may leave out.
+    """Tower, projector and the lines of tiles. Class attributes are defaults of what config.json may leave out.
 
     Attributes:
         vision: vision config. text: model_type of the decoder.
@@ -84,11 +84,11 @@ class LlavaBase(DecoderModel):
         self.ignored = tuple(f"vision_tower.{name}" for name in unused)
 
     def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
-        """Read the decoder; the published models do not apply the text config's factor of logits."""
+        """Read the decoder; the published models ignore the text config's logits_scaling."""
         return decoder_spec(config, stack_of(config, self.text), logit_scale=1.0)
 
     def feature_layers(self, config: Mapping[str, Any]) -> int | Sequence[int]:
-        """Return the tower's states that are used, by number, from the end if negative."""
+        """Return the numbers of the tower's states that are used; negative ones count from the end."""
         layers: int | Sequence[int] = config.get("vision_feature_layer", self.layer)
         return layers
 
@@ -128,7 +128,7 @@ class LlavaBase(DecoderModel):
     def in_lines(self, tiles: Tensor, lines: Sequence[int]) -> Tensor:
         """Return the whole image's rows, then those of its tiles line by line, each line followed by `image_newline`.
 
-        `tiles` `[tiles + 1, side^2, hidden]`, the first one is the whole image; `lines` as the family's processor creates them
+        `tiles` `[tiles + 1, side^2, hidden]`, the whole image first, and `lines` (as the family's processor creates them)
         -> `[rows, hidden]`.
         """
         newline = self.image_newline.weight * self.scale
@@ -145,7 +145,7 @@ class LlavaBase(DecoderModel):
         return torch.cat((tiles[0], ended.flatten(0, 1)))
 
     def max_patches(self, modality: str, rows: int) -> int:
-        """Return an upper bound of the patches that are encoded for so many rows."""
+        """Return an upper bound of the patches that are encoded for `rows` rows."""
         return math.ceil(rows * self.max_patches_per_row) if self.pinpoints else rows
 
     def input_bytes(self, modality: str, rows: int) -> int:
@@ -200,11 +200,11 @@ class LlavaOnevision(LlavaBase):
 
 
 def _feature_layers(layers: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """Return states of the tower by number, 0 before its first layer; ConfigError for a layer that it does not have."""
+    """Return the numbers of tower states (0: before the first layer); ConfigError for a layer that the tower does not have."""
     several = [layers] if isinstance(layers, int) else list(layers)
     found = tuple(depth + 1 + layer if layer < 0 else layer for layer in several)
     if not found or any(not 0 <= layer <= depth for layer in found):
-        raise ConfigError(f"vision_feature_layer {layers} names no layer of a tower of {depth}")
+        raise ConfigError(f"vision_feature_layer {layers} is not a layer of the tower, which has {depth}")
     return found
 
 

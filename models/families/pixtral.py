@@ -51,9 +51,10 @@ _MERGER_PREFIXES = (
 
 @dataclass(frozen=True)
 class PixtralDefaults:
-    """What config.json may leave out, and whether rotated pairs are adjacent numbers, as in the publisher's own layout.
+    """Defaults of what config.json may leave out.
 
-    `layer`: state of the tower that is used. `decoder`: its model_type.
+    `layer`: state of the tower that is used. `decoder`: its model_type. `interleaved`: rotated pairs are adjacent numbers,
+    as in the publisher's own layout; config.json never states it.
     """
 
     patch: int = 16
@@ -69,7 +70,7 @@ MISTRAL3 = PixtralDefaults(patch=14, layer=-1, bias=False, tied=True)
 
 
 class Pixtral(TowerModel):
-    """A row per patch, projected by two layers."""
+    """One row per patch, projected by two layers."""
 
     prefixes = _PREFIXES
 
@@ -90,7 +91,7 @@ class PixtralConsolidated(TowerModel):
 
 
 class Mistral3(TowerModel):
-    """Squares of patches are normed and merged by a layer before the other two."""
+    """A norm and a linear layer merge squares of patches before the projector's two layers."""
 
     prefixes = _MERGER_PREFIXES
 

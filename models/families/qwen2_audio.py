@@ -49,5 +49,5 @@ class Qwen2Audio(DecoderModel):
 
 
 def _max_frames(rows: int) -> int:
-    """Return the most frames: convolution and average divide by 4; up to 3 are dropped, and 2 of the silence are read."""
+    """Return the most frames of `rows` rows: they are divided by 4, up to 3 are dropped, and 2 frames of silence are read."""
     return 4 * rows + 5

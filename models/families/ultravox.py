@@ -29,14 +29,14 @@ AUDIO = {
     "num_mel_bins": 80,
 }  # fmt: skip
 _EPS = 1e-6
-_ELSEWHERE = {"audio_model_id": "audio_config", "text_model_id": "text_config"}
+_EXTERNAL = {"audio_model_id": "audio_config", "text_model_id": "text_config"}
 _MERGE = "merge its config and weights into this checkpoint"
 
 
 class UltravoxProjector(TensorModule):
     """`[rows, group * width]` -> `[rows, out]`: norm, layer, SwiGLU or another activation, layer, and a second norm.
 
-    `middle`: the second norm is before the last layer, otherwise after it.
+    `middle`: True if the second norm is before the last layer, False if it is after it.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class UltravoxProjector(TensorModule):
 
 
 class Ultravox(DecoderModel):
-    """A model of audio, whose windows are items of one encoder call."""
+    """A model of audio. The windows of all items are encoded in one call."""
 
     prefixes = TEXT_PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        for key, section in _ELSEWHERE.items():
+        for key, section in _EXTERNAL.items():
             if config.get(key) and not config.get(section):
                 raise ConfigError(f"{section} is in another model ({key}={config[key]!r}); {_MERGE}")
         if config.get("audio_latency_block_size"):
             raise ConfigError("audio_latency_block_size is not supported; remove it, so that a window is encoded as a whole")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
-        self.elsewhere = [f"{key}={config[key]!r}" for key in _ELSEWHERE if config.get(key)]
+        self.external = [f"{key}={config[key]!r}" for key in _EXTERNAL if config.get(key)]
         tower = mel_encoder_spec(AUDIO | dict(config.get("audio_config") or {}))
         self.audio_tower = MelEncoder(tower, dtype, device, silence=False)
         self.group, act = positive_int({"stack_factor": 8, **config}, "stack_factor"), config.get("projector_act", "swiglu")
@@ -93,9 +93,9 @@ class Ultravox(DecoderModel):
         return list(self.multi_modal_projector(torch.cat(stacked)).split(tensors["audio_rows"].tolist()))
 
     def _trailing_rows(self, frames: list[int], windows: list[int]) -> list[int | None]:
-        """Return the rows after each window's audio that are joined to its last rows; empty if there are none.
+        """Return for each window how many rows after its audio are joined with its last rows; empty if no window has any.
 
-        Only the last of several windows has them: it is padded, so that its last result row is complete.
+        Only the last of several windows of an item has such rows: it is padded, so that its last result row is complete.
         """
         longest, trailing = 2 * self.audio_tower.config.positions, list[int | None]([None] * len(frames))
         for end, count in zip(accumulate(windows), windows, strict=True):
@@ -119,9 +119,9 @@ class Ultravox(DecoderModel):
         try:
             super().load_weights(weights)
         except CheckpointError as error:
-            if not self.elsewhere:
+            if not self.external:
                 raise
-            raise CheckpointError(f"{error}; it names another model ({', '.join(self.elsewhere)}): {_MERGE}") from None
+            raise CheckpointError(f"{error}; config.json names another model ({', '.join(self.external)}): {_MERGE}") from None
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return 2 * self.group * rows * self.audio_tower.config.mels * self.dtype.itemsize

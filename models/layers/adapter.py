@@ -34,25 +34,25 @@ class AdapterSpec:
 
 
 class AdapterMask:
-    """Tells which rows of a step an adapter does not apply to. Shared by all layers of a model, set before each forward."""
+    """Marks the rows of a step that an adapter does not apply to. Shared by all layers of a model; set before each forward."""
 
     def __init__(self) -> None:
         self.masks: list[Tensor] = []  # per adapter, bool `[rows, 1]`, True: not applied; empty if no row has an adapter
 
     def set(self, adapters: Tensor | None, count: int) -> None:
-        """Set the masks of a step: `adapters` as in ForwardBatch; `count`: adapters of the model."""
+        """Set the masks of a step. `adapters`: as in ForwardBatch; `count`: number of adapters of the model."""
         self.masks = [] if adapters is None else [(adapters != number)[:, None] for number in range(1, count + 1)]
 
 
 class LowRank(WeightedLayer):
     """Adds `up(down(x)) * scale` to one shard of a Linear, for the rows of one adapter. Never quantised.
 
-    Rows of other adapters pass through as zeros, so that a row's bits do not depend on the batch.
+    For all other rows it adds zeros: every row goes through the same products, so its bits do not depend on the batch.
 
     Args:
-        stem: canonical name of the shard, with which the names of both matrices begin.
-        weight: of the Linear; gives input width, dtype and device.
-        rows: outputs of the shard.
+        stem: canonical name of the shard; the names of both matrices begin with it.
+        weight: the Linear's weight, for input width, dtype and device.
+        rows: number of the shard's outputs.
         number: index of the adapter in the model, from 0.
     """
 
@@ -85,7 +85,7 @@ class LowRank(WeightedLayer):
 
 
 def tensor_name(stem: str, letter: str, adapter: str) -> str:
-    """Return canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
+    """Return the canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
     own = "" if adapter == "." else f"{adapter}."
     return f"{stem}.lora_{letter}.{own}weight"
 
@@ -93,7 +93,8 @@ def tensor_name(stem: str, letter: str, adapter: str) -> str:
 def adapter_bytes(adapters: Sequence[LowRank], limits: StepLimits, dtype: torch.dtype) -> int:
     """Return the bytes per row alive in one of these adapters, beside the layer it belongs to.
 
-    The result for a shard is no larger than what the layer computes next, unless the layer halves the width.
+    The result of `up` is counted only for a whole layer that does not halve the width. The layer's own formula has room for the
+    others, whose peak it counts at another moment.
     """
     ops = OpBytes(dtype, limits)
     most = 0

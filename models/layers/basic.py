@@ -26,10 +26,10 @@ class TensorModule(nn.Module):
 
 
 class Convertible:
-    """A module whose tensors some checkpoints store in another layout, or under other names."""
+    """A module with tensors that some checkpoints store in another layout or under other names."""
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Yield stored names, after prefixes are renamed, and the function that converts each tensor."""
+        """Yield the name of each such tensor (after prefixes are replaced) and the function that converts it."""
         yield from ()
 
 
@@ -37,11 +37,11 @@ class WeightedLayer(TensorModule, Convertible):
     """A layer that is filled from a checkpoint. The loader is `models.weights.fill`."""
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the canonical name and the memory of each own tensor; `path` is this module's path from the root."""
+        """Yield the canonical name and the memory of each tensor of this module; `path` is the module's path from the root."""
         yield from ()
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        """Return the bytes of the own tensors after `pack` on `device`, in 8 bits if `quantized`."""
+        """Return the bytes of this module's tensors after `pack` on `device`, in 8 bits if `quantized`."""
         return sum(tensor.nbytes for _, tensor in self.tensors(""))
 
     def pack(self) -> None:

@@ -21,10 +21,10 @@ class ProjectorSpec:
     """One or two linear layers over groups of adjacent rows, with an optional norm before them.
 
     Args:
-        width, out: of an input row, and of a result row.
-        layers: names of the linear layers below the projector; `act` is applied between two.
+        width, out: numbers per input row, and per result row.
+        layers: names of the linear layers below the projector; `act` is applied between the two.
         group: input rows per result row; a square of patches if the tower's patches come in squares.
-        inner: width between two layers; None: `group * width`.
+        inner: width between the two layers; None: `group * width`.
         bias: both layers have a bias.
         norm: name of the norm; None: no norm. rms: RMSNorm instead of LayerNorm. norm_offset: added to its weight.
         joined_norm: the norm is over a whole group instead of each row.
@@ -87,12 +87,12 @@ class Projector(TensorModule):
         return x
 
     def extra_bytes(self, rows: int) -> int:
-        """Return the bytes alive while a subclass computes so many result rows, beyond those of `projector_bytes`."""
+        """Return the bytes that a subclass needs for this many result rows beyond `projector_bytes`."""
         return 0
 
 
 def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> Tensor:
-    """Reorder rows of patches, row by row of grids `(t, h, w)`, into squares of merge x merge, row by row of squares.
+    """Reorder the rows of patches from row-major grids `(t, h, w)` to squares of merge x merge patches, in row-major order.
 
     `[patches, width]` -> `[squares * merge^2, width]`. Patches at the right and bottom that fill no square are dropped.
     """
@@ -107,7 +107,7 @@ def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> 
 
 
 def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes per input row alive in Projector, for so many input rows from so many states of a tower."""
+    """Return the bytes per input row alive in Projector, for `patches` input rows from `states` states of a tower."""
     ops = OpBytes(dtype, limits)
     s, row = dtype.itemsize, c.width * dtype.itemsize
     inner, inputs = c.group_width, row + (row if states > 1 else 0)  # several states are concatenated

@@ -22,7 +22,7 @@ class Linear(WeightedLayer):
         shards: name in the checkpoint -> outputs, in order: `{"q_proj": 512, "k_proj": 128, "v_proj": 128}`.
             The names replace the last part of the module's own path.
         bias: all shards have a bias, or none.
-        exact: never quantised, for products that decide between near equals (routers, logits).
+        exact: never quantised, for products that decide between nearly equal values (routers, logits).
 
     `quantization`: None, "int8" or "fp8", the format in which `pack` stores the weight.
     """

@@ -83,7 +83,7 @@ class LatentAttention(TensorModule):
         query_in = x if self.q_a_layernorm is None else self.q_a_layernorm(down[:, : c.query_latent].contiguous())
         q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
         latent, rope = down[:, c.query_latent or 0 :].split((c.latent, c.rope.dim), 1)
-        row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # what the cache holds of a token
+        row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # the cached row of a token
         rotate_(q[..., c.nope_dim :], *cos_sin, c.rope.interleaved)
         rotate_(row[..., c.latent :], *cos_sin, c.rope.interleaved)
         q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)

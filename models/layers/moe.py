@@ -44,11 +44,11 @@ class Mixture(WeightedLayer):
     """`[rows, dim] -> [rows, dim]`: the weighted sum of each row's experts, plus the shared expert.
 
     Checkpoints store one matrix per expert (`experts.3.gate_proj.weight`), or one tensor for all experts
-    (`experts.gate_up_proj`), which is split while it is read. The router is never quantised, since it decides between near
-    equals.
+    (`experts.gate_up_proj`), which is split while it is read. The router is never quantised, since it decides between
+    nearly equal scores.
 
     Args:
-        modality: which of `spec.inner` is the experts' width.
+        modality: index of the experts' width in `spec.inner`.
         shared: width of the shared expert, 0 for none; None: as the spec says.
     """
 
@@ -78,14 +78,14 @@ class Mixture(WeightedLayer):
         out = self.routed(x)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
-    def routed(self, x: Tensor, mine: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Run the routed experts. With stacked weights, only rows that are `mine` (bool) are written to `out`."""
+    def routed(self, x: Tensor, selected: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Run the routed experts. With stacked weights, only the rows in `selected` (bool) are written to `out`."""
         correction = None if self.correction is None else self.correction.weight
         weights, chosen = route(self.gate(x.float()), self.rule, correction)
         if self.stacked is None:
             return loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
-        if mine is not None:
-            chosen = chosen.masked_fill_(~mine[:, None], -1)
+        if selected is not None:
+            chosen = chosen.masked_fill_(~selected[:, None], -1)
         return fused_experts(x, weights, chosen, self.stacked, out)
 
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
@@ -99,7 +99,7 @@ class Mixture(WeightedLayer):
             self.stacked = StackedExperts(experts.act, gate_up, down)
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Split the tensors that hold all experts, `[experts, out, in]` or `[experts, in, out]`."""
+        """Yield converters that split the tensors of all experts, `[experts, out, in]` or `[experts, in, out]`."""
         yield f"{path}.experts.gate_up_proj", partial(self._split, path, ("gate_proj", "up_proj"))
         yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
 
@@ -135,7 +135,7 @@ class ModalityMixture(WeightedLayer):
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Yield names and converters: experts of all modalities are numbered through, routers stored as `[in, out]`."""
+        """Yield names and converters. Checkpoints number experts across modalities and store routers as `[in, out]`."""
         for number, name in enumerate(self.names):
             own = f"{path}.{name}"
             yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{own}.gate.weight")
@@ -146,12 +146,12 @@ class ModalityMixture(WeightedLayer):
         yield f"{path}.moe_statics.e_score_correction_bias", lambda tensor: zip(names, tensor, strict=True)
 
 
-def _mix_rows(mixture: Mixture, x: Tensor, mine: Tensor, out: Tensor) -> None:
-    """Write the result of the rows that are `mine` (bool `[rows]`) to `out`."""
+def _mix_rows(mixture: Mixture, x: Tensor, selected: Tensor, out: Tensor) -> None:
+    """Run the rows in `selected` (bool `[rows]`) and write their results to `out`."""
     if mixture.stacked is not None:
-        mixture.routed(x, mine, out)
+        mixture.routed(x, selected, out)
     else:
-        rows = mine.nonzero().flatten()
+        rows = selected.nonzero().flatten()
         out.index_copy_(0, rows, mixture(x.index_select(0, rows)))
 
 
@@ -168,7 +168,7 @@ def _stack_weights(layers: Sequence[Linear], device: torch.device) -> StackedWei
 
 
 def _stack_quantized(layers: Sequence[Linear], whole: StackedWeight) -> StackedWeight:
-    """Stack the quantised weights of packed layers, which then hold views of them; `whole` if they are not quantised."""
+    """Stack the quantised weights of packed layers and give the layers views of the stack; `whole` if nothing is quantised."""
     parts = [layer.packed for layer in layers if isinstance(layer.packed, Int8Weight | Fp8Weight)]
     if not parts:
         return whole
@@ -191,7 +191,7 @@ def mixture_bytes(width: int, m: MoeSpec, ops: OpBytes) -> int:
     """
     s = ops.dtype.itemsize
     modality = (2 * width * s + 2 * 8 + 1) * (len(m.modality_experts) > 1)  # result, rows of a modality, mask and indices
-    scores = width * ops.float32_copy + 4 * m.experts * FLOAT32  # logits, scores, candidates, by group
+    scores = width * ops.float32_copy + 4 * m.experts * FLOAT32  # logits, scores, candidates, scores by group
     routing = m.top_k * (FLOAT32 + 3 * 8)  # weights, experts, their order, and its inverse
     results = m.top_k * width * s
     expert = 8 + width * s + gated_mlp_bytes(width, max(m.inner), ops)

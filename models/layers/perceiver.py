@@ -22,7 +22,7 @@ from .mlp import GatedMlp, gated_mlp_bytes
 
 @dataclass(frozen=True)
 class PerceiverSpec:
-    """`width`: of input rows, latents and result rows. `head_dim`: of a query; there may be fewer key heads than heads."""
+    """`width`: numbers per input row, latent and result row. `kv_heads` may be fewer than `heads` (grouped-query attention)."""
 
     width: int
     latents: int
@@ -50,7 +50,7 @@ class PerceiverAttention(TensorModule):
         """`[latents, width]` and `[rows, width]` -> `[latents, width]`."""
         kv = torch.cat((self.key_value(rows), self.key_value(latents)))
         k, v = kv.view(1, len(kv), 2, self.kv_heads, self.dim).permute(2, 0, 3, 1, 4)
-        # query heads that share a key head are further queries of it
+        # query heads that share a key head become additional queries
         q = self.query(latents).view(len(latents), self.kv_heads, -1, self.dim).permute(1, 2, 0, 3)
         heads = F.scaled_dot_product_attention(q.reshape(1, self.kv_heads, -1, self.dim), k, v)
         return self.out(heads.view(q.shape).permute(2, 0, 1, 3).reshape(len(latents), -1))
@@ -89,7 +89,7 @@ class PerceiverResampler(TensorModule):
 
 
 def perceiver_bytes(s: PerceiverSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in PerceiverResampler for the rows of one image, which are included."""
+    """Return the bytes alive in PerceiverResampler for one image, its input rows included."""
     ops = OpBytes(dtype, replace(limits, rows=s.latents))
     row, keys = s.width * dtype.itemsize, 2 * s.kv_heads * s.head_dim
     project = row + ops.linear(s.width, keys, rows)

@@ -18,9 +18,9 @@ from .builder import Builder
 
 @dataclass(frozen=True)
 class QFormerSpec:
-    """`encoder_width`: of the rows that queries attend to.
+    """`encoder_width`: numbers per row that queries attend to.
 
-    `cross_frequency`: every layer of this interval has cross-attention, starting with the first.
+    `cross_frequency`: the first layer and every `cross_frequency`-th after it have cross-attention.
     """
 
     width: int
@@ -34,10 +34,10 @@ class QFormerSpec:
 
 
 class QFormerAttention:
-    """Attention of queries, added to them and normed."""
+    """Attention of queries, with the residual and the norm after it."""
 
     def __init__(self, s: QFormerSpec, build: Builder, encoder_width: int | None) -> None:
-        """Build the layers. `encoder_width`: of the rows that are attended to; None: self-attention of the queries."""
+        """Build the layers. `encoder_width`: numbers per row that is attended to; None: self-attention of the queries."""
         self.heads, self.is_cross = s.heads, encoder_width is not None
         inner = build.scope("attention")
         self.query = inner.linear(["query"], s.width, [s.width], True)
@@ -76,7 +76,7 @@ class QFormer(TensorModule):
     def __init__(self, spec: QFormerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         build, frequency = Builder(self, dtype, device), spec.cross_frequency
-        self.norms = [build.norm("layernorm", spec.width, spec.eps, True)]  # in a list: its only name is the checkpoint's
+        self.norms = [build.norm("layernorm", spec.width, spec.eps, True)]  # in a list: registered by its checkpoint name only
         self.layers = [QFormerLayer(spec, build.scope(f"encoder.layer.{i}"), i % frequency == 0) for i in range(spec.layers)]
 
     def forward(self, queries: Tensor, encoder_rows: Tensor) -> Tensor:

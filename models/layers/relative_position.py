@@ -1,4 +1,4 @@
-"""Decomposed relative positions: learned distances that queries add to attention scores."""
+"""Decomposed relative positions: products of queries with a learned vector per distance, added to attention scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def relative_position_scores(q: Tensor, table: Tensor, axis: int) -> Tensor:
         q: `[squares, side, side, heads, dim]`.
         table: `[2 * max_side - 1, dim]`; row i is for a query i - (max_side - 1) positions after its key. Resampled for squares
             of another side.
-        axis: 1, distances between rows of the square, or 2, between columns.
+        axis: 1 for distances between rows of the square, 2 for those between columns.
 
     Returns:
         `[squares, side, side, heads, side]`, the last axis by the key's position.

@@ -33,8 +33,8 @@ class DecoderAttention(TensorModule):
         self.qkv_heads, self.dim = (heads, kv_heads, kv_heads), dim
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.interleaved = spec.rope is not None and spec.rope.interleaved
-        slices = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
-        self.qkv = Linear(stack.hidden_size, slices, spec.bias, dtype, device)
+        shards = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
         self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
         if spec.qk_norm is not None:
@@ -80,7 +80,7 @@ class DecoderLayer(TensorModule):
         attn: AttentionMetadata,
         modality_ids: Tensor | None,
     ) -> Tensor:
-        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
         add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
         if self.adjusts_outputs:
             add = self.after_attention(add)
@@ -89,7 +89,7 @@ class DecoderLayer(TensorModule):
 
 
 class Decoder(TensorModule):
-    """A ForwardBatch -> normed hidden states `[rows, hidden]`."""
+    """ForwardBatch -> normed hidden states `[rows, hidden]`."""
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Decoder(TensorModule):
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
         levels = self._put_encoder_rows(x, batch)
-        cos_sin = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # the last: layers without positions
+        cos_sin = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # -1: no positions
         add, modality_ids = None, batch.modality_ids
         steps = zip(self.layers, self.rope_of_layer, batch.kv_caches, batch.attn, strict=True)
         for i, (layer, rope, cache, attn) in enumerate(steps):
@@ -141,7 +141,7 @@ def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.
 
 
 def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0)) -> int:
-    """Return the bytes alive in Decoder, without gathered keys. `adapters`: bytes per row in attention, and in the MLP."""
+    """Return the bytes alive in Decoder, without gathered keys. `adapters`: their bytes per row in attention, in the MLP."""
     ops = OpBytes(dtype, limits)
     row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
     step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, indices of encoder rows, bounds and block tables
@@ -149,7 +149,7 @@ def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapte
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, ops) for layer in c.layers)
     mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers)
-    # with attention live the normed rows and what the layer before adds, with the MLP also what attention adds
+    # alive beside attention: its normed input, the previous layer's output; beside the MLP also attention's
     parts = max(attention + adapters[0], mlp + adapters[1])
     return limits.rows * (step + max(2 * row + ops.norm(c.hidden_size, True), parts))
 
@@ -181,7 +181,7 @@ def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes) -> int:
 def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
     """Return the bytes of keys and values that torch's attention copies out of the cache for a layer, and of its masks.
 
-    Triton splits long sequences: it holds float32 results of a few tiles of rows per multiprocessor.
+    Triton splits long sequences instead and holds float32 results of a few tiles of rows per multiprocessor.
     """
     ops = OpBytes(dtype, limits)
     if ops.fused("attention"):
@@ -195,7 +195,7 @@ def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> in
 
 
 def _score_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
-    """Return the bytes per row and key: a bool mask, its copy in the model's dtype (per head with windows), capped scores."""
+    """Return the bytes per row and key: a bool mask and its copy in the model's dtype (per head if windowed), capped scores."""
     if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
         return 1 + s
     return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * FLOAT32))

@@ -22,7 +22,7 @@ from ..memory_formulas import SMALL, OpBytes
 
 @dataclass(frozen=True)
 class CrossDecoderSpec:
-    """A whole stack.
+    """A whole decoder stack with cross-attention.
 
     Args:
         positions: length of the position table. first_position: its row for position 0.
@@ -50,8 +50,8 @@ class CrossDecoderSelfAttention(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.shape = (3, c.heads, c.head_dim)
-        slices = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.hidden_size)
-        self.qkv = Linear(c.hidden_size, slices, True, dtype, device)
+        shards = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.hidden_size)
+        self.qkv = Linear(c.hidden_size, shards, True, dtype, device)
         self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
 
     def forward(self, x: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
@@ -98,14 +98,14 @@ class CrossDecoderLayer(TensorModule):
         caches: tuple[Tensor, Tensor],
         attn: tuple[AttentionMetadata, AttentionMetadata],
     ) -> Tensor:
-        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
         add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
         add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1])
         return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))
 
 
 class CrossDecoder(TensorModule):
-    """A ForwardBatch -> normed hidden states `[rows, hidden]`. Each layer has two caches, for tokens and for encoder rows."""
+    """ForwardBatch -> normed hidden states `[rows, hidden]`. Each layer has two caches, for tokens and for encoder rows."""
 
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class CrossDecoder(TensorModule):
 def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Add a bias of zeros for each key projection, which checkpoints leave out, so that q, k and v are one product.
 
-    `prefix`: of the decoder's names in the checkpoint.
+    `prefix`: start of the decoder's names in the checkpoint.
     """
     for name, tensor in weights:
         yield name, tensor
@@ -145,7 +145,7 @@ def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dt
     s, w, rows = dtype.itemsize, c.hidden_size, limits.rows
     row = w * s
     added, inner = ops.linear_result(w, rows), ops.linear_result(c.inner, rows)
-    held = row + added  # x, and what is added to it next, which lives as long as its layer
+    held = row + added  # x, and the output that is added to it next
     inputs = rows * (8 + 8 + 8 + 40) + limits.keys * row  # ids, positions, slots, bounds and block tables; encoder rows
     result = row + ops.linear(w, w, rows)
     qkv = max(ops.linear(w, 3 * w, rows), ops.linear_result(3 * w, rows) + result)

@@ -59,7 +59,7 @@ def _linear(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _dynamic(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Return the plain frequencies: others apply beyond `max_position_embeddings`, which no sequence exceeds."""
+    """Return the plain frequencies. The scaled ones apply beyond `max_position_embeddings`, which no sequence exceeds."""
     return plain, 1.0
 
 

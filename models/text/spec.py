@@ -14,9 +14,9 @@ class RopeSpec:
     Args:
         theta: base of the frequencies.
         dim: leading numbers of a head that are rotated (all of them, or a part).
-        axes: for each of the `dim // 2` frequencies, the position axis it rotates by; see `chunked_sections` and the two
-            functions beside it.
-        num_axes: axes of positions. May exceed those in `axes`, if an axis has no frequency: items advance along all axes.
+        axes: for each of the `dim // 2` frequencies, the position axis it rotates by; see the three functions at the end of
+            this file.
+        num_axes: number of position axes. May exceed those in `axes`: positions also advance along an axis without frequency.
         interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
         scaling: the raw rope parameters of a type other than default ("linear", "llama3", "yarn", ...), or empty.
     """
@@ -35,7 +35,7 @@ class AttentionSpec:
 
     Args:
         scale: factor of the scores.
-        bias, out_bias: the q, k, v projections have a bias, and the output projection.
+        bias, out_bias: the q, k, v projections have a bias; the output projection has one.
         qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation.
         rope: None for a layer without positions.
         window: sliding window in keys, the row's own included; None: full attention.
@@ -60,9 +60,9 @@ class LatentSpec:
 
     Args:
         query_latent: width of the compressed queries; None: queries are projected directly.
-        nope_dim, rope.dim, value_dim: numbers of a head without and with positions, and of its value.
+        nope_dim, rope.dim, value_dim: numbers per head: of keys without positions, of keys with positions, of values.
         bias: the down projections and the output projection have a bias.
-        eps: of the norms after the down projections.
+        eps: epsilon of the norms after the down projections.
     """
 
     heads: int
@@ -102,7 +102,7 @@ class MoeSpec:
         bias: the experts' projections have biases.
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
             set. A single entry: all rows share one set.
-        transposed: matrices of all experts in one square-shaped tensor are stored as `[in, out]`.
+        transposed: a tensor of all experts is stored as `[experts, in, out]`. Used if in == out; otherwise the shape tells.
     """
 
     experts: int
@@ -129,8 +129,8 @@ PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
 class LayerSpec:
     """Attention and MLP, each after a norm.
 
-    `norms`: their names in the checkpoint. Two: before attention and before the MLP. Four (sandwich norms): before and after
-    attention, before and after the MLP; outputs are normed before they are added to the residual stream.
+    `norms`: names of the norms in the checkpoint. Two: before attention and before the MLP. Four (sandwich norms): before and
+    after attention, before and after the MLP; outputs are normed before they are added to the residual stream.
     """
 
     attention: AttentionSpec | LatentSpec
@@ -144,7 +144,7 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A whole stack.
+    """A whole decoder stack.
 
     Args:
         norm_offset: added to every norm's weight (1 where the checkpoint stores it around 0).
@@ -182,7 +182,7 @@ class DecoderSpec:
 
     @property
     def rope_axes(self) -> int:
-        """Axes of positions."""
+        """Number of position axes."""
         return max((rope.num_axes for rope in self.ropes), default=1)
 
 

@@ -34,10 +34,10 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
 
 
 def encoder_spec(vision: Mapping[str, Any], default: str, **changes: Any) -> TowerSpec:
-    """Read a tower from a vision config. `default`: its model_type if it names none; `changes` override fields.
+    """Read a tower from a vision config. `default`: the model_type if the config has none; `changes` override fields.
 
     Raises:
-        ConfigError: an encoder that is not in the tables, or a size that is no positive integer.
+        ConfigError: the encoder is not in the tables, or a size is not a positive integer.
     """
     c = with_defaults(vision, default)
     width, heads = positive_int(c, "hidden_size"), positive_int(c, "num_attention_heads")

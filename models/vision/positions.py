@@ -20,8 +20,8 @@ class TowerLayout:
     """The order in which patches pass through the tower, and the segments that attend to each other.
 
     Args:
-        order: int64 `[squares]`, the merged squares window by window within each frame; None: the order they came in.
-        frames, windows: patches of each segment in that order.
+        order: int64 `[squares]`, the merged squares window by window within each frame; None: the order of the input.
+        frames, windows: number of patches of each frame, and of each window, in that order.
         h, w: int64 `[patches]`, row and column of each patch.
     """
 
@@ -84,7 +84,7 @@ def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
 def add_positions_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
     """Add position embeddings `[side * side, width]`, fitted to each item's grid, to its patches `x [patches, width]` in place.
 
-    Patches come in squares. What is added to an item depends on its grid alone.
+    Patches come in squares. An item's embeddings depend on its grid alone.
     """
     start = 0
     for t, h, w in grids:

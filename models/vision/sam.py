@@ -63,8 +63,8 @@ class SamSpec:
 class SamAttention:
     """Attention among the rows of each square, with relative positions.
 
-    The position term of a score is a product as well: of the query's scores for every row and column of the square, and of a
-    one-hot key of the key's own row and column. Both are appended to the heads' numbers, so that no score matrix is needed.
+    The position term of a score is a dot product, too: the query's scores for every row and column of the square, times a
+    one-hot vector of the key's row and column. Both are appended to the heads of queries and keys; no score matrix is needed.
     """
 
     def __init__(self, s: SamSpec, build: Builder, side: int) -> None:
@@ -105,7 +105,7 @@ class SamLayer:
         self.attention, self.mlp = SamAttention(s, build, window or side), VisionMlp(s.tower, build)
 
     def __call__(self, x: Tensor, add: Tensor | None, side: int) -> Tensor:
-        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
         normed = self.norms[0](x, add)
         if not self.window:
             add = self.attention(normed, side)
@@ -159,7 +159,7 @@ class SamParts:
 
 
 def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:
-    """Return (stored, canonical) prefixes for checkpoints that name convolutions and norms by what they are."""
+    """Return (stored, canonical) prefixes for checkpoints with names like `conv1` and `layer_norm1` instead of `0` and `1`."""
     neck = ("conv1", "layer_norm1", "conv2", "layer_norm2")
     renamed = [(f"neck.{name}.", f"neck.{i}.") for i, name in enumerate(neck)]
     renamed += [("proj.conv1.", "net_2."), ("proj.conv2.", "net_3."), ("patch_embed.projection.", "patch_embed.proj.")]
@@ -188,7 +188,7 @@ def _taps(x: Tensor, side: int, stride: int = 1) -> Tensor:
 
 
 def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in SamTower for one image of so many patches."""
+    """Return the bytes alive in SamTower for one image of `patches` patches."""
     ops = OpBytes(dtype, limits)
     t, s, side = c.tower, dtype.itemsize, math.isqrt(patches)
     row = t.width * s
@@ -198,8 +198,8 @@ def sam_bytes(c: SamSpec, patches: int, dtype: torch.dtype, limits: StepLimits) 
     if t.window:
         squares.add(((-(-side // t.window) * t.window) ** 2, t.window, row))
     attention = max(_attention_bytes(c, rows, edge, windowed, ops) for rows, edge, windowed in squares)
-    mlp = patches * (row + vision_mlp_bytes(t, patches, ops))  # beside what attention adds
-    layers = 3 * row * patches + max(attention, mlp)  # x, what the layer before adds, normed rows
+    mlp = patches * (row + vision_mlp_bytes(t, patches, ops))  # beside attention's output
+    layers = 3 * row * patches + max(attention, mlp)  # x, the previous layer's output, normed rows
     return SMALL + max(layers, patches * (row + c.neck * s * (2 * TAPS + 2)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TowerNames:
-    """Names in the checkpoint, below the tower; for parts of a layer below `<layers>.<index>`.
+    """Names in the checkpoint, relative to the tower; those of a layer's parts are relative to `<layers>.<index>`.
 
     `table`, `class_token` and `scales` are names of tensors, the others names of layers with a weight and a bias.
 
@@ -72,11 +72,11 @@ class TableSpec:
 
     Args:
         side: positions along each side.
-        fit: to a grid of another size. "exact": not supported. "bilinear", "bicubic": the table is resampled. "buckets": a
-            patch takes the position in which its upper left corner lies.
+        fit: how the table is fitted to a grid of another size. "exact": not at all (refused). "bilinear", "bicubic": it is
+            resampled. "buckets": a patch takes the position in which its upper left corner lies.
         align_corners: resampling keeps the centres of the corner positions in place, otherwise their outer edges.
         antialias: the table is low-pass filtered before it is downsampled.
-        frames: frames of an item get sinusoidal time embeddings, for at most this many; 0: none.
+        frames: the most frames of an item, which get sinusoidal time embeddings; 0: no time embeddings.
     """
 
     side: int
@@ -101,7 +101,7 @@ class TowerSpec:
         class_token: each frame starts with a learned row. keep_class: it is part of the result.
         patch_norm, pre_norm: norms before and after position embeddings are added. post_norm: norm after the last layer.
         layer_scale: the outputs of attention and MLP are scaled by a learned vector.
-        window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames nevertheless.
+        window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames all the same.
         temporal_attention: patches attend to all frames of their item.
         features: hidden states to return, ascending: 0 before the first layer, i after layer i (counted from 1). Empty: the
             last one.

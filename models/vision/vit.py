@@ -55,7 +55,7 @@ class VisionAttention:
                 part.copy_(norm(part.flatten(1).contiguous()).view(part.shape))
         if meta.cos_sin is not None:
             rotated = qkv[:, : 2 * self.heads]
-            if self.interleaved:  # into halves: scores do not depend on the order of a head's numbers
+            if self.interleaved:  # adjacent pairs become halves: scores do not depend on the order of a head's numbers
                 rotated.copy_(rotated.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
             rotate_(rotated, *meta.cos_sin)
         q, k, v = qkv.split(self.heads, 1)
@@ -86,7 +86,7 @@ class VisionLayer:
         self.scales = [build.stored(name, s.width) for name in s.names.scales] if s.layer_scale else []
 
     def __call__(self, x: Tensor, add: Tensor | None, meta: TowerMetadata) -> Tensor:
-        """Update the residual stream `x` in place; the next norm adds the result, as this layer's first norm adds `add`."""
+        """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
         add = self.attention(self.norms[0](x, add), meta, meta.windows if self.windowed else meta.frames)
         if self.scales:
             add *= self.scales[0].weight
@@ -207,21 +207,21 @@ def _rows_of_patches(frames: Sequence[int]) -> Tensor:
 
 
 def _natural_order(rows: Tensor, order: Tensor, s: TowerSpec) -> Tensor:
-    """Undo the order of windows."""
+    """Put rows that are ordered by windows back into the input's order."""
     out = torch.empty_like(rows)
     out.view(-1, s.merge**2, s.width)[order] = rows.view(-1, s.merge**2, s.width)
     return out
 
 
 def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: torch.dtype, limits: StepLimits) -> int:
-    """Return the bytes alive in VisionTower and the projector after it, if any, for so many patches, pixels included."""
+    """Return the bytes alive in VisionTower and the projector after it, if any, for `patches` patches, pixels included."""
     ops = OpBytes(dtype, limits)
     row, states = c.width * dtype.itemsize, len(c.states)
     rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
     kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
-    layers = row + added + kept + max(attention, added + mlp)  # x, and what is added to it next
+    layers = row + added + kept + max(attention, added + mlp)  # x, and the output that is added to it next
     reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(row + kept + norm, reordered)

@@ -25,8 +25,8 @@ def test_rows_of_an_item(frames: int, rows: int) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"encoder_attention_heads": 7}, "d_model 1024 is no multiple of encoder_attention_heads 7"),
-        ({"n_window_infer": 150}, "n_window_infer 150 of the audio config is no multiple of 100"),
+        ({"encoder_attention_heads": 7}, "d_model 1024 is not a multiple of encoder_attention_heads 7"),
+        ({"n_window_infer": 150}, "n_window_infer 150 of the audio config is not a multiple of 100"),
         ({"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
         ({"n_window": 0}, "n_window in config.json is 0"),
     ],

@@ -28,7 +28,7 @@ def test_the_published_config_leaves_sizes_out() -> None:
     ("change", "text"),
     [
         ({"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
-        ({"encoder_attention_heads": 7}, "d_model 64 is no multiple"),
+        ({"encoder_attention_heads": 7}, "d_model 64 is not a multiple"),
         ({"encoder_layers": 0}, "encoder_layers in config.json is 0"),
     ],
 )
