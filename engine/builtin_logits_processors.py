@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..mm.errors import short_repr
 from .logits_processors import register_logits_processor
 
 SUPPRESS_TOKENS, ALLOWED_TOKENS = "suppress_tokens", "allowed_tokens"
 TIMESTAMPS, NO_REPEAT_NGRAMS = "timestamps", "no_repeat_ngrams"
+_MAX_WINDOW = 4096
+_MAX_SUPPRESSED, _MAX_ALLOWED = 1 << 14, 1 << 20  # tokens in a list
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class SuppressTokens:
     first: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", tuple(self.tokens))  # JSON gives lists; equal processors run as one batch
-        object.__setattr__(self, "first", tuple(self.first))
+        for name in ("tokens", "first"):  # JSON gives lists; equal processors run as one batch
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name), _MAX_SUPPRESSED))
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
         self.batch([self], [token_ids], logits[None])
@@ -43,8 +49,16 @@ class AllowedTokens:
 
     tokens: Sequence[int]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", _as_tuple("tokens", self.tokens, _MAX_ALLOWED))
+
+    @cached_property
+    def _array(self) -> np.ndarray:
+        return np.array(self.tokens, dtype=np.int64)
+
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
-        allowed = _in_vocab(self.tokens, logits)
+        inside = (self._array >= 0) & (self._array < logits.shape[-1])
+        allowed = torch.from_numpy(self._array[inside]).to(logits.device)
         values = logits[allowed]
         logits.fill_(-torch.inf)[allowed] = values
 
@@ -108,7 +122,7 @@ class NoRepeatNGrams:
 
     Args:
         ngram_size: tokens of an n-gram.
-        window_size: tokens that are searched.
+        window_size: tokens that are searched, at most 4096.
         whitelist_token_ids: tokens that may end a repeated n-gram, such as the tags of table cells.
     """
 
@@ -119,18 +133,28 @@ class NoRepeatNGrams:
     def __post_init__(self) -> None:
         for name in ("ngram_size", "window_size"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a positive whole number")
-        object.__setattr__(self, "whitelist_token_ids", frozenset(self.whitelist_token_ids))
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_WINDOW:
+                raise ValueError(f"{name} is {short_repr(value)}; it must be a whole number from 1 to {_MAX_WINDOW}")
+        whitelist = _as_tuple("whitelist_token_ids", self.whitelist_token_ids, _MAX_ALLOWED)
+        object.__setattr__(self, "whitelist_token_ids", frozenset(whitelist))
 
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
         length = self.ngram_size - 1
         window = token_ids[-self.window_size :]
-        prefix = window[len(window) - length :]
-        repeated = {window[end] for end in range(length, len(window)) if window[end - length : end] == prefix}
+        if len(window) < length:
+            return
+        data, size = array("i", window).tobytes(), length * 4  # bytes are copied and compared much faster than lists
+        prefix = data[len(data) - size :]
+        repeated = {window[end] for end in range(length, len(window)) if data[end * 4 - size : end * 4] == prefix}
         repeated.difference_update(self.whitelist_token_ids)
         if repeated:
             logits[torch.tensor(sorted(repeated), device=logits.device)] = -torch.inf
+
+
+def _as_tuple(name: str, tokens: Collection[int], limit: int) -> tuple[int, ...]:
+    if len(tokens) > limit:
+        raise ValueError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
+    return tuple(tokens)
 
 
 def _in_vocab(tokens: Sequence[int], logits: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ..kernels.kv_quant import CACHE_DTYPES
 from ..mm.errors import ConfigError, hint, short_repr
 from ..mm.media.policy import MediaPolicy
 from .model_files import DTYPES
+from .sampling_params import SamplingLimits
 
 _DEFAULT_CACHE_BYTES = 4 << 30
 MEDIA_BYTES = 512 << 20  # processed items of running requests; beyond it no more requests are prepared
@@ -28,6 +29,8 @@ _POSITIVE = (
     "mm_processor_cache_bytes",
     "max_encoder_tokens",
     "encoder_cache_dir_bytes",
+    "max_logprobs",
+    "max_sampling_chars",
 )
 
 
@@ -79,6 +82,9 @@ class EngineConfig:
             steps that do not need its results. None enables it on GPUs, where it hides the host's work between two steps.
         engine_process: run the model in a process of its own, which loads it. Tokenizing, media and text stay in this process.
             It needs more memory and time per step (benchmarks/README.md), but no request of this process delays a step.
+        max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
+            times as many per step.
+        max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -116,6 +122,8 @@ class EngineConfig:
     async_scheduling: bool | None = None
     batch_invariant: bool = False
     engine_process: bool = False
+    max_logprobs: int = 20
+    max_sampling_chars: int = 1 << 14
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -154,6 +162,10 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    @property
+    def sampling_limits(self) -> SamplingLimits:
+        return SamplingLimits(self.max_logprobs, self.max_sampling_chars)
 
     @property
     def uses_async_scheduling(self) -> bool:

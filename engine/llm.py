@@ -105,7 +105,14 @@ class LLM:
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
         self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len)
-        self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, self.config.seed, self.config.media_workers)
+        self._engine_loop = EngineLoop(
+            core,
+            self._tokenizer,
+            files.eos_token_ids,
+            self.config.seed,
+            self.config.media_workers,
+            self.config.sampling_limits,
+        )
         if metrics:
             from .frontend.metrics import register
 

@@ -19,6 +19,7 @@ _WHITESPACES = ("compact", "flexible")
 _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
+_MAX_ANSWERS = 64  # answers of a request that may have the maximum number of log probabilities
 _MAX_STRINGS, _MAX_BIASES = 1024, 1 << 14  # entries of a list
 
 
@@ -232,6 +233,28 @@ class SamplingParams:
     @property
     def processors(self) -> dict[str, Mapping[str, Any]]:
         return dict(self.logits_processors or {})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SamplingLimits:
+    """Limits of an engine on the sampling parameters of a request; see the options of `EngineConfig` of the same names."""
+
+    max_logprobs: int = 20
+    max_sampling_chars: int = 1 << 14
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise InputError that names the parameter and the option if the parameters ask for too much."""
+        for name, answers in ("logprobs", params.n), ("prompt_logprobs", 1):
+            asked = getattr(params, name) or 0
+            if asked > self.max_logprobs or asked * answers > _MAX_ANSWERS * self.max_logprobs:
+                limit = f"{self.max_logprobs}, and {_MAX_ANSWERS} times as many for all answers of a request"
+                reason = f"for n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
+                raise _error(name, asked, reason)
+        for name, strings in ("stop", params.stop_strings), ("bad_words", tuple(params.bad_words or ())):
+            chars = sum(map(len, strings))
+            if chars > self.max_sampling_chars:
+                reason = f"{name} has {chars:,} characters, the limit is {self.max_sampling_chars:,}"
+                raise InputError(f"{reason}; give fewer, or raise max_sampling_chars", param=name)
 
 
 _LIMITS: dict[str, tuple[float, float, str]] = {

@@ -21,6 +21,7 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core_client import ASLEEP, CoreClient
 from ..errors import error_info
+from ..sampling_params import SamplingLimits
 from ..types import RequestOutput, TokenOutput
 from .input_processor import ProcessedPrompt
 from .input_queue import InputQueue, QueueEntry
@@ -48,8 +49,10 @@ class EngineLoop:
         eos_token_ids: tuple[int, ...],
         seed: int = 0,
         workers: int = 2,
+        limits: SamplingLimits | None = None,
     ) -> None:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
+        self._limits = limits or SamplingLimits()
         self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES)
         self.observers: list[Observer] = []
         self.stats = core.stats  # the last snapshot
@@ -116,7 +119,7 @@ class EngineLoop:
                 if name in self._names:
                     name = f"{number}-{time.time_ns()}"
                 handle.register(number, name, self.tokenizer, post, stream, self._commands)
-                read = partial(handle.read_prompt, self.tokenizer, self.core.compile_grammar)
+                read = partial(handle.read_prompt, self.tokenizer, self._limits, self.core.compile_grammar)
                 handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
                 self._names[name] = handle
             self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])

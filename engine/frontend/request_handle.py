@@ -13,7 +13,7 @@ from ...mm.errors import ErrorInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..errors import error_info
 from ..pooling_params import PoolingParams
-from ..sampling_params import SamplingParams
+from ..sampling_params import SamplingLimits, SamplingParams
 from ..seeds import splitmix64
 from ..types import EngineRequest, RequestOutput, TokenOutput
 from .input_processor import ParsedPrompt, ProcessedPrompt
@@ -91,8 +91,11 @@ class RequestHandle:
         self.builder, self.times, self.closed = builder, RequestTimes(), False
         self.open = set(builder.answers)
 
-    def read_prompt(self, tokenizer: Tokenizer, compile_grammar: Callable[[Any], None]) -> ProcessedPrompt | ParsedPrompt:
+    def read_prompt(
+        self, tokenizer: Tokenizer, limits: SamplingLimits, compile_grammar: Callable[[Any], None]
+    ) -> ProcessedPrompt | ParsedPrompt:
         """Parse the prompt, and do everything else that the loop would have to wait for."""
+        limits.check(self.params)
         if self.params.structured_outputs is not None:
             compile_grammar(self.params.structured_outputs)
         words = (ids for word in self.params.bad_words or () for ids in bad_word_ids(word, tokenizer))
@@ -103,12 +106,13 @@ class RequestHandle:
         """Yield one EngineRequest per answer. `seed`: the engine's, used if the request has no seed."""
         params = self.params
         base = params.seed if params.seed is not None else splitmix64(splitmix64(seed) + self.number)
+        first = replace(params, n=1) if params.n > 1 else params
+        others = replace(first, prompt_logprobs=None) if params.n > 1 else first
         for i, name in enumerate(self.builder.answers):
-            own = replace(params, n=1, prompt_logprobs=params.prompt_logprobs if i == 0 else None) if params.n > 1 else params
             yield EngineRequest(
                 name,
                 prepared.token_ids,
-                own,
+                others if i else first,
                 eos_token_ids,
                 prepared.features,
                 priority=self.priority,

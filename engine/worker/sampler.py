@@ -202,14 +202,22 @@ def _grammar_mask(
 
 def apply_constraints(logits: Tensor, states: Sequence[SamplingState], changed: Sequence[int]) -> None:
     """Forbid bad words and early ends, then add logit_bias, in place."""
-    banned = [(i, token) for i in changed for token in states[i].banned_tokens()]
+    banned = [(i, tokens) for i in changed if (tokens := states[i].banned_tokens())]
     if banned:
-        index = torch.tensor(banned, device=logits.device)  # [n, 2]
-        logits[index[:, 0], index[:, 1]] = -torch.inf
-    biases = [(i, token, bias) for i in changed for token, bias in (states[i].params.logit_bias or {}).items()]
-    if biases:
-        rows, tokens, bias = zip(*biases, strict=True)
-        logits[list(rows), list(tokens)] += torch.tensor(bias, device=logits.device)
+        logits[_rows_and_tokens(banned, logits)] = -torch.inf
+    biased = [i for i in changed if states[i].params.logit_bias]
+    if biased:
+        biases = np.concatenate([states[i].biases[1] for i in biased])
+        logits[_rows_and_tokens([(i, states[i].biases[0]) for i in biased], logits)] += torch.from_numpy(biases).to(
+            logits.device
+        )
+
+
+def _rows_and_tokens(tokens_of: Sequence[tuple[int, Sequence[int] | np.ndarray]], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the index of tokens of rows: int64 `[n]` each, on the device of `logits`."""
+    rows = np.repeat([row for row, _ in tokens_of], [len(tokens) for _, tokens in tokens_of])
+    tokens = np.concatenate([np.asarray(tokens, dtype=np.int64) for _, tokens in tokens_of])
+    return torch.from_numpy(rows).to(logits.device), torch.from_numpy(tokens).to(logits.device)
 
 
 def apply_penalties(logits: Tensor, states: Sequence[SamplingState], penalised: Sequence[int]) -> None:

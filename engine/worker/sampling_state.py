@@ -70,7 +70,8 @@ class SamplingState:
         self.must_end = False  # in this step the grammar allows nothing but the end
         self._grammars = grammars
         self._counts = TokenCounts()
-        self._bad_words: dict[int | None, list[tuple[int, ...]]]  # by the last token but one
+        self._bad_words: dict[int, list[tuple[int, ...]]]  # those of several tokens, by the last token but one
+        self._bad_tokens: list[int]
         self._set_bad_words(bad_word_ids)
 
     @property
@@ -84,12 +85,22 @@ class SamplingState:
     @property
     def changes_logits(self) -> bool:
         """True if a rule before the temperature changes the logits."""
-        return self.params.changes_logits or bool(self._bad_words)
+        return self.params.changes_logits or self._has_bad_words
 
     @property
     def only_argmax(self) -> bool:
         """True if the token is the argmax of the raw logits and no log probabilities are asked for."""
-        return self.params.plain and not self._bad_words
+        return self.params.plain and not self._has_bad_words
+
+    @property
+    def _has_bad_words(self) -> bool:
+        return bool(self._bad_words or self._bad_tokens)
+
+    @cached_property
+    def biases(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of logit_bias, int64 `[n]`, and what is added to their logits, float32 `[n]`."""
+        biases = self.params.logit_bias or {}
+        return np.array(list(biases), dtype=np.int64), np.array(list(biases.values()), dtype=np.float32)
 
     @cached_property
     def processors(self) -> list[LogitsProcessor]:
@@ -113,8 +124,10 @@ class SamplingState:
 
     def _set_bad_words(self, words: Sequence[Sequence[int]]) -> None:
         self._bad_words = {}
+        self._bad_tokens = [word[0] for word in words if len(word) == 1]
         for word in words:
-            self._bad_words.setdefault(word[-2] if len(word) > 1 else None, []).append(tuple(word))
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append(tuple(word))
 
     def token_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct tokens of the sequence, int64 `[n]`, and how often the answer has each, float32 `[n]`."""
@@ -136,10 +149,9 @@ class SamplingState:
     def banned_tokens(self) -> list[int]:
         """Return the tokens that would complete a bad word or end the answer before min_tokens."""
         early = self.num_output_tokens < self.params.min_tokens and not self.must_end
-        banned = list(self.end_ids) if early else []
-        if self._bad_words:
-            banned += [word[-1] for word in self._bad_words.get(None, ())]
-            following = self._bad_words.get(self.token_ids[-1], ()) if self.num_output_tokens else ()
+        banned = [*self.end_ids, *self._bad_tokens] if early else list(self._bad_tokens)
+        if self._bad_words and self.num_output_tokens:
+            following = self._bad_words.get(self.token_ids[-1], ())
             banned += [word[-1] for word in following if self._ends_with(word[:-1])]
         return banned
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -97,10 +98,39 @@ def test_ngrams_may_end_in_a_token_of_the_list() -> None:
     assert NoRepeatNGrams(3, 100, [5, 3]) == NoRepeatNGrams(3, 100, {3, 5})
 
 
-@pytest.mark.parametrize("arguments", [{"ngram_size": 0}, {"ngram_size": 2.0}, {"ngram_size": 3, "window_size": True}, {}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"ngram_size": 0},
+        {"ngram_size": 2.0},
+        {"ngram_size": 3, "window_size": True},
+        {},
+        {"ngram_size": 3, "window_size": 5000},
+        {"ngram_size": 10**5000},
+        {"ngram_size": 3, "whitelist_token_ids": range(1 << 21)},
+    ],
+)
 def test_ngrams_of_no_size_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(InputError, match="no_repeat_ngrams"):
         make_processors({NO_REPEAT_NGRAMS: arguments})
+
+
+def test_lists_of_tokens_are_limited():
+    for arguments in ({"tokens": range(1 << 15)}, {"first": range(1 << 15)}, {"tokens": 5}):
+        with pytest.raises(InputError, match="suppress_tokens"):
+            make_processors({"suppress_tokens": arguments})
+    with pytest.raises(InputError, match="allowed_tokens"):
+        make_processors({"allowed_tokens": {"tokens": range(1 << 21)}})
+
+
+def test_the_cost_of_a_step_is_bounded():
+    """The worst answer for the widest window: every n-gram equals the last one."""
+    answer, row = [7] * 100_000, torch.zeros(VOCAB)
+    started = time.thread_time()
+    for _ in range(5):
+        NoRepeatNGrams(2048, 4096)(answer, row)
+    assert time.thread_time() - started < 0.25
+    assert row.isneginf().nonzero().tolist() == [[7]]
 
 
 def test_rules_of_different_requests_do_not_mix() -> None:

@@ -114,6 +114,24 @@ def test_bad_words_and_biases_change_what_is_said(world, toy):
     assert list(bad_word_ids("ab", Letters())) == [(70, 71), (5, 70, 71)]
 
 
+@pytest.mark.parametrize(
+    ("params", "param", "option"),
+    [
+        ({"bad_words": ["x" * (4 << 20)]}, "bad_words", "max_sampling_chars"),
+        ({"stop": ["ab" * 20] * 1000}, "stop", "max_sampling_chars"),
+        ({"prompt_logprobs": 1000}, "prompt_logprobs", "max_logprobs"),
+        ({"logprobs": 21}, "logprobs", "max_logprobs"),
+        ({"logprobs": 20, "n": 65}, "logprobs", "max_logprobs"),
+    ],
+)
+def test_what_would_keep_the_loop_busy_is_refused(world, params, param, option):
+    (refused,) = world.answers(["hello"], SamplingParams(**params))
+    assert (refused.error.code, refused.error.param) == ("invalid_input", param)
+    assert option in refused.error.message
+    assert len(refused.error.message) < 300
+    assert world.answers(["hello"], SamplingParams(temperature=0.0, max_tokens=3))[0].error is None
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=2, prompt_logprobs=2, n=2)
