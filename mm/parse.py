@@ -105,7 +105,7 @@ class MultiModalDataParser:
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}")
         if data is None and media.uuid is None:
-            raise MediaError(modality, index, "its data is missing; give it, or the uuid of an item that was sent before")
+            raise MediaError(modality, index, "it is missing; give its data, or the uuid of an earlier item")
         spec = self.embeddings.get(modality)
         if spec is not None and not isinstance(data, EmbeddingItem):
             rows = read_embeddings(modality, data, spec)

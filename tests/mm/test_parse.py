@@ -140,7 +140,7 @@ def test_uint8_tensors_are_pixels():
         ([torch.ones(3, 8), "x.png"], "image 1: embeddings must be a dense tensor"),
         ({"image_embeds": torch.ones(3, 8, dtype=torch.int32)}, "image 0: embeddings must be floating point"),
         ({"image_embeds": torch.ones(3, 8), "grid": 1}, "image 0: embeddings need exactly the keys image_embeds"),
-        ({"image_embeds": "x"}, "image 0: image_embeds is a tensor"),
+        ({"image_embeds": "x"}, "image 0: image_embeds must be a tensor"),
         ([Media(torch.ones(2, 3, 8))], "image 0: it holds rows of 2 items"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_name_is_a_text(uuid, said):
     ("value", "reason"),
     [
         (torch.ones(4, 8), "need their grids"),
-        ({"image_embeds": torch.ones(4, 8)}, "exactly image_embeds and image_grid_thw"),
+        ({"image_embeds": torch.ones(4, 8)}, "exactly the keys image_embeds and image_grid_thw"),
         ({"image_embeds": torch.ones(5, 8), "image_grid_thw": [[1, 4, 4]]}, "its grids make 4 rows"),
         ({"image_embeds": [torch.ones(5, 8)], "image_grid_thw": [[1, 4, 4]]}, "5 rows were given but its grid"),
         ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw names 2"),

@@ -202,7 +202,7 @@ def test_vocabulary_without_language_tokens(whisper: Path, tmp_path: Path) -> No
     some = changed(whisper, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
     found = heard(some, [(make_audio(seed), 16_000) for seed in range(3)])
     assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
-    with pytest.raises(InputError, match="language='fr' is not one"):
+    with pytest.raises(InputError, match="language='fr' is unknown"):
         heard(some, (make_audio(), 16_000), language="fr")
 
 
