@@ -157,6 +157,16 @@ def short_repr(value: object, limit: int = _MAX_VALUE) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def utf8(text: str, param: str = "prompt") -> str:
+    """Return a text; InputError if it is not valid UTF-8. `param`: its name in the error."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"{short_repr(param, 100)[1:-1]} has a lone surrogate (half a character) at position {error.start}; remove it"
+        raise InputError(reason, param=param[:100]) from None
+    return text
+
+
 def one_line(text: str) -> str:
     """Return the text with every run of whitespace as one space."""
     return " ".join(text.split())

@@ -78,6 +78,7 @@ class ProcessingInfo(Protocol):
     """
 
     modalities: tuple[str, ...]
+    text_placeholders: Mapping[str, int]  # placeholders that prompts spell as plain text -> their token
     placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
     prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
     decode_spec: DecodeSpec  # how its items are decoded

@@ -32,7 +32,7 @@ class BaseProcessingInfo(ABC):
 
     Class attributes:
 
-        modalities, prompt_attention, chat_template: as in ProcessingInfo.
+        modalities, prompt_attention, text_placeholders, chat_template: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         default_kwargs: options of the family, which the caller's override.
@@ -48,6 +48,7 @@ class BaseProcessingInfo(ABC):
 
     modalities: tuple[str, ...] = ()
     prompt_attention: str = "causal"
+    text_placeholders: Mapping[str, int] = {}
     placeholders: Mapping[str, tuple[str | int, ...]] = {}
     valid_kwargs: ValidKwargs = {}
     default_kwargs: Mapping[str, Any] = {}

@@ -27,6 +27,10 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
     mel_defaults = MelSpec(num_mel_bins=80)
 
     @property
+    def text_placeholders(self) -> Mapping[str, int]:  # type: ignore[override]
+        return {PLACEHOLDER: self.placeholder_ids["audio"]}
+
+    @property
     def stack_factor(self) -> int:
         return int(self.files.config.get("stack_factor", 8))
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import CheckpointError, InputError
+from ...mm.errors import CheckpointError, InputError, utf8
 from ..files import read_json
 from .token_bounds import TokenBounds, read_token_bounds, unknown_id
 
+_WINDOW = 32  # ids that are decoded again while their text ends in an incomplete character
+_MAX_CHARACTERS = 16 << 20  # of a rendered prompt
 _REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 
 
@@ -30,44 +32,54 @@ class Tokenizer:
     def __init__(self, path: str | Path) -> None:
         self._backend = _load(Path(path))
         self.specials = self._backend.specials  # text -> id
+        self.control = self._backend.control  # text -> id; `specials`, and added tokens that text alone cannot form
+        self._control_ids = frozenset(self.control.values())
         self.all_special_ids = frozenset(self.specials.values())
         self.vocab_size = self._backend.vocab_size
         self.special_tokens = _named_specials(Path(path))  # "bos_token" -> text, and so on, for chat templates
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
-        return self._backend.trusted(_utf8(text), add_special_tokens)
+        return self._backend.trusted(utf8(text), add_special_tokens)
 
     def encode_ordinary(self, text: str) -> list[int]:
-        """Return ids of untrusted text: never a special token, whatever it spells."""
-        return self._backend.plain(_utf8(text))
+        """Return ids of untrusted text: never a control token, whatever it spells."""
+        return self._backend.plain(utf8(text))
 
-    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
-        """Return ids of concatenated pieces; a special token is recognised within a piece but never across two.
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]], slots: Mapping[str, int] = {}) -> list[int]:
+        """Return ids of concatenated pieces `(text, trusted)`.
 
-        Ordinary text is tokenised across pieces, so the ids do not depend on where it was cut. A piece of one character among
-        several is text: a special token of one character cannot be cut in two.
+        Control tokens, and the texts `slots` with their ids, are recognised in trusted text. Adjacent trusted pieces are one.
+        All other text is tokenised across pieces, so its ids do not depend on where it was cut.
         """
-        if len(pieces) == 1:
-            ids = self.encode(pieces[0], add_special_tokens=False)
-            if sum(map(self.is_special_token, ids)) == len(self._split.findall(pieces[0])):
-                return ids  # otherwise the normaliser turned ordinary text into a special token
+        control = {**self.control, **slots}
+        split = _splitter(control) if slots else self._split
+        runs = [("".join(text for text, _ in run), trusted) for trusted, run in groupby(pieces, lambda piece: piece[1])]
+        parts = [
+            (part, trusted and part in control) for text, trusted in runs for part in (split.split(text) if trusted else [text])
+        ]
+        found = [part for part, is_control in parts if is_control]
+        text = "".join(text for text, _ in runs)
+        if not slots and found == split.findall(text):
+            ids = self.encode(text, add_special_tokens=False)
+            if [number for number in ids if number in self._control_ids] == [control[part] for part in found]:
+                return ids  # otherwise the normaliser turned ordinary text into a control token
         ids = []
-        pending = ""
-        for part, whole in ((part, part == piece) for piece in pieces for part in self._split.split(piece)):
-            if part in self.specials and not (whole and len(part) == 1 and len(pieces) > 1):
-                ids += [*self.encode_ordinary(pending), self.specials[part]]
-                pending = ""
-            else:
-                pending += part
-        return ids + self.encode_ordinary(pending)
+        for is_control, run in groupby(parts, lambda part: part[1]):
+            texts = [text for text, _ in run]
+            ids += [control[text] for text in texts] if is_control else self.encode_ordinary("".join(texts))
+        return ids
 
     def remove_special_tokens(self, text: str) -> str:
         """Remove special tokens from a text, also those that the removal of others creates."""
-        before = None
-        while self.specials and before != text:
-            before, text = text, "".join(part for part in self._split.split(text) if part not in self.specials)
-        return text
+        return _remove(text, self.specials)
+
+    def max_characters(self, num_tokens: int | None) -> int:
+        """Return a limit on the characters of a text of so many tokens, from the longest token's length."""
+        longest = self._token_bounds.characters
+        if num_tokens is None or longest is None:
+            return _MAX_CHARACTERS
+        return min(max(num_tokens * longest, 1 << 20), _MAX_CHARACTERS)
 
     def min_tokens(self, text: str) -> int:
         """Return a lower bound on the number of tokens of a text without encoding it, from the longest token's length.
@@ -100,7 +112,7 @@ class Tokenizer:
 
     @cached_property
     def _split(self) -> re.Pattern[str]:
-        return _splitter(self.specials)
+        return _splitter(self.control)
 
 
 class StreamDecoder:
@@ -123,10 +135,18 @@ class StreamDecoder:
         self._ids += new_ids
         text = self._decode(self._ids)
         if text.endswith(_REPLACEMENT):
-            return self._emit(text[:-1])
+            new = self._emit(text[:-1])
+            return new + self._shorten(text) if len(self._ids) - self._context > 2 * _WINDOW else new
         new = self._emit(text)
         self._ids = self._ids[self._context :]
         self._context, self._sent = len(self._ids), len(self._decode(self._ids))
+        return new
+
+    def _shorten(self, text: str) -> str:
+        """Drop the first of many ids whose text stays incomplete: a character has at most four bytes."""
+        tail = self._decode(self._ids[-_WINDOW:])
+        new = "" if tail.endswith(_REPLACEMENT) and len(tail) > _WINDOW // 4 else self._emit(text)
+        self._ids, self._context, self._sent = self._ids[-_WINDOW:], 0, len(tail) - (not new)
         return new
 
     def flush(self) -> str:
@@ -156,7 +176,10 @@ class _Fast:
         self._plain.encode_special_tokens = True
         added = self._trusted.get_added_tokens_decoder()
         self.specials = {token.content: int(number) for number, token in added.items() if token.special}
-        self._control = frozenset(self.specials.values())
+        vocab = self._trusted.get_vocab(with_added_tokens=False)
+        self.control = {token.content: number for number, token in added.items() if token.special or token.content not in vocab}
+        self._control = frozenset(self.control.values())
+        self._plain.add_special_tokens([added[number] for number in self._control])  # `encode_special_tokens` is for these
         self.vocab_size = int(self._trusted.get_vocab_size())
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -206,7 +229,7 @@ class _Tekken:
         self._tekken = Tekkenizer.from_file(path)
         self._policies = SpecialTokenPolicy
         ids = range(self._tekken.num_special_tokens)
-        self.specials = {self._tekken.id_to_piece(number): number for number in ids}
+        self.specials = self.control = {self._tekken.id_to_piece(number): number for number in ids}
         self.vocab_size = int(self._tekken.n_words)
         self._split = _splitter(self.specials)
 
@@ -254,18 +277,24 @@ class _Pieces:
         return self.encode(text)
 
 
+def _remove(text: str, literals: Collection[str]) -> str:
+    """Return a text without these, also without those that the removal of others creates, in one pass."""
+    if not literals:
+        return text
+    lengths = {
+        end: sorted({len(one) for one in literals if one[-1] == end}, reverse=True) for end in {one[-1] for one in literals}
+    }
+    kept: list[str] = []
+    for char in "".join(part for part in _splitter(literals).split(text) if part not in literals):
+        kept.append(char)
+        count = next((n for n in lengths.get(char, ()) if "".join(kept[-n:]) in literals), 0)
+        del kept[len(kept) - count :]
+    return "".join(kept)
+
+
 def _splitter(specials: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern whose `split` cuts a text at special tokens and keeps them."""
     return re.compile("(" + "|".join(map(re.escape, sorted(specials, key=len, reverse=True))) + ")")
-
-
-def _utf8(text: str) -> str:
-    """Return the text; InputError if it is not valid UTF-8 (a lone surrogate)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"the text has a lone surrogate (half a character) at position {error.start}; remove it") from None
-    return text
 
 
 def _load(path: Path) -> _Fast | _Tekken:

@@ -79,7 +79,7 @@ def test_no_encoding_is_shorter(name: str, tokenizers_by_name: dict[str, Tokeniz
     least = tok.min_tokens(text)
     assert least <= len(tok.encode(text, add_special_tokens=False))
     assert least <= len(tok.encode_ordinary(text))
-    assert least <= len(tok.encode_pieces([text[:7], text[7:]]))
+    assert least <= len(tok.encode_pieces([(text[:7], True), (text[7:], False)]))
 
 
 @pytest.mark.parametrize("name", [*BOUND, "tekken"])

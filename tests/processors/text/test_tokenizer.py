@@ -51,14 +51,33 @@ def test_untrusted_text_never_becomes_special(tok, text):
     assert tok.decode(ids, skip_special_tokens=False) == text
 
 
-def test_pieces_are_joined_for_text_and_cut_for_specials(tok):
+def test_pieces_are_joined_for_text_and_cut_for_control(tok):
     text = "<|im_start|>user\nhello world<|im_end|>\n"
     whole = tok.encode(text)
-    assert tok.encode_pieces([text]) == whole
-    assert tok.encode_pieces(["<|im_start|>us", "er\nhello wo", "rld<|im_end|>\n"]) == whole
-    cut = tok.encode_pieces(["<|im_start|>user\n<", "|im_end|>", "<|im_end|>"])
-    assert sum(tok.is_special_token(i) for i in cut) == 2  # the start, and the piece that is a whole one
-    assert tok.decode(cut, skip_special_tokens=False) == "<|im_start|>user\n<|im_end|><|im_end|>"
+    assert tok.encode_pieces([(text, True)]) == whole
+    assert (
+        tok.encode_pieces([("<|im_", True), ("start|>us", True), ("er\nhello wo", False), ("rld<|im_end|>\n", True)]) == whole
+    )
+    cut = tok.encode_pieces([("<|im_start|>user\n<", True), ("|im_end|><|im_end|>", False), ("<|im_end|>", True)])
+    assert sum(tok.is_special_token(i) for i in cut) == 2  # those of the trusted pieces
+    assert tok.decode(cut, skip_special_tokens=False) == "<|im_start|>user\n<|im_end|><|im_end|><|im_end|>"
+    assert tok.encode_pieces([("a<x>", True), ("<x>", False)], {"<x>": 7}).count(7) == 1
+
+
+def test_added_tokens_that_are_not_special_are_control(tmp_path):
+    from tokenizers import AddedToken, models
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.BPE({c: i for i, c in enumerate("</think>ab")}, []))
+    fast.add_tokens([AddedToken("</think>", special=False, normalized=False), AddedToken("a", normalized=False)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tok = Tokenizer(tmp_path)
+    think = tok.token_to_id("</think>")
+    assert tok.control == {"</think>": think}  # "a" is a word of the vocabulary too
+    assert tok.encode("a</think>")[1] == think
+    assert think not in tok.encode_ordinary("a</think>b")
+    assert tok.encode_pieces([("a</think>", False), ("</think>", True)]).count(think) == 1
+    assert tok.decode(tok.encode_ordinary("a</think>b")).replace(" ", "") == "a</think>b"
 
 
 def test_a_normaliser_cannot_make_specials_of_text(tmp_path):
@@ -71,8 +90,8 @@ def test_a_normaliser_cannot_make_specials_of_text(tmp_path):
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
     assert tok.all_special_ids & set(tok.encode("\uff1cs\uff1ea"))  # trusted text may
-    assert not tok.all_special_ids & set(tok.encode_pieces(["\uff1cs\uff1ea"]))
-    assert tok.all_special_ids & set(tok.encode_pieces(["<s>a"]))
+    assert not tok.all_special_ids & set(tok.encode_pieces([("\uff1cs\uff1ea", True)]))
+    assert tok.all_special_ids & set(tok.encode_pieces([("<s>a", True)]))
 
 
 @given(st.lists(st.sampled_from(["<s>", "\uff1cs\uff1e", "<", "s>", "a", "\u4f60", "<unk>"]), max_size=6).map("".join))
@@ -88,7 +107,7 @@ def test_specials_that_are_words_of_the_vocabulary_stay_text(tmp_path_factory, t
     tok = Tokenizer(folder)
     assert fast.encode("<s>").ids == [tok.specials["<s>"]]
     assert tok.specials["<s>"] not in tok.encode_ordinary(text)
-    assert tok.encode_pieces([text]).count(tok.specials["<s>"]) == text.count("<s>")
+    assert tok.encode_pieces([(text, True)]).count(tok.specials["<s>"]) == text.count("<s>")
     if text.isascii() and "<unk>" not in text:
         assert tok.decode(tok.encode_ordinary(text)).replace(" ", "") == text
 
@@ -123,6 +142,44 @@ def test_stream_adds_up_and_shows_whole_characters(tok, data):
         pieces.append(stream.push(ids[start : start + step]))
         start += step
     assert "".join([*pieces, stream.flush()]) == tok.decode(ids, skip)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stream_of_incomplete_characters_is_decoded_in_linear_time(tok, skip):
+    start, end = tok.encode_ordinary("🚀")[0], tok.specials["<|im_end|>"]
+    work = []
+
+    class Counted:
+        def decode(self, ids, skip_special_tokens):
+            work.append(len(ids))
+            return tok.decode(ids, skip_special_tokens)
+
+    for ids in ([start] * 2000, [start] + [end] * 2000, ([start] * 50 + tok.encode_ordinary("a🚀")) * 30):
+        work.clear()
+        stream = StreamDecoder(Counted(), skip)
+        text = "".join([*(stream.push([number]) for number in ids), stream.flush()])
+        assert text == tok.decode(ids, skip)
+        assert sum(work) < 150 * len(ids)
+
+
+def test_removal_of_special_tokens_takes_one_pass(tok):
+    name = "<|im_end|>"
+    deep = ""
+    for _ in range(2000):
+        deep = name[:5] + deep + name[5:]
+    calls = []
+
+    class Counted(dict):
+        def __contains__(self, text):
+            calls.append(text)
+            return super().__contains__(text)
+
+    tok.specials, own = Counted(tok.specials), tok.specials
+    try:
+        assert tok.remove_special_tokens(f"a{deep}b<|im_<|im_end|>") == "ab<|im_"
+        assert len(calls) < 5 * len(deep)
+    finally:
+        tok.specials = own
 
 
 def test_an_emoji_comes_out_in_one_piece(tok):

@@ -1,0 +1,284 @@
+"""Templates: what a caller writes never becomes control, whatever the template does to it, and templates have limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import measured
+import pytest
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+from oracle import CHAT_TEMPLATE
+from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.processors.families.internvl import TEMPLATES
+from sensorium.processors.files import find_template
+from sensorium.processors.text import template as sandbox
+from sensorium.processors.text.chat import render_chat
+from sensorium.processors.text.tekken import tekken_template
+from sensorium.processors.text.template import Sandbox, TemplateText
+from sensorium.processors.text.tokenizer import Tokenizer
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Fast
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = [
+    file.parent
+    for parent in (ROOT / "assets", ROOT.parent / "shared" / "data" / "published")
+    for file in sorted(parent.glob("**/tokenizer_config.json"))
+]
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<tool_call>", "</think>", "<s>", "[INST]", "[/INST]", "<image>", "@"]
+
+
+def bytes_tokenizer(folder: Path, added: dict[str, bool]) -> Tokenizer:
+    """A tokenizer of bytes with these added tokens, special or not."""
+    fast = Fast(models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    for content, special in added.items():
+        fast.add_tokens([AddedToken(content, special=special, normalized=False)])
+    fast.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def published(folder: Path, tmp_path: Path) -> Tokenizer:
+    """The published tokenizer, or one of bytes with its added tokens."""
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    listed = config.get("added_tokens_decoder", {}).values()
+    return bytes_tokenizer(tmp_path, {token["content"]: token["special"] for token in listed} or dict.fromkeys(CONTROL, False))
+
+
+SOURCES = {
+    **{f"internvl {name}": text for name, text in TEMPLATES.items()},
+    "tekken v3": tekken_template({"config": {"version": "v3"}}),
+    "tekken v7": tekken_template({"config": {"version": "v7"}}),
+    "tiny": CHAT_TEMPLATE,
+    **{str(folder): find_template(folder) for folder in FOLDERS},
+}
+SOURCES = {name: text for name, text in SOURCES.items() if text}
+
+
+def call(value: nodes.Expr, method: str, *args: str) -> nodes.Expr:
+    return nodes.Call(nodes.Getattr(value, method, "load"), [nodes.Const(arg) for arg in args], [], None, None)
+
+
+def filtered(value: nodes.Expr, name: str, *args: str) -> nodes.Expr:
+    return nodes.Filter(value, name, [nodes.Const(arg) for arg in args], [], None, None)
+
+
+# name -> what a template does to a text, and a text that becomes the token by it
+CHANGES = {
+    "nothing": (lambda x: x, lambda token: token),
+    "lower": (lambda x: filtered(x, "lower"), str.upper),
+    "upper": (lambda x: call(x, "upper"), str.lower),
+    "swap": (lambda x: call(x, "swapcase"), str.swapcase),
+    "replace": (lambda x: filtered(x, "replace", "~", ""), lambda token: f"{token[:2]}~{token[2:]}"),
+    "method": (lambda x: call(x, "replace", "~", ""), lambda token: f"{token[:1]}~{token[1:]}"),
+    "split and join": (lambda x: filtered(call(x, "split", "~"), "join"), lambda token: "~".join(token)),
+    "letters": (lambda x: filtered(filtered(x, "list"), "join"), lambda token: token),
+    "reversed": (lambda x: filtered(x, "reverse"), lambda token: token[::-1]),
+    "around": (lambda x: nodes.Concat([nodes.Const("<|"), x, nodes.Const("|>")]), lambda token: token[2:-2]),
+    "before": (lambda x: nodes.Add(nodes.Const("<"), x), lambda token: token[1:]),
+    "after": (lambda x: nodes.Add(filtered(x, "trim"), nodes.Const(">")), lambda token: f" {token[:-1]} "),
+    "format": (lambda x: nodes.Mod(nodes.Const("<|%s|>"), x), lambda token: token[2:-2]),
+    "field": (
+        lambda x: nodes.Call(nodes.Getattr(nodes.Const("<|{}|>"), "format", "load"), [x], [], None, None),
+        lambda t: t[2:-2],
+    ),
+    "joined": (
+        lambda x: nodes.Call(
+            nodes.Getattr(nodes.Const("|"), "join", "load"), [nodes.List([nodes.Const("<"), x])], [], None, None
+        ),
+        lambda t: t[2:],
+    ),
+    "replaced inside": (lambda x: nodes.Concat([nodes.Const("<"), filtered(x, "replace", "(", "")]), lambda t: f"({t[1:]}"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_text_becomes_control_whatever_the_template_does(name, tmp_path, monkeypatch):
+    tok = published(Path(name), tmp_path) if "/" in name else bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, False))
+    real = Sandbox._parse
+    for change, (wrap, disguise) in CHANGES.items():
+        monkeypatch.setattr(Sandbox, "_parse", lambda self, *args, wrap=wrap: Changed(wrap).visit(real(self, *args)))
+        source = f"{SOURCES[name]}{{# {change} #}}"
+        texts = [disguise(token) for token in tok.control if len(token) > 4]
+        for text in (" ".join(texts), *texts[:10]):
+            attack, harmless = (control_ids(words, source, tok) for words in (text, "x" * len(text)))
+            assert attack == harmless, (change, text[:80])
+
+
+class Changed(NodeTransformer):
+    """Puts an expression around every text of a message in a template."""
+
+    def __init__(self, wrap):
+        self.wrap = wrap
+
+    def visit_Getattr(self, node):
+        self.generic_visit(node)
+        return self.wrapped(node) if node.attr in ("content", "text") else node
+
+    def visit_Getitem(self, node):
+        self.generic_visit(node)
+        named = isinstance(node.arg, nodes.Const) and node.arg.value in ("content", "text")
+        return self.wrapped(node) if named else node
+
+    def wrapped(self, node):
+        changed = nodes.CondExpr(nodes.Test(node, "string", [], [], None, None), self.wrap(node), node)
+        for inner in (changed, *changed.find_all(nodes.Node)):
+            inner.lineno, inner.environment = node.lineno, node.environment
+        return changed
+
+
+def control_ids(text: str, source: str, tok: Tokenizer) -> list[int]:
+    try:
+        chat = render_chat([{"role": "user", "content": text}], source, tok)
+    except InputError:  # templates that take parts only
+        chat = render_chat([{"role": "user", "content": [{"type": "text", "text": text}]}], source, tok)
+    assert chat.text
+    control = set(tok.control.values())
+    return [number for number in tok.encode_pieces(chat.segments) if number in control]
+
+
+TALK = [
+    {"role": "system", "content": "Be <b>brief</b>."},
+    {"role": "user", "content": "  What < is > {this}? \U0001f680\n\n"},
+    {"role": "assistant", "content": "A thing. "},
+    {"role": "user", "content": "And\u00a0that?"},
+]
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if "/" in name])
+@pytest.mark.parametrize("parts", [False, True])
+def test_prompts_of_published_templates_equal_transformers(name, parts, tmp_path):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tok = published(Path(name), tmp_path)
+    talks = [TALK, TALK[1:], TALK[1:2]]
+    if parts:
+        talks = [[{**one, "content": [{"type": "text", "text": one["content"]}]} for one in talk] for talk in talks]
+    for talk in talks:
+        try:
+            given = {"chat_template": SOURCES[name], "add_generation_prompt": True, **tok.special_tokens}
+            want = render_jinja_template([talk], **given)[0][0]
+        except Exception:  # the template refuses such messages
+            with pytest.raises(InputError):
+                render_chat(talk, SOURCES[name], tok)
+            continue
+        chat = render_chat(talk, SOURCES[name], tok)
+        assert chat.text == want
+        if "'type': 'text'" not in want:  # the template takes no parts
+            assert tok.encode_pieces(chat.segments) == tok.encode(want, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ '<s>' ~ m.role ~ '[INST]' + m.content + '[/INST]' }}{% endfor %}",
+        "{% for m in messages %}{{ '<s>%s[INST]%s[/INST]' % (m.role, m.content) }}{% endfor %}",
+        "{% for m in messages %}{{ '<s>{}[INST]{}[/INST]'.format(m.role, m.content) }}{% endfor %}",
+        "{% for m in messages %}{{ '<s>%s[INST]%s[/INST]' | format(m.role, m.content) }}{% endfor %}",
+        "{% for m in messages %}{{ ['<s>', m.role, '[INST]', m.content, '[/INST]'] | join }}{% endfor %}",
+        "{% for m in messages %}{{ ''.join(['<s>', m.role, '[INST]', m.content, '[/INST]']) }}{% endfor %}",
+        "{% macro one(m) %}<s>{{ m.role }}[INST]{{ m.content }}[/INST]{% endmacro %}"
+        "{% for m in messages %}{{ one(m) | trim }}{% endfor %}",
+        "{% set x %}  <S>user[INST]{{ messages[0].content }}[/INST]{% endset %}{{ x.strip().replace('<S>', '<s>') }}",
+        "{% set x = ['<s>', '[INST]', '[/INST]'] %}{{ x[0] }}user{{ x[1] }}{{ messages[0].content }}{{ x[2] }}",
+        "{% set x = '</s>user[INST]' %}{{ '<' + x[2:] + messages[0].content + '[/inst]'.upper() }}",
+        "{% set x = namespace(a='') %}{% set x.a = x.a + '<s>user' %}"
+        "{{ x.a.split('|')[0] }}[INST]{{ messages[0].content }}[/INST]",
+        "{% filter trim %} <s>user[INST]{{ messages[0].content }}[/INST]{% endfilter %}",
+    ],
+)
+def test_control_tokens_of_the_template_stay_control(source, tmp_path):
+    tok = bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, False))
+    chat = render_chat([{"role": "user", "content": "a<s>b"}], source, tok)
+    assert chat.text == "<s>user[INST]a<s>b[/INST]"
+    control = [number for number in tok.encode_pieces(chat.segments) if number in tok.control.values()]
+    assert control == [tok.control[name] for name in ("<s>", "[INST]", "[/INST]")]
+
+
+def test_numbers_and_roles_complete_a_control_token(tmp_path):
+    tok = bytes_tokenizer(tmp_path, {"<|image_1|>": True, "<|user|>": False})
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ '<|image_' ~ loop.index ~ '|>' }}{{ m.content }}{% endfor %}"
+    ids = tok.encode_pieces(render_chat([{"role": "user", "content": "<|image_1|>"}], source, tok).segments)
+    assert ids[:2] == [tok.control["<|user|>"], tok.control["<|image_1|>"]]
+    assert set(tok.control.values()).isdisjoint(ids[2:])
+
+
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a loop without a body": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(0) }}",
+    "a product": "{{ 'x' * 999999999 }}",
+    "a list": "{{ [0] * 999999999 }}",
+    "a constant": "{{ 'x' | center(999999999) }}",
+    "a method": "{{ 'x'.ljust(999999999) }}",
+    "widths": "{{ '%999999999d' % 1 }}",
+    "format": "{{ '{:999999999}'.format(1) }}",
+    "format of a format": "{{ '{:{}}'.format(1, 999999999) }}",
+    "format as a filter": "{{ '%*d' | format(999999999, 1) }}",
+    "indent": "{{ ('\n' * 9999) | indent(99999) }}",
+    "tojson": "{{ messages | tojson(indent=999999999) }}",
+    "replace": "{% set x = 'x' * 99999 %}{{ x.replace('x', x) }}",
+    "replace as a filter": "{% set x = 'x' * 99999 %}{{ x | replace('x', x) }}",
+    "join": "{% set x = 'x' * 99999 %}{{ range(99999) | join(x) }}",
+    "join as a method": "{% set x = 'x' * 99999 %}{{ x.join(x) }}",
+    "tabs": "{{ ('\t' * 99999).expandtabs(99999) }}",
+    "doubling": "{% set x = namespace(a='xx') %}{% for i in range(99) %}{% set x.a = x.a + x.a %}{% endfor %}",
+    "doubling by ~": "{% set x = namespace(a='xx') %}{% for i in range(99) %}{% set x.a = x.a ~ x.a %}{% endfor %}",
+    "doubling a block": "{% set x = 'xx' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 40,
+    "nested lists": "{% set x = namespace(a=[0]) %}{% for i in range(99) %}{% set x.a = [x.a, x.a] %}{% endfor %}{{ x.a }}",
+    "nested objects": "{% set x = namespace(a=0) %}"
+    "{% for i in range(99) %}{% set x.a = {1: x.a, 2: x.a} %}{% endfor %}{{ x.a }}",
+    "nested by dict": "{% set x = namespace(a=0) %}"
+    "{% for i in range(99) %}{% set x.a = dict(a=x.a, b=x.a) %}{% endfor %}{{ x.a }}",
+    "powers": "{{ 10 ** (10 ** 10) }}",
+    "squares": "{% set x = namespace(a=9) %}{% for i in range(99) %}{% set x.a = x.a * x.a %}{% endfor %}",
+    "filters": "{% for i in range(99999) %}{{ range(99999) | list | sort | length }}{% endfor %}",
+    "deep source": "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}",
+    "a large source": "x" * (1 << 20) + "x",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_templates_have_limits(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.5)
+    tok = bytes_tokenizer(tmp_path, {})
+    messages = [{"role": "user", "content": "x"}]
+    with measured.allocating_at_most(64 << 20), pytest.raises((InputError, CheckpointError)) as caught:
+        render_chat(messages, ENDLESS[name], tok, max_model_len=4096)
+    assert len(str(caught.value)) < 400
+
+
+def test_errors_name_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.1)
+    tok = bytes_tokenizer(tmp_path, {})
+    with pytest.raises(InputError, match=r"takes more than 0\.1 s") as caught:
+        render_chat([], "{% for i in range(99999) %}{{ range(9999) | list | length }}{% endfor %}", tok)
+    assert caught.value.info.param == "chat_template"
+    with pytest.raises(InputError, match="a prompt of 1048576 characters") as caught:
+        render_chat([], "{{ 'x' * 99999999 }}", tok, max_model_len=2048)
+    assert (caught.value.info.code, caught.value.info.param) == ("too_long", "chat_template")
+
+
+def test_texts_that_templates_make_of_texts_keep_their_marks():
+    text = TemplateText.concat([TemplateText.written("<a> "), "b", TemplateText.written(" <c>")])
+    assert text.pieces() == (("<a> ", True), ("b", False), (" <c>", True))
+    cases = {
+        text.strip("<>"): "a> b <c",
+        text[::-1]: ">c< b >a<",
+        text[4]: "b",
+        text.replace("b", "<c>"): "<a> <c> <c>",
+        text * 2: "<a> b <c><a> b <c>",
+        text.removeprefix("<a>").removesuffix("<c>"): " b ",
+        text.upper(): "<A> B <C>",
+    }
+    for changed, want in cases.items():
+        assert changed == want
+        assert [piece for piece, trusted in changed.pieces() if not trusted] in ([want[4:7]], ["b"], ["B"], ["b", "b"], ["<c>"])
+    assert [one.pieces() for one in text.split()] == [(("<a>", True),), (("b", False),), (("<c>", True),)]
+    assert [one.pieces() for one in text.rsplit("b", 1)] == [(("<a> ", True),), ((" <c>", True),)]
+    assert type(text.swapcase()) is type("-%s" % text) is type(text.zfill(20)) is str  # noqa: UP031
+    assert TemplateText(text).pieces() == (("<a> b <c>", False),)
