@@ -21,7 +21,7 @@ Report = tuple[dict[str, Any], str]
 """A result's JSON fields, among them "finish_reason" and "error" (ErrorInfo or None), and its text."""
 _MAX_DATA_URL = 40  # characters shown of a data: URL
 _MAX_PATH = 4096  # characters shown of a path
-_INTERNAL = {"internal", "engine_dead"}  # codes of errors that are faults of sensorium
+_INTERNAL = {"internal", "engine_dead"}  # error codes that are sensorium's fault, not the caller's
 
 
 def positive_int(text: str) -> int:
@@ -53,13 +53,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, item: str) -> None:
-    help_text = f"{item}, as a path or URL; several run as one batch"
+    help_text = f"{item}, as a path or URL; several files run as one batch"
     parser.add_argument("files", metavar="FILE", type=path_or_url, nargs="+", help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file, one on each line")
 
 
 def print_when_done(args: argparse.Namespace, results: Iterable[tuple[int, T]], report: Callable[[T], Report]) -> int:
-    """Wait for all results, then print one per file. Ctrl-C prints the results there are and ends the process.
+    """Wait for all results, then print one per file. Ctrl-C prints the results so far and ends the process.
 
     Args:
         results: (index of the file, result), in any order.
@@ -101,7 +101,7 @@ def warn_truncated(args: argparse.Namespace, what: str) -> None:
 
 
 def exit_code(errors: Iterable[ErrorInfo | None]) -> int:
-    """Return 0 if there is no error, 1 if one of them is a fault of sensorium, else 2."""
+    """Return 0 if there is no error, 1 if an error is sensorium's fault, else 2."""
     codes = {error.code for error in errors if error is not None}
     return 1 if codes & _INTERNAL else 2 if codes else 0
 
@@ -124,9 +124,9 @@ def display_name(file: str) -> str:
 
 @contextmanager
 def exit_on_interrupt(before_exit: Callable[[], object]) -> Iterator[None]:
-    """On Ctrl-C, call `before_exit` and end the process with 130 without waiting for other threads: a step can take minutes.
+    """On Ctrl-C, call `before_exit` and exit with code 130. Other threads are not awaited, since a step can take minutes.
 
-    It does nothing outside the main thread, which is the only one that gets interrupts.
+    It does nothing outside the main thread, because only the main thread receives interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -68,7 +68,7 @@ def read_answers(folder: Path) -> dict[str, dict[str, str]]:
 
     path = folder / "answers.json"
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist; --media is a folder with images, videos and answers.json", param="media")
+        raise ConfigError(f"{path} does not exist; --media needs a folder with images, videos and answers.json", param="media")
     found: dict[str, dict[str, str]] = json.loads(path.read_text("utf-8"))
     if all(Path(name).suffix in VIDEO_SUFFIXES for name in found):
         raise ConfigError(f"{path} names no image to draw on; add one", param="media")
@@ -76,7 +76,7 @@ def read_answers(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder before the model runs. Raise ConfigError if that fails."""
+    """Create the output folder. Raise ConfigError if that fails."""
     from ..mm.errors import ConfigError
 
     try:
@@ -92,7 +92,7 @@ def message(path: Path, prompt: str) -> list[dict[str, Any]]:
 
 
 def table(expected: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> str:
-    """Return one line per file, with line breaks of an answer as ` / `."""
+    """Return one line per file. Line breaks in an answer become ` / `."""
     rows = [("file", "answer", "expected", "ok")]
     for (name, entry), output in zip(expected.items(), outputs, strict=True):
         answer = answer_text(output)
@@ -133,7 +133,7 @@ def save_annotated(args: argparse.Namespace, expected: dict[str, dict[str, str]]
             with Image.open(path) as file:
                 grid = embedding_grid(args.model, (file.height, file.width))
                 images.append(annotated(file.convert("RGB"), grid, answer_text(output)))
-    sheet = Image.new("RGB", (max(p.width for p in images), sum(p.height for p in images)), "white")
+    sheet = Image.new("RGB", (max(one.width for one in images), sum(one.height for one in images)), "white")
     top = 0
     for image in images:
         sheet.paste(image, (0, top))

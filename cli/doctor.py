@@ -87,7 +87,7 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 
 def required() -> list[str]:
-    """Return the distributions that sensorium requires, from its metadata; only torch if it is not installed itself."""
+    """Return the distributions that sensorium's metadata requires, or only torch if sensorium itself is not installed."""
     try:
         lines = metadata.requires("sensorium") or []
     except metadata.PackageNotFoundError:

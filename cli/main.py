@@ -1,6 +1,6 @@
 """`sensorium`: run a command, and turn errors into one line and an exit code.
 
-Exit codes: 0 success, 1 a fault of sensorium or of the machine, 2 an error that the caller can fix, 130 interrupted.
+Exit codes: 0 success, 1 an error in sensorium or the machine, 2 an error that the caller can fix, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def build_parser(command: str | None) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line, without the program's name, and return the exit code. argparse itself may exit."""
+    """Run a command and return the exit code; argparse itself may exit. `argv` does not include the program's name."""
     words = list(sys.argv[1:] if argv is None else argv)
     args, unknown = build_parser(next((word for word in words if word in COMMANDS), None)).parse_known_args(words)
     if unknown:  # the command's own parser names the right --help

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 2 if an image could not be read; the others are read all the same."""
+    """Return 2 if an image could not be read; the other images are still read."""
     from ..engine.llm import LLM
     from ..pipelines.ocr import QUESTION, ocr_tasks
     from ..pipelines.tasks import as_completed

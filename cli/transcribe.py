@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 2 if a file could not be transcribed; the others are transcribed all the same."""
+    """Return 2 if a file could not be transcribed; the other files are still transcribed."""
     from ..engine.llm import LLM
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks

@@ -1,1 +1,1 @@
-"""WHEN to compute WHAT in WHICH memory: requests, scheduler, caches, runner, sampler, outputs."""
+"""The inference engine: request handling, scheduler, KV and encoder caches, model runner, sampler and outputs."""

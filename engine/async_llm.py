@@ -26,7 +26,7 @@ class AsyncLLM:
 
     Args:
         model: path of a checkpoint's folder, or an `LLM` to share with synchronous callers.
-        max_waiting: maximum number of requests in the engine. Further requests wait before their arguments are read.
+        max_waiting: maximum number of requests in the engine. The prompts of further requests are not read before one ends.
         options: options of `LLM`.
 
     Raises:
@@ -37,10 +37,10 @@ class AsyncLLM:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise ConfigError(f"max_waiting={max_waiting!r} must be an integer, 1 or above")
         if isinstance(model, LLM) and options:
-            raise ConfigError(f"{next(iter(options))} is an option of the LLM that was given; set it there")
+            raise ConfigError(f"{next(iter(options))} is an option of the LLM that you pass; set it when you make that LLM")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._engine_loop = self.llm._engine_loop
-        self._places = _Places(max_waiting)
+        self._slots = _FairSemaphore(max_waiting)
 
     def generate(
         self,
@@ -53,14 +53,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt or one conversation, and yield outputs as the answer grows.
 
-        Closing the generator or cancelling the task aborts the request and frees its memory. A slow consumer gets several
-        steps in one output. A prompt that cannot be served yields one output with `error`.
+        Closing the generator or cancelling the task aborts the request and frees its memory. If the consumer is slow, one
+        output covers several steps. A prompt that cannot be served yields one output with `error`.
 
         Args:
             prompt: a prompt as in `LLM.generate`, or a list of messages.
             request_id: id in every output, and for `abort`. None lets the engine choose one.
-            output_kind: "delta": each output holds the text and tokens since the last one, without an end that a stop string
-                or a repair may still remove. "cumulative": each output holds the answer so far. "final": one output.
+            output_kind: "delta": each output holds the text and tokens since the last one; those that a stop string or a
+                repair may still remove are held back. "cumulative": each output holds the answer so far. "final": one output.
             priority: smaller values are served first.
             chat: with messages, the options of `LLM.chat`: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 
@@ -77,16 +77,16 @@ class AsyncLLM:
             return await anext(outputs)
 
     async def _outputs(self, handle: RequestHandle, kind: str) -> AsyncGenerator[RequestOutput, None]:
-        news = asyncio.Event()
-        await self._places.take()
+        has_output = asyncio.Event()
+        await self._slots.acquire()
         try:
-            handle.ring = news.set
-            self._engine_loop.submit([handle], _Port(asyncio.get_running_loop()), stream=kind != "final")
+            handle.wake = has_output.set
+            self._engine_loop.submit([handle], _LoopPost(asyncio.get_running_loop()), stream=kind != "final")
             try:
                 finished = False
                 while not finished:
-                    await news.wait()
-                    news.clear()
+                    await has_output.wait()
+                    has_output.clear()
                     output = handle.take(delta=kind == "delta")
                     if output is not None:
                         finished = output.finished
@@ -95,7 +95,7 @@ class AsyncLLM:
                 if not handle.builder.finished:
                     self._engine_loop.drop(handle)
         finally:
-            self._places.give()
+            self._slots.release()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ids are ignored."""
@@ -110,7 +110,7 @@ class AsyncLLM:
         await asyncio.wrap_future(self._engine_loop.wake_up())
 
     def close(self) -> None:
-        """End every request with an error, and the engine's threads. Wait for the running step."""
+        """Wait for the running step, then end every request with an error and the engine's threads."""
         self.llm.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -121,28 +121,28 @@ class AsyncLLM:
 
 
 @dataclass(frozen=True)
-class _Port:
-    """Passes news to one event loop, in one call for all its requests. Ports of the same loop are equal."""
+class _LoopPost:
+    """The `post` of requests that wait in one event loop. Equal for the same loop, so that `notify` makes one call per loop."""
 
     loop: asyncio.AbstractEventLoop
 
     def __call__(self, handles: list[RequestHandle]) -> None:
-        self.loop.call_soon_threadsafe(_ring, handles)
+        self.loop.call_soon_threadsafe(_wake, handles)
 
 
-def _ring(handles: list[RequestHandle]) -> None:
+def _wake(handles: list[RequestHandle]) -> None:
     for handle in handles:
-        handle.ring()
+        handle.wake()
 
 
-class _Places:
+class _FairSemaphore:
     """A first-come, first-served semaphore for coroutines of several event loops."""
 
     def __init__(self, free: int) -> None:
         self._free, self._lock = free, threading.Lock()
         self._queue: deque[tuple[asyncio.AbstractEventLoop, Future[None]]] = deque()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         turn: Future[None] = Future()
         with self._lock:
             if self._free:
@@ -152,11 +152,11 @@ class _Places:
         try:
             await asyncio.wrap_future(turn)
         except asyncio.CancelledError:
-            if not turn.cancel():  # the place was given meanwhile
-                self.give()
+            if not turn.cancel():  # it was granted meanwhile
+                self.release()
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         with self._lock:
             while self._queue:
                 loop, turn = self._queue.popleft()

@@ -1,6 +1,6 @@
-"""Bidirectional spans: runs of prompt tokens that attend to each other and so are computed in one step.
+"""Bidirectional spans: runs of prompt tokens that attend to each other and therefore must be computed in one step.
 
-A family says how its prompts attend to themselves (`ProcessingInfo.prompt_attention`):
+A model family declares how the tokens of a prompt attend to each other (`ProcessingInfo.prompt_attention`):
 
 - "causal": every token sees the tokens before it. A prompt can be cut after any token.
 - "bidirectional_items": adjacent tokens of one item see each other (images of Gemma 3). Each run of them is a span.
@@ -17,14 +17,14 @@ BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
 
 
 def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:
-    """Return the spans of a sequence in order. `prompt_length`: tokens the sequence began with."""
+    """Return the spans of a sequence in order. `prompt_length`: number of tokens that the sequence began with."""
     if prompt_attention == "bidirectional_items":
         return [run for feature in features for run in feature.range.runs]
     return [(0, prompt_length)] if prompt_attention == "bidirectional_prompt" else []
 
 
 def fit_chunk(start: int, count: int, budget: int, spans: Sequence[BidirectionalSpan]) -> int:
-    """Return how many tokens from `start` on to compute: `count`, changed so that no span is cut; 0 if above `budget`.
+    """Return how many tokens to compute from `start` on: `count`, adjusted so that no span is cut; 0 if above `budget`.
 
     Example: span [4, 9). From 0, 6 tokens become 4. From 4, 3 become 5, or 0 when the budget is 3.
     """

@@ -23,7 +23,7 @@ _MAX_SUPPRESSED, _MAX_ALLOWED = 1 << 14, 1 << 20  # tokens in a list
 
 @dataclass(frozen=True)
 class SuppressTokens:
-    """Forbid `tokens` everywhere, and the tokens of `first` as the first token of an answer."""
+    """Forbids `tokens` everywhere, and the tokens of `first` as the first token of an answer."""
 
     tokens: Sequence[int] = ()
     first: Sequence[int] = ()
@@ -45,7 +45,7 @@ class SuppressTokens:
 
 @dataclass(frozen=True)
 class AllowedTokens:
-    """Forbid all tokens but these."""
+    """Forbids all tokens except these."""
 
     tokens: Sequence[int]
 
@@ -65,13 +65,13 @@ class AllowedTokens:
 
 @dataclass(frozen=True)
 class TimestampRules:
-    """Rules for timestamps in transcripts: they come in pairs around text, never decrease, and win over text.
+    """Rules for timestamps in transcripts: they come in pairs around text, never decrease, and take precedence over text.
 
     A timestamp is forced as soon as the timestamps together are likelier than the likeliest text token.
 
     Args:
         first: the timestamp of 0 s; all tokens from it on are timestamps.
-        none: the token that asks for no timestamps; it is never allowed.
+        none: the control token for "no timestamps"; it is never allowed.
         end: the first token that may follow the timestamp at the end of a text.
         latest: the answer begins with a timestamp of at most this many steps; None for no limit.
 
@@ -111,14 +111,14 @@ class TimestampRules:
         last_time = next((token for token in reversed(answer) if token >= self.first), None)
         if answer[-1] < self.first:
             return 0, self.first if last_time is None else last_time + 1, unbounded
-        if len(answer) > 1 and answer[-2] < self.first:  # the text is closed: a new one begins, or the answer ends
+        if len(answer) > 1 and answer[-2] < self.first:  # this timestamp closed a text: another begins, or the answer ends
             return self.end, answer[-1], unbounded
         return 0, unbounded, unbounded
 
 
 @dataclass(frozen=True)
 class NoRepeatNGrams:
-    """Forbid a token that would repeat an n-gram whose first token is among the last `window_size` tokens of the answer.
+    """Forbids tokens that would repeat an n-gram which begins in the last `window_size` tokens of the answer.
 
     Args:
         ngram_size: tokens of an n-gram.

@@ -1,4 +1,4 @@
-"""Messages between two processes: bytes over a pipe, large tensors through shared memory without a name."""
+"""Messages between two processes: bytes over a pipe, large tensors through anonymous shared memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Channel:
     """One end of a duplex pipe. Each message is a header, the bytes of `codec.encode`, and at most one memfd.
 
     The receiver maps the memfd. The tensors of the message are views of the mapping, which lives as long as they do. The
-    memory has no name, so nothing stays behind when either process is killed. Use by one thread at a time.
+    memory has no name, so nothing stays behind when a process is killed. Use a channel from one thread at a time.
     """
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
 
     def send(self, data: bytes, shared: SharedTensors) -> None:
-        """Send what `pack` returned. Raise OSError if the other side is gone."""
+        """Send a message that `pack` returned. Raise OSError if the other side is gone."""
         if not shared.num_bytes:
             self._connection.send_bytes(_HEAD.pack(0) + data)
             return
@@ -55,7 +55,7 @@ class Channel:
 
 
 def pack(message: object) -> tuple[bytes, SharedTensors]:
-    """Return the arguments of `Channel.send`. Raise TypeError for a value that no message may hold."""
+    """Return the arguments of `Channel.send`. Raise TypeError for a value that a message cannot hold."""
     shared = SharedTensors()
     return encode(message, shared), shared
 

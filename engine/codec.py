@@ -1,4 +1,4 @@
-"""Encode messages between the core and its callers as bytes, and decode them."""
+"""Encodes messages between the core and its callers as bytes, and decodes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALIGN = 64  # bytes
 
 
 class SharedTensors:
-    """Large tensors of a message, which are left out of its bytes, with their offsets in memory that both sides share.
+    """The large tensors of a message, with their offsets in shared memory. They are left out of the message's bytes.
 
     Args:
         threshold: tensors of fewer bytes stay in the message.
@@ -37,7 +37,7 @@ class SharedTensors:
         self.tensors: list[tuple[int, Tensor]] = []
 
     def place(self, tensor: Tensor) -> int:
-        """Return the offset of one more tensor."""
+        """Add a tensor and return its offset."""
         offset = self.num_bytes
         self.tensors.append((offset, tensor))
         self.num_bytes += -(-tensor.numel() * tensor.itemsize // _ALIGN) * _ALIGN
@@ -45,10 +45,10 @@ class SharedTensors:
 
 
 def encode(message: object, shared: SharedTensors | None = None) -> bytes:
-    """Encode a dataclass of `_MODULES`, or tuples, lists, dicts, tensors and plain values of them.
+    """Encode a dataclass of `_MODULES`, a tensor, a plain value, or tuples, lists and dicts of these.
 
     Args:
-        shared: takes the large tensors; None keeps all tensors in the bytes.
+        shared: collects the large tensors; None keeps all tensors in the bytes.
 
     Raises:
         TypeError: a value of another type, such as a callable, a lock or an image object.
@@ -57,7 +57,7 @@ def encode(message: object, shared: SharedTensors | None = None) -> bytes:
 
 
 def decode(data: bytes | memoryview, memory: Tensor | None = None) -> Any:
-    """Return the value that was encoded; lists become tuples. `memory`: uint8 `[bytes]` that holds the shared tensors."""
+    """Return the encoded value; lists become tuples. `memory`: uint8 `[bytes]` that holds the shared tensors."""
 
     def extension(code: int, part: memoryview) -> object:
         if code == _MESSAGE:
@@ -103,7 +103,7 @@ def _plain_tensor(value: Tensor, shared: SharedTensors | None) -> msgspec.msgpac
 
 
 def _is_default(value: object, field: Field[Any]) -> bool:
-    """Return True if a field holds its default. Trailing fields that do are not written."""
+    """Return True if a field holds its default. Trailing fields with their defaults are not written."""
     if field.default is not MISSING:
         return value is field.default
     return field.default_factory is dict and value == {}

@@ -20,7 +20,7 @@ from .model_files import DTYPES
 from .sampling_params import SamplingLimits
 
 _DEFAULT_CACHE_BYTES = 4 << 30
-MEDIA_BYTES = 512 << 20  # processed items of running requests; beyond it no more requests are prepared
+MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
 _POSITIVE = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -49,7 +49,7 @@ class EngineConfig:
         block_size: number of tokens per block of the KV cache.
         kv_cache_memory_bytes: size of the KV cache in bytes. None sizes it automatically. On a CPU it holds `max_num_seqs`
             sequences of `max_model_len` tokens, but takes at most 4 GiB and a quarter of the host's memory. On a GPU it takes
-            what weights, the encoder cache and the largest step leave of `gpu_memory_fraction` of the free memory.
+            the part of `gpu_memory_fraction` of the free memory that weights, encoder cache and the largest step leave.
         gpu_memory_fraction: fraction of the free GPU memory that the engine may use, in (0, 1].
         limit_mm_per_prompt: maximum number of items per prompt, by modality.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
@@ -63,10 +63,10 @@ class EngineConfig:
         trust_uuid: take the uuids in `multi_modal_uuids` as the identity of their content instead of hashing the content.
             Safe only if all requests come from one trusted caller.
         enable_prefix_caching: keep KV blocks of finished sequences and reuse them for prompts with the same prefix.
-        prefix_cache_bytes: maximum size of KV blocks that are kept for reuse only. None limits them by the KV cache alone.
+        prefix_cache_bytes: maximum size of KV blocks that are kept only for reuse. None: the whole KV cache.
         max_encoder_tokens: maximum number of encoder rows per step. A larger item is encoded alone.
-        encoder_cache_bytes: size of the encoder cache in bytes. None holds four items of the model's maximum size, and at
-            least 128 MiB.
+        encoder_cache_bytes: size of the encoder cache in bytes. None makes room for four items of the model's maximum size,
+            at least 128 MiB.
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
@@ -80,8 +80,8 @@ class EngineConfig:
             backend. Other ops choose by device, dtype and shape; `sensorium doctor` prints the choice.
         async_scheduling: start a decode step before the tokens of the previous step are on the host, and run the encoder beside
             steps that do not need its results. None enables it on GPUs, where it hides the host's work between two steps.
-        engine_process: run the model in a process of its own, which loads it. Tokenizing, media and text stay in this process.
-            It needs more memory and time per step (benchmarks/README.md), but no request of this process delays a step.
+        engine_process: load and run the model in a separate process. Tokenizing, media and text stay in this process and no
+            longer delay the steps, but each step takes more memory and time (benchmarks/README.md).
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -205,7 +205,7 @@ def _find_device(option: str, name: str) -> torch.device:
 
 def _check_kernels(kernels: str) -> None:
     if not isinstance(kernels, str):
-        raise _error("kernels", kernels, "must be text like 'attention=reference,rms_norm=triton', or 'torch' for all ops")
+        raise _error("kernels", kernels, "must be a string like 'attention=reference,rms_norm=triton', or 'torch' for all ops")
     try:
         parse_overrides(kernels)
     except ValueError as error:
@@ -227,7 +227,7 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
         if name not in known:
             raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known[1:])}", param=str(name))
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
-        raise ConfigError(f"model is the path of a checkpoint's folder, not {short_repr(model)}", param="model")
+        raise ConfigError(f"model must be the path of a checkpoint's folder, not {short_repr(model)}", param="model")
     values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("media"), Mapping):
         values["media"] = make_policy(values["media"])
@@ -253,7 +253,7 @@ def check_max_model_len(max_model_len: int | None, limit: int) -> int:
 
 
 def cache_budget(config: EngineConfig, device: torch.device) -> int:
-    """Return the bytes that the KV cache may take. On a GPU, `memory.resolve_cache_memory` has set the option before."""
+    """Return the bytes that the KV cache may take. On a GPU, `memory.resolve_cache_memory` must have set them."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     assert device.type == "cpu", "on a GPU, memory.resolve_cache_memory sets kv_cache_memory_bytes"
@@ -280,7 +280,7 @@ def _expand_folder(name: str, value: object) -> str:
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or not os.fspath(value):
         raise _error(name, value, "must be the path of a folder")
     if "\0" in os.fspath(value) or (os.path.exists(path := os.path.expanduser(value)) and not os.path.isdir(path)):
-        raise _error(name, os.fspath(value), "is not a folder; name one, or one that can be made")
+        raise _error(name, os.fspath(value), "is not a folder; give a folder, or a path where one can be created")
     return path
 
 

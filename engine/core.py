@@ -92,7 +92,7 @@ class EngineCore:
         self.asleep = False
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
-        self._flight: _Flight | None = None  # a launched step whose tokens are not booked yet
+        self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of unfinished requests alive
         self._snapshot, self._snapshot_time, self._snapshot_counts = EngineStats(), 0.0, (0, 0, 0, 0)
@@ -131,7 +131,7 @@ class EngineCore:
             if not compiled.done():
                 self._compiling[request.request_id] = request, compiled
                 return
-            compiled.result()  # raises what is wrong with the grammar
+            compiled.result()  # raises the grammar's error
             self.scheduler.add(request)
             self._grammars[request.request_id] = compiled
         else:
@@ -145,7 +145,7 @@ class EngineCore:
         close: bool = False,
         adapter: str | None = None,
     ) -> None:
-        """Add tokens and items to a sequence that is held open, and answer again. Item offsets count from its first token.
+        """Add tokens and items to a sequence that is held open, and answer again. Item offsets count from the sequence's start.
 
         Args:
             close: end the sequence with that answer or, without tokens, as soon as it is idle.
@@ -184,10 +184,10 @@ class EngineCore:
             InputError: there are sequences, or the model came from no checkpoint.
         """
         if self._source is None:
-            raise InputError("an engine whose model came from no checkpoint cannot sleep")
+            raise InputError("an engine that was made without a checkpoint cannot sleep")
         if self.scheduler.requests or self._compiling:
             raise InputError(
-                f"{len(self.scheduler.requests) + len(self._compiling)} sequences are being served; end them, then sleep()"
+                f"{len(self.scheduler.requests) + len(self._compiling)} sequences are being served; end them, then call sleep()"
             )
         if not self.asleep:
             self.scheduler.reset_caches()
@@ -256,7 +256,7 @@ class EngineCore:
     @property
     def _grammar_factory(self) -> GrammarFactory:
         if self.runner.grammars is None:
-            raise InputError("structured_outputs need a tokenizer, which this engine was made without")
+            raise InputError("structured_outputs need a tokenizer, and this engine was made without one")
         return self.runner.grammars
 
     def _add_compiled(self) -> tuple[TokenOutput, ...]:
@@ -294,7 +294,7 @@ class EngineCore:
         return self._launch(self.scheduler.schedule_ahead(flight.output), step)
 
     def _collect(self, flight: _Flight) -> tuple[TokenOutput, ...]:
-        """Wait for a step and book its results."""
+        """Wait for a step and record its results."""
         output = flight.output
         try:
             if isinstance(flight.step, BaseException):
@@ -303,31 +303,31 @@ class EngineCore:
         except BaseException as error:
             if isinstance(error, Exception):
                 self.scheduler.requeue_messages(output)
-            else:  # an interrupt: sequences go on, but the next step must not use tokens that were never booked
+            else:  # an interrupt: sequences go on, but the next step must not use tokens that were never recorded
                 after, self._flight = self._flight, None
                 if after is not None and isinstance(after.step, BaseException):
-                    self._lose(after.output)
-                self._lose(output)
+                    self._undo(after.output)
+                self._undo(output)
                 raise
             failure = error_info(error, "a step")
-            unmade = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
-            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), unmade)
-        broken = self._book_items(done)
+            encoded = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
+            done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), encoded)
+        broken = self._record_encoder_results(done)
         wanted = [
             flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))
-        ]  # booking one result changes no other
+        ]  # checked for all before any is recorded
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
         results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
         return (*results, *self._fail_others(broken))
 
-    def _lose(self, output: SchedulerOutput) -> None:
+    def _undo(self, output: SchedulerOutput) -> None:
         """Undo an interrupted step: mark its items as not encoded, and send its side messages again."""
         for task in output.encode:
             self._asked.pop(task.hash, None)
             self.scheduler.encoder_cache.discard(task.hash)
         self.scheduler.requeue_messages(output)
 
-    def _book_items(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
+    def _record_encoder_results(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
         """Record encoder results and return the items that failed."""
         broken = []
         for result in done.encoded:

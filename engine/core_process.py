@@ -1,4 +1,4 @@
-"""Client of a core in a process of its own, which runs `core_server`. Each verb is one message and one reply."""
+"""Client of a core in a child process, which runs `core_server`. Each verb is one message and one reply."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .logits_processors import import_path
 from .sampling_params import StructuredOutputsParams
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
-_CLOSE_SECONDS = 10.0  # until a child that was asked to end is killed
+_CLOSE_SECONDS = 10.0  # how long `close` waits for the child to end before it is killed
 PACKAGE = __name__.partition(".")[0]
 
 
 class ProcessCore:
     """`CoreClient` of a core in a child process. One thread uses the verbs; `compile_grammar` and `close` are thread-safe.
 
-    If the child dies, the current verb and all later ones raise EngineDeadError; `abort` and `close` do nothing then. If this
-    process dies, the child ends at once.
+    If the child dies, the current verb and all later ones raise EngineDeadError, except `abort` and `close`, which do nothing.
+    If this process dies, the child ends at once.
 
     Raises:
         ConfigError, CheckpointError: see `load_engine`.
@@ -133,7 +133,7 @@ class ProcessCore:
         except (EOFError, OSError):
             self._kill()
             raise EngineDeadError(self._dead) from None
-        except BaseException:  # an interrupt: the next verb would get this reply
+        except BaseException:  # an interrupt: the next verb would read this verb's reply
             self._kill()
             raise
         for name, severity, text in records:

@@ -1,4 +1,4 @@
-"""Program of a core's own process. It loads the model and answers the verbs of `core_process.ProcessCore`."""
+"""The program that a core's own process runs. It loads the model and answers the verbs of `core_process.ProcessCore`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Server:
             if verb == "close":
                 return
             failed, value = self._answer(verb, arguments)
-            del arguments  # so that tensors are freed with their request
+            del arguments  # frees tensors together with their request
             self._channel.send(*pack((failed, value, self._records.take())))
 
     def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:

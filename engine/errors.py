@@ -1,4 +1,4 @@
-"""Exceptions to ErrorInfo."""
+"""Conversion of exceptions to ErrorInfo."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 def error_info(error: BaseException, action: str) -> ErrorInfo:
-    """Return what a request's output says of an exception.
+    """Return the ErrorInfo of an exception that failed a request.
 
-    A SensoriumError speaks for itself. Any other exception is logged with its traceback: memory that ran out, or a bug.
+    A SensoriumError has one. Any other exception means that memory ran out, or a bug; it is logged with its traceback.
 
     Args:
         action: what failed, as in "a step" or "reading a prompt".
@@ -37,7 +37,7 @@ def error_text(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out on the device or the host, which depends on the moment and not on the item."""
+    """Return True if the device or the host ran out of memory. The same item may succeed at another time."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MEMORY_TEXTS)

@@ -137,9 +137,9 @@ class LLM:
 
         Args:
             prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
-                `{"image": one or a list, "video": ...}`; each item takes one placeholder of the prompt. More keys:
+                `{"image": one or a list, "video": ...}`; each item needs one placeholder in the prompt. Further keys:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
-                (shares no cache with other salts), "fit": "context" (shrink media until the prompt fits).
+                (requests with different salts share no cache), "fit": "context" (shrink media until the prompt fits).
             sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
             use_tqdm: show a progress bar if stderr is a terminal.
             priority: one for all prompts, or one per prompt; smaller values are served first.
@@ -148,9 +148,9 @@ class LLM:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
         listed = _listed(prompts)
-        given, urgency = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
+        given, priorities = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
         handles = [
-            self._handle(prompt, params, priority=first) for prompt, params, first in zip(listed, given, urgency, strict=True)
+            self._handle(prompt, params, priority=own) for prompt, params, own in zip(listed, given, priorities, strict=True)
         ]
         return self._answers(handles, use_tqdm)
 
@@ -242,7 +242,7 @@ class LLM:
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         if chat:
-            raise InputError(f"{next(iter(chat))} goes with messages; a prompt of another form holds its own keys")
+            raise InputError(f"{next(iter(chat))} is an argument for messages; in any other prompt, give it as a key")
         return self._handle(prompt, params, None, priority, request_id)
 
     def sleep(self) -> None:
@@ -270,7 +270,7 @@ class LLM:
         return self._engine_loop.asleep
 
     def close(self) -> None:
-        """End every request with an error, and all threads and processes. Garbage collection of the model does the same."""
+        """End every request with an error, then end all threads and processes. Garbage collection of the LLM does the same."""
         self._engine_loop.close()
         self._inputs.media.close()
 
@@ -293,7 +293,7 @@ class LLM:
         """
         if mm_processor_kwargs is not None:
             if not isinstance(prompt, Mapping):
-                raise InputError("mm_processor_kwargs are for media; give them with a mapping that has multi_modal_data")
+                raise InputError("mm_processor_kwargs need a prompt with multi_modal_data; give the prompt as a mapping")
             prompt = {**prompt, "mm_processor_kwargs": mm_processor_kwargs}
         return self._inputs.plan(prompt)
 
@@ -320,7 +320,7 @@ class LLM:
         """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
         for name in options:
             if name not in (*_RENDERING, *_REQUEST):
-                raise InputError(f"unknown argument {name!r} beside messages; {hint(name, (*_RENDERING, *_REQUEST))}")
+                raise InputError(f"unknown argument {name!r} for messages; {hint(name, (*_RENDERING, *_REQUEST))}")
         template = options.pop("chat_template", None) or self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
@@ -338,7 +338,7 @@ class LLM:
         priority: int = 0,
         request_id: str | None = None,
     ) -> RequestHandle:
-        """Make a request. `chat`: render and request options of a conversation, None for a prompt."""
+        """Make a request. `chat`: the render and request options of a conversation; None for a prompt."""
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         return RequestHandle(partial(prepare, reserve), params, priority, request_id)
@@ -356,7 +356,7 @@ class LLM:
         if isinstance(given, SamplingParams):
             return [given] * count
         if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
-            raise InputError(f"sampling_params is a SamplingParams or a list of them, not {typed(given)}")
+            raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
         return given
@@ -366,7 +366,7 @@ def _listed(prompts: object) -> Sequence[object]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, list | tuple):
-        raise InputError(f"prompts is a string, a mapping or a list of them, not {typed(prompts)}")
+        raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
     return prompts
 
 
@@ -379,7 +379,7 @@ def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
     if not isinstance(messages, list | tuple):
-        raise InputError(f"messages is a list of messages or of conversations, not {typed(messages)}")
+        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):
         return messages  # type: ignore[return-value]
     return [messages]  # type: ignore[list-item]

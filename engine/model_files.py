@@ -67,7 +67,7 @@ class ModelFiles:
         return ()
 
     def content_digest(self) -> str:
-        """Return a hash of config.json and of all bytes of the weight files. Reads them whole, about 2 GB per second.
+        """Return a hash of config.json and of all bytes of the weight files, which takes about 1 s per 2 GB.
 
         Raises:
             CheckpointError: a weight file cannot be read.
@@ -83,7 +83,7 @@ class ModelFiles:
         if name == "auto":
             name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
         if name not in DTYPES:
-            reason = f"the checkpoint's dtype {short_repr(name)} is not served; pass dtype= one of {', '.join(DTYPES)}"
+            reason = f"the checkpoint's dtype {short_repr(name)} is not supported; pass dtype= one of {', '.join(DTYPES)}"
             raise ConfigError(reason, param="dtype")
         return DTYPES[name]
 
@@ -107,7 +107,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         if keys and not _has_own_model(config):  # supported models need no code of the checkpoint
             raise ConfigError(
                 f"{name} asks for remote code ({keys[0]}), which is never run; "
-                "take a checkpoint whose architecture is in docs/models.md or in transformers"
+                "use a checkpoint whose architecture is in docs/models.md or in transformers"
             )
     if not config:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
@@ -149,7 +149,7 @@ def _has_own_model(config: Mapping[str, Any]) -> bool:
 
 
 def _objects(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a JSON file. Raise CheckpointError if they nest deeper than later readers may recurse."""
+    """Yield all objects of a JSON file. Raise CheckpointError if they nest too deeply for the recursion of later readers."""
     level: list[Any] = [content]
     for _ in range(MAX_DEPTH):
         yield from (part for part in level if isinstance(part, dict))

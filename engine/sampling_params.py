@@ -13,7 +13,7 @@ from ..mm.errors import InputError, one_line, short_repr, typed
 from .builtin_logits_processors import SUPPRESS_TOKENS
 from .logits_processors import normalize_processors
 
-_GREEDY_BELOW = 1e-5  # dividing by less overflows float32
+_GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
 _FORMATS = ("json", "regex", "choice", "grammar", "json_object")
 _WHITESPACES = ("compact", "flexible")
 _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
@@ -90,7 +90,7 @@ class RepetitionDetectionParams:
         min_tokens: minimum number of tokens that a loop covers. It lets short cycles, such as lines of dashes, zeros or empty
             table cells, repeat more often.
         repair: if True, remove the loop from the answer, forbid its cycle for the rest of the answer, and continue.
-        max_repairs: maximum number of repairs per answer; the next loop ends it.
+        max_repairs: maximum number of repairs per answer; a further loop ends the answer.
 
     Raises:
         InputError: a value is out of range.
@@ -371,7 +371,7 @@ def _check_choices(value: object) -> tuple[str, ...]:
 
 
 def _schema_text(schema: Any) -> str:
-    """Return a schema as JSON text in its own order of keys, which is the order of an answer's properties."""
+    """Return a schema as JSON text. The order of its keys is kept, because an answer's properties have the same order."""
     param = "structured_outputs.json"
     try:
         if isinstance(schema, type) and hasattr(schema, "model_json_schema"):

@@ -19,12 +19,12 @@ class LiveSession:
     """A sequence that is held open: a prompt, its answer, more input, the next answer.
 
     Made by `LLM.live`. It ends with `close`, with its `with` block, or when it is garbage collected. Every turn uses the same
-    sampling parameters. A stop string ends a turn; its tokens stay in the sequence. Use by one thread at a time.
+    sampling parameters. A stop string ends a turn; its tokens stay in the sequence. Use it from one thread at a time.
     """
 
     def __init__(self, engine_loop: EngineLoop, inputs: InputProcessor, handle: RequestHandle) -> None:
         if handle.params.n > 1:
-            raise InputError(f"a live session has one answer per turn, not n={handle.params.n}")
+            raise InputError(f"a live session has one answer per turn, not n={handle.params.n}; pass n=1")
         self._engine_loop, self._inputs = engine_loop, inputs
         self._mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
         self._handle = handle
@@ -50,7 +50,7 @@ class LiveSession:
                     self._last = output
                     self._kept = (*output.prompt_token_ids, *output.outputs[0].token_ids)
                     if self._items is None:
-                        self._items = _placed(self._handle.builder.prepared.features)
+                        self._items = _item_offsets(self._handle.builder.prepared.features)
                 yield output
 
     def answer(self) -> RequestOutput:
@@ -68,13 +68,13 @@ class LiveSession:
             MediaError: an item is refused, or cannot be decoded or processed.
         """
         self.answer()
-        begun = self._inputs.parse(part, more=True)
-        prepared = begun.finish() if isinstance(begun, ParsedPrompt) else begun
+        parsed = self._inputs.parse(part, more=True)
+        prepared = parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed
         features = tuple(
             replace(feature, range=replace(feature.range, offset=feature.range.offset + len(self._kept)))
             for feature in prepared.features
         )
-        items = (*(self._items or ()), *_placed(features))
+        items = (*(self._items or ()), *_item_offsets(features))
         adapter = self._inputs.adapter(modality for _, modality in items)
         turn = OutputBuilder(self._handle.name, self._handle.params, self._engine_loop.tokenizer)
         turn.start(replace(prepared, token_ids=(*self._kept, *prepared.token_ids), features=features))
@@ -110,7 +110,7 @@ class LiveSession:
         self.close()
 
 
-def _placed(features: Sequence[MultiModalFeature]) -> tuple[tuple[int, str], ...]:
+def _item_offsets(features: Sequence[MultiModalFeature]) -> tuple[tuple[int, str], ...]:
     """Return offset and modality of each item."""
     return tuple((feature.range.offset, feature.modality) for feature in features)
 

@@ -11,14 +11,14 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
-_lock = threading.Lock()  # no thread inherits a number that is about to be restored
+_lock = threading.Lock()  # held until the inherited number is restored
 
 
 def use_threads(count: int) -> None:
     """Set how many threads torch's operations use in the calling thread. Call once per thread.
 
-    torch keeps this number per thread, but each thread inherits, at its first operation, the number that any thread set last.
-    So the inherited number is read first, and another thread sets it again for threads that start later.
+    torch keeps this number per thread, but a thread's first operation inherits the number that any thread set last. So the
+    inherited number is read first, and a temporary thread sets it again for threads that start later.
     """
     with _lock:
         inherited = torch.get_num_threads()
@@ -29,12 +29,12 @@ def use_threads(count: int) -> None:
 
 
 def computing_on(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which kernels, events and pinned memory of this thread use that GPU."""
+    """Return a context in which this thread's kernels, events and pinned memory use the device, if it is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def in_passing(work: Callable[[], Result]) -> Result:
-    """Run `work()` in a thread of its own, so that the thread's team of OpenMP threads ends with it.
+def run_in_thread(work: Callable[[], Result]) -> Result:
+    """Run `work()` in a temporary thread and return its result. The thread's team of OpenMP threads ends with it.
 
     Each thread that computes in parallel has its own OpenMP team. With more OpenMP threads than cores, libgomp puts them to
     sleep between operations, and waking them takes longer than the matrix products of a decode step.

@@ -22,8 +22,8 @@ class EngineRequest:
         priority: smaller values are scheduled first and preempted last.
         seed: seed of this sequence; seed and position determine each random number.
         bad_word_ids: token sequences that must not be generated.
-        hold_open: keep the sequence and its KV cache after the answer, for `append` and `truncate`, until `append` closes it
-            or `abort`.
+        hold_open: keep the sequence and its KV cache after the answer, for `append` and `truncate`, until
+            `append(close=True)` or `abort`.
         salt: KV blocks are shared only with sequences of the same salt.
         adapter: name of the adapter that computes the sequence, "" for none. KV blocks are shared only with the same adapter.
         cross: the encoder input of an encoder-decoder model. Its range is `[0, rows)` of the encoder's own sequence.
@@ -47,10 +47,10 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class RequestUpdate:
-    """A change of a sequence that is held open: it was cut to `num_tokens` tokens, then these tokens and items were added.
+    """A change of a known sequence: cut it to `num_tokens` tokens, then add these tokens and items.
 
     Args:
-        restart: max_tokens, min_tokens and penalties count from the end of the added tokens on.
+        restart: a new answer starts after the added tokens; max_tokens, min_tokens and penalties count from there.
         forbid: token sequences that the rest of the answer must not contain.
         adapter: the adapter that computes the whole sequence from now on; None keeps the current one.
     """
@@ -171,8 +171,8 @@ class EncodeResult:
 
     Args:
         source: "encoded", "disk" if the rows were read from disk, or "dropped" if they were not needed any more.
-        error: why there are no rows, without modality and index of the item; or None.
-        item_failed: the item itself makes the encoder fail, rather than memory being short; it is quarantined.
+        error: why there are no rows, or None. It does not yet name the item.
+        item_failed: True if the item itself made the encoder fail, not a lack of memory. It is then quarantined.
         seconds: the item's share of the encoder call's time.
     """
 
@@ -201,9 +201,9 @@ class EngineStats:
     """Counters since the start of the engine; "now" marks current values.
 
     Args:
-        running, waiting, idle: sequences now; idle ones have an answer and are held open.
+        running, waiting, idle: sequences now; idle ones are held open after their answer.
         steps: steps computed. steps_ahead: steps that were started before the previous step's tokens were known.
-        blocks, blocks_used, blocks_cached: KV-cache blocks in total, in use now, and in the prefix cache only now.
+        blocks, blocks_used, blocks_cached: KV-cache blocks in total, now in use, and now only in the prefix cache.
         prefix_queries, prefix_hits: prompt tokens of scheduled sequences, and how many of them the prefix cache had.
         prefix_evictions: cached blocks that were evicted.
         encoder_calls: items encoded. encoder_disk_hits: items read from disk.
@@ -273,7 +273,7 @@ class CoreOutputs:
     Args:
         outputs: one output per sequence that got tokens or ended.
         idle: True if there was nothing to compute.
-        stats: a snapshot of the statistics, at most 50 ms old; new if a sequence began or ended since the last one.
+        stats: a snapshot of the statistics, at most 50 ms old and taken after the last sequence began or ended.
     """
 
     outputs: tuple[TokenOutput, ...]

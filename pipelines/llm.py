@@ -42,7 +42,7 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def transcribe(
         self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
-        """`LLM.transcribe` as a coroutine. Cancelling it, or any of the other three, aborts the requests that still run."""
+        """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
         return await run_tasks_async(
             self, transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
         )

@@ -9,7 +9,7 @@ from ..mm.types import Media
 
 
 def media_part(modality: str, item: object) -> dict[str, Any]:
-    """Return the content part of one item in any form; the uuid and options of a `Media` become keys of the part."""
+    """Return the content part for an item in any accepted form. The uuid and options of a `Media` become keys of the part."""
     media = item if isinstance(item, Media) else Media(item)
     uuid = {} if media.uuid is None else {"uuid": media.uuid}
     return {"type": modality, modality: trusted_source(media.data), **uuid, **media.options}

@@ -48,7 +48,7 @@ def ocr_tasks(
     sampling_params: SamplingParams | None = None,
     chat_template: str | None = None,
 ) -> list[Task[Page]]:
-    """Read one image or a list of images, in one batch and in the order given. An image that fails gives a Page with `error`.
+    """Return one task per image, in order; they run as one batch. An image that fails gives a Page with `error`.
 
     Args:
         images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
@@ -58,7 +58,7 @@ def ocr_tasks(
         chat_template: Jinja source to use instead of the checkpoint's template.
 
     Raises:
-        InputError: an argument has a wrong type. When the first request is made: the checkpoint has no chat template.
+        InputError: an argument has a wrong type. The task raises it if the checkpoint has no chat template.
     """
     check_type("question", question, str)
     check_type("chat_template", chat_template, str, type(None))

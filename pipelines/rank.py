@@ -34,7 +34,7 @@ SCORE_SYSTEM_PROMPT = (
 )
 _MEDIA = ("image", "video", "audio")
 _POOLING_SAMPLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
-_PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a prompt that is rendered already
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")  # an input with one of these keys is an already rendered prompt
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,21 @@ def embed_tasks(
     dimensions: int | None = None,
     chat_template: str | None = None,
 ) -> list[Task[Embedding]]:
-    """Embed one input or a list of inputs, in one batch and in the order given. An input that fails gives an `error`.
+    """Return one task per input, in order; they run as one batch. An input that fails gives an Embedding with `error`.
 
     Args:
-        inputs: each a text (every str, also one that looks like a path), an image (Path, PIL image, pixels or `Media`), a
-            mapping such as `{"text": ..., "image": ..., "video": ...}` with one value or a list per key, where a str of an
-            image or video is a path or URL, or a prompt as `generate` takes it, which is used unchanged.
-        instruction: the system prompt: what the embeddings are for.
-        dimensions: keep this many numbers of the vector and normalise it again, for models trained for that
-            (arXiv 2205.13147); None keeps all.
+        inputs: one input or a list of inputs. An input is a text (any str, even one that looks like a path), an image (Path,
+            PIL image, pixels or `Media`), a mapping such as `{"text": ..., "image": ..., "video": ...}`, or a prompt as in
+            `generate`, which is used unchanged. Each key of the mapping has one value or a list, and a str for an image or
+            video is a path or URL.
+        instruction: the system prompt, which says what the embeddings are for.
+        dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
+            None keeps the whole vectors.
         chat_template: Jinja source to use instead of the checkpoint's template.
 
     Raises:
-        InputError: `dimensions` is out of range. When the first request is made: the checkpoint has no chat template, or an
-            input has another form.
+        InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has
+            an unsupported form.
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, type(None))
@@ -116,19 +117,19 @@ def score_tasks(
     instruction: str = SCORE_INSTRUCTION,
     chat_template: str | None = None,
 ) -> list[Task[Score]]:
-    """Score one document or a list of documents for a query, in one batch and in the order given.
+    """Return one task per document, in order; they run as one batch.
 
-    The score is the probability of "yes" where only "yes" and "no" can follow.
+    The score is the probability of "yes" if the next token can only be "yes" or "no".
 
     Args:
         query, documents: texts, images or mappings, as for `embed_tasks`.
-        instruction: what makes a document good.
+        instruction: the criterion by which documents are judged.
         chat_template: Jinja source to use instead of the checkpoint's template.
 
     Raises:
         ConfigError: "yes" and "no" begin with the same token in this vocabulary.
-        InputError: the query has another form. When the first request is made: a document has another form, or the checkpoint
-            has no chat template.
+        InputError: the query has an unsupported form. The task raises it if its document does, or if the checkpoint has no
+            chat template.
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, type(None))
@@ -163,7 +164,7 @@ def _as_list(inputs: object) -> Sequence[object]:
 
 
 def _template_options(chat_template: str | None) -> dict[str, Any]:
-    """Return the options beside messages. Rendered prompts take none, so None must not be passed on."""
+    """Return the template option of `LLM.request`. None is left out, because rendered prompts take no such option."""
     return {} if chat_template is None else {"chat_template": chat_template}
 
 
@@ -177,7 +178,7 @@ def _content_parts(item: object) -> list[dict[str, Any]]:
         item = {"text": item} if isinstance(item, str) else {"image": item}
     for key in item:
         if key not in ("text", *_MEDIA):
-            raise InputError(f"an input has no {short_repr(key)}; known are text, {', '.join(_MEDIA)}")
+            raise InputError(f"an input has no key {short_repr(key)}; its keys are text, {', '.join(_MEDIA)}")
     media = [media_part(name, value) for name in _MEDIA for value in _values(name, item.get(name))]
     return media + [_text_part(text) for text in _values("text", item.get("text"))]
 
@@ -200,7 +201,7 @@ def _yes_no_token_ids(llm: LLM) -> tuple[int, ...]:
     """Return the first tokens of "yes" and "no"; in the published vocabularies each word is one token."""
     yes, no = (llm.get_tokenizer().encode(word, add_special_tokens=False)[:1] for word in ("yes", "no"))
     if not yes or not no or yes == no:
-        raise ConfigError('"yes" and "no" begin alike in this vocabulary; scores are the probability of one against the other')
+        raise ConfigError('"yes" and "no" begin with the same token in this vocabulary; scores need a model where they differ')
     return (*yes, *no)
 
 

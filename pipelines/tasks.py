@@ -19,7 +19,7 @@ Task = Generator[RequestHandle, RequestOutput, T]
 
 
 def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> Iterator[tuple[int, T]]:
-    """Yield (index, result) of each task as it completes. The next requests of all tasks are sent as one batch."""
+    """Yield (index, result) of each task as it completes. Each round sends the next request of every task as one batch."""
     handles = {index: next(task) for index, task in enumerate(tasks)}
     while handles:
         indices, following = list(handles), {}

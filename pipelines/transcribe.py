@@ -29,7 +29,7 @@ class Segment:
     """The text between two timestamps.
 
     Args:
-        start, end: seconds; `end` is None if the answer stopped before the timestamp.
+        start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
     """
 
     start: float
@@ -70,7 +70,7 @@ def transcribe_tasks(
     context: str = "",
     sampling_params: SamplingParams | None = None,
 ) -> list[Task[Transcript]]:
-    """Transcribe one audio item or a list of them, in one batch and in the order given.
+    """Return one task per audio item, in order; they run as one batch.
 
     An item that cannot be read, or is longer than the model's window, gives a Transcript with `error`.
 
@@ -140,7 +140,7 @@ def _clean_context(llm: LLM, context: str) -> str:
     text = llm.get_tokenizer().remove_special_tokens(context)
     count, limit = len(llm.get_tokenizer().encode_ordinary(text)), llm.max_model_len // 2 - 1
     if count > limit:
-        reason = f"the context takes {count} tokens, at most {limit} leave room for the transcript; shorten it"
+        reason = f"the context takes {count} tokens, but only {limit} leave room for the transcript; shorten it"
         raise InputError(reason, code="too_long", param="context")
     return text
 

@@ -13,7 +13,7 @@ _TYPE_NAMES = {str: "a text", bool: "True or False", int: "an integer", Sampling
 
 
 def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `options`. Raise InputError for a name that is no parameter of `pipeline`, whose first one is the model."""
+    """Return `options`. Raise InputError for a name that is no parameter of `pipeline` after `llm`, its first one."""
     names = list(signature(pipeline).parameters)[1:]
     for name in options:
         if name not in names:

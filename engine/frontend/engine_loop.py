@@ -1,4 +1,4 @@
-"""The step loop in its own thread. It takes requests from any thread and hands their outputs back."""
+"""The step loop, which runs in its own thread. It takes requests from any thread and hands their outputs back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EngineLoop:
         self.observers: list[Observer] = []
         self.stats = core.stats  # the last snapshot
         self.asleep = False  # requests are refused until `wake_up`
-        self._owners: dict[str, RequestHandle] = {}  # requests by id of each sequence that is computed
+        self._owners: dict[str, RequestHandle] = {}  # the request of each sequence that is being computed, by sequence id
         self._names: dict[str, RequestHandle] = {}  # unfinished requests by id
         self._numbers = count()
         self._commands: SimpleQueue[Callable[[EngineLoop], None] | None] = SimpleQueue()
@@ -66,7 +66,7 @@ class EngineLoop:
         self._output = OutputThread(self.observers, self._commands)
         self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
         self._dead: EngineDeadError | None = None
-        self._news: set[RequestHandle] = set()
+        self._to_notify: set[RequestHandle] = set()  # requests with new output
         self._unread: list[RequestHandle] = []
         weakref.finalize(self, self._commands.put, None).atexit = False
         weakref.finalize(self, self._output.stop).atexit = False
@@ -92,7 +92,7 @@ class EngineLoop:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:
                 freed = self.call(lambda engine_loop: engine_loop.drop_now(*left))
-                if threading.current_thread() is not self._thread:  # the garbage collector may close it in any thread
+                if threading.current_thread() is not self._thread:  # the garbage collector may run this in any thread
                     wait([freed], _FREE_SECONDS)
 
     def submit(
@@ -129,7 +129,7 @@ class EngineLoop:
         self.send(drop_command(handle))
 
     def drop_with(self, holder: object, handle: RequestHandle) -> None:
-        """Drop the request when `holder` is collected. That may happen in any thread, so no lock is taken."""
+        """Drop the request when `holder` is garbage collected. This may happen in any thread, so no lock is taken."""
         weakref.finalize(holder, self._commands.put, drop_command(handle)).atexit = False
 
     def send(self, command: Callable[[EngineLoop], None]) -> None:
@@ -228,8 +228,8 @@ class EngineLoop:
         with self._lock:  # no request may be submitted meanwhile
             live = sum(handle.keep for handle in self._names.values())
             if self._names:
-                there = f"requests being served: {len(self._names) - live}, live sessions open: {live}"
-                raise InputError(f"{there}; wait for them or end them, then sleep()")
+                counts = f"requests being served: {len(self._names) - live}, live sessions open: {live}"
+                raise InputError(f"{counts}; wait for them or end them, then call sleep()")
             self.core.sleep()
             self.asleep = True
 
@@ -250,9 +250,9 @@ class EngineLoop:
                 self._step()
         except EngineDeadError as error:
             self._die(error)
-        except BaseException as error:  # the step is half done: no sequence in it can go on
+        except BaseException as error:  # the step is incomplete, so none of its sequences can continue
             _log.exception("the engine's loop was interrupted")
-            reason = f"the engine's step was interrupted ({type(error).__name__}); ask again"
+            reason = f"the engine's step was interrupted ({type(error).__name__}); send the request again"
             self._end_all(set(self._owners.values()), ErrorInfo("interrupted", reason))
         self._notify()
 
@@ -282,7 +282,7 @@ class EngineLoop:
         """Hand a processed prompt to the core. An error ends the request."""
         if handle.closed:
             return
-        if isinstance(result, Exception):  # not raised again: its traceback would refer to this frame, and the frame to it
+        if isinstance(result, Exception):  # not raised here: the traceback and this frame would form a reference cycle
             self.end(handle, "error", error_info(result, "reading a prompt"))
             return
         try:
@@ -311,7 +311,7 @@ class EngineLoop:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Step once more when nothing is left to compute, so that the worker frees memory."""
+        """If nothing is left to compute, step once more so that the worker frees memory."""
         if self._owners or self._dead is not None:
             return
         try:
@@ -333,13 +333,13 @@ class EngineLoop:
                 handle.keep = False  # the core has dropped the sequence
             if not handle.open:
                 self._close(handle, output.finish_reason)
-        elif handle.keep and handle.stops_and_repairs:  # tokens that a repair removes could not be restored later
+        elif handle.keep and handle.stops_and_repairs:  # find stop strings now: a later repair may remove the tokens
             handle.read()
         elif not handle.unread and (handle.params.stop or len(handle.inbox) >= _MAX_UNREAD):
             handle.unread = True
             self._unread.append(handle)
         if handle.stream and not handle.posted:
-            self._news.add(handle)
+            self._to_notify.add(handle)
 
     def _end_all(self, handles: Iterable[RequestHandle], error: ErrorInfo) -> None:
         for handle in handles:
@@ -367,27 +367,27 @@ class EngineLoop:
         handle.open.clear()
         if handle.entry is not None:
             self.input_queue.drop(handle.entry)
-            handle.entry = None  # it refers to the handle: the circle would keep media until the next collection
+            handle.entry = None  # the entry refers to the handle: the cycle would keep media until the next collection
         if not handle.keep:
             self._names.pop(handle.name, None)
         if self.observers:
-            self._news.discard(handle)
+            self._to_notify.discard(handle)
             self._output.put((), (handle,))
         else:
-            self._news.add(handle)
+            self._to_notify.add(handle)
 
     def drop_now(self, *handles: RequestHandle) -> None:
         """Abort requests without further output."""
         for handle in handles:
             self.end(handle, "abort")
-            self._news.discard(handle)
+            self._to_notify.discard(handle)
 
     def _notify(self) -> None:
-        if self._news:
-            news, self._news = self._news, set()
-            self.drop_now(*notify(news))
+        if self._to_notify:
+            updated, self._to_notify = self._to_notify, set()
+            self.drop_now(*notify(updated))
 
 
 def _admission(commands: SimpleQueue[Any], handle: RequestHandle) -> Callable[[ProcessedPrompt | Exception], None]:
-    """Return what the input queue calls with the processed prompt. It does not keep the loop alive."""
+    """Return the callback of the input queue for a processed prompt. It holds no reference to the loop."""
     return lambda result: commands.put(lambda engine_loop: engine_loop._admit(handle, result))

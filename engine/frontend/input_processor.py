@@ -1,4 +1,4 @@
-"""Prompts to token ids and features: render, plan, process, expand."""
+"""The input processor: it renders, plans, processes and expands prompts into token ids and features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProcessedPrompt:
 
     Args:
         prompt: the rendered text, or None if token ids were given.
-        items: what each item takes.
+        items: size, tokens, rows and bytes of each item.
         timings: seconds of fetch, plan, decode and process.
         item_of: for each feature, the index in `items` of the item that it is a piece of.
         cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
@@ -106,7 +106,7 @@ class ParsedPrompt:
 
 
 class InputProcessor:
-    """Turns prompts into token ids and features. Thread-safe; a model has one."""
+    """Turns prompts into token ids and features. Thread-safe; one per model."""
 
     def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MultiModalSettings, max_model_len: int) -> None:
         self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
@@ -121,14 +121,14 @@ class InputProcessor:
             reserve: tokens that `fit="context"` leaves for the answer.
 
         Raises:
-            InputError: the prompt has another form or is too long, or placeholders and items do not match.
+            InputError: the prompt has an unsupported form or is too long, or placeholders and items do not match.
             MediaError: an item cannot be loaded, decoded or processed, or is over a limit.
         """
         parsed = self.parse(prompt, reserve)
         return parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed
 
     def parse(self, prompt: object, reserve: int = 1, more: bool = False) -> ProcessedPrompt | ParsedPrompt:
-        """The first part of `process`, which reads no media. A prompt without media is complete.
+        """Do the first part of `process`, which reads no media. A prompt without media is then complete.
 
         Args:
             more: the prompt continues another one, so the tokenizer adds no special tokens.
@@ -138,14 +138,14 @@ class InputProcessor:
     def parse_chat(
         self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
     ) -> ProcessedPrompt | ParsedPrompt:
-        """`parse` for OpenAI-style messages. Special tokens in their text are read as text.
+        """Do the same as `parse` for OpenAI-style messages. Special tokens in their text are treated as plain text.
 
         Args:
             render: arguments of `processors.text.chat.render_chat`, such as the template.
             request: further keys of a prompt: mm_processor_kwargs, cache_salt, fit.
 
         Raises:
-            InputError: messages or parts have a wrong form, and the errors of `process`.
+            InputError: messages or parts have a wrong form, or an error of `process`.
         """
         if not messages:
             raise InputError("a conversation has no messages; give at least one", param="messages")
@@ -163,7 +163,7 @@ class InputProcessor:
         return next((name for modality, name in self._info.adapters.items() if modality in present), "")
 
     def finish(self, parsed: ParsedPrompt) -> ProcessedPrompt:
-        """The last part of `process`: load, decode and process the media, and expand the placeholders."""
+        """Do the last part of `process`: load, decode and process the media, and expand the placeholders."""
         start, prompt = time.perf_counter(), parsed.prompt
         items, layout = self._plan(prompt, parsed.token_ids, parsed.sources, parsed.reserve, parsed.fetches)
         timings = [{"fetch": item.seconds} for item in items]
@@ -188,7 +188,7 @@ class InputProcessor:
         """Plan each item from its header, without decoding. The prompt may have no text; then only the media are planned.
 
         Raises:
-            InputError, MediaError: the errors of `process` that headers show.
+            InputError, MediaError: errors of `process` that can be found from headers.
         """
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
             media = self._read({**prompt, "prompt": "", "fit": None})
@@ -204,18 +204,18 @@ class InputProcessor:
         if read.token_ids is not None:
             return read, read.token_ids
         self._check_text_length(read.text or "")
-        # for encoder-decoder models, the special tokens around a text are those of a whole answer
+        # with special tokens, an encoder-decoder model's tokenizer would write a complete answer, EOS included
         return read, self._tokenizer.encode(read.text or "", add_special_tokens=special and not self._cross_attention)
 
     def _read(self, prompt: object) -> Prompt:
-        """Read a prompt. Raise InputError for a prompt of another kind of model."""
+        """Read a prompt. Raise InputError for a prompt that suits another kind of model."""
         read = read_prompt(prompt)
         if isinstance(read, Prompt):
             return read
         if not self._cross_attention:
             raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
         if read.encoder.text or read.encoder.token_ids or read.decoder is None:
-            raise InputError('this model\'s encoder reads media alone; give its text as "decoder_prompt"')
+            raise InputError('this model\'s encoder reads media only; give the text as "decoder_prompt"')
         return replace(read.encoder, text=read.decoder.text, token_ids=read.decoder.token_ids)
 
     def _parse(
@@ -232,10 +232,10 @@ class InputProcessor:
         return parsed if parsed.sources else self.finish(parsed)
 
     def _check_text_length(self, text: str) -> None:
-        """Refuse a text that is too long before it is tokenised, which takes much time and memory."""
+        """Refuse a text that is too long before time and memory are spent on tokenising it."""
         count = self._tokenizer.min_tokens(text)
         if count >= self._max_model_len:
-            reason = f"the prompt has {count} tokens at least, max_model_len is {self._max_model_len}; shorten it"
+            reason = f"the prompt has at least {count} tokens, but max_model_len is {self._max_model_len}; shorten it"
             raise InputError(reason, code="too_long")
 
     def _plan(
@@ -247,7 +247,7 @@ class InputProcessor:
         fetches: Mapping[int, Future[Any]],
         identify: bool = True,
     ) -> tuple[list[PlannedItem], PromptLayout]:
-        """Plan the items, shrink them if `fit` says so, and return them with the prompt's layout. No tokens are written."""
+        """Plan the items, shrink them if `fit` asks for it, and return them with the prompt's layout, before any expansion."""
         items = self.media.admit(sources, fetches, prompt.options, prompt.salt, identify)
         layout = self._lay_out(ids, items, [item.spans for item in items])
         if prompt.fit is not None and layout.num_tokens + reserve > self._max_model_len:
@@ -260,16 +260,16 @@ class InputProcessor:
         return items, layout
 
     def _too_long_error(self, tokens: int, items: Sequence[PlannedItem]) -> InputError:
-        reason = f"the prompt takes {tokens} tokens, max_model_len is {self._max_model_len}"
+        reason = f"the prompt takes {tokens} tokens, but max_model_len is {self._max_model_len}"
         if not items:
             return InputError(f"{reason}; shorten it", code="too_long")
         largest = max((item.plan for item in items), key=lambda plan: plan.num_tokens)
-        hint = 'make it smaller (max_pixels, fps, num_frames) or ask for fit="context"'
+        hint = 'make it smaller (max_pixels, fps, num_frames) or pass fit="context"'
         reason = f"{reason}, {largest.num_tokens} of them for this item; {hint}"
         return MediaError(largest.modality, largest.index, reason, code="too_long")
 
     def _lay_out(self, ids: Sequence[int], items: Sequence[PlannedItem], spans: Sequence[Sequence[Span]]) -> PromptLayout:
-        """Put each item's spans in place of its placeholder. Cross-attention items have no placeholder and no span."""
+        """Replace each placeholder by its item's spans. Cross-attention items have no placeholder and no span."""
         if self._cross_attention:
             if len(items) > 1:
                 raise InputError(f"this model takes one item per prompt, not {len(items)}; give each a prompt of its own")
@@ -305,7 +305,7 @@ def _as_vision_chunks(chat: RenderedChat) -> dict[str, list[Media]]:
 
 
 def _final_spans(item: PlannedItem, processed: ProcessedItem) -> Sequence[Span]:
-    """Return the planned spans, or new ones if decoding found other geometries than the header promised."""
+    """Return the planned spans, or new ones if decoding found geometries that differ from the header's."""
     if processed.geometries == item.geometries:
         return item.spans
     return tuple(item.info.spans(item.source.modality, processed.geometries))
@@ -339,7 +339,7 @@ def _features(
 def _stage_seconds(
     items: Sequence[PlannedItem], plan_seconds: float, timings: Sequence[Mapping[str, float]], remote: bool
 ) -> dict[str, float]:
-    """Return the seconds of each stage. Files are read one by one while planning; downloads run in parallel before."""
+    """Return the seconds of each stage. Files are read one by one during planning; downloads run in parallel before it."""
     loads = [item.seconds for item in items]
     total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in ("decode", "process")}
     fetch = max(loads, default=0.0) if remote else sum(loads)

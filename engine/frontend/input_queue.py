@@ -1,4 +1,4 @@
-"""The order in which prompts are parsed, downloaded, decoded and processed, in which threads and how much memory."""
+"""The queue of prompts: it decides in which order, threads and memory they are parsed, downloaded, decoded and processed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class QueueEntry:
             processing, held (by the engine), gone.
         num_bytes: bytes of the processed items while the entry is held.
         parsed: the prompt after parsing, if it has media.
-        downloads: downloads that run for it.
+        downloads: its running downloads.
     """
 
     prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
@@ -49,14 +49,15 @@ class InputQueue:
     """Queue of prompts, with thread pools that parse, download, and decode and process. Thread-safe.
 
     Entries of one `add` keep their order. Several large batches take turns entry by entry, so a small batch does not wait for
-    a large one. Smaller priorities go first. A prompt is done as soon as possible: text passes a slow video, and local media
-    pass downloads. A prompt that gives uuids without data waits for earlier prompts that provide the data, or that are not
-    parsed yet and may do so.
+    a large one. Smaller priorities go first. A prompt that is ready overtakes slower ones: text overtakes a slow video, and
+    local media overtake downloads. A prompt that gives uuids without data waits for earlier prompts that provide the data, or
+    that are not parsed yet and may do so.
 
     Args:
-        window: maximum number of prompts that are being parsed or are held, and of prompts with media before they are held.
-        workers: threads that decode and process.
-        capacity: bytes of processed media that are held; above it no further prompt is processed unless nothing is held.
+        window: maximum number of prompts being parsed, plus either those held or those whose media are not processed yet,
+            whichever are more.
+        workers: number of threads that decode and process.
+        capacity: maximum bytes of processed media that are held. If nothing is held, one larger prompt is processed.
     """
 
     def __init__(self, window: int, workers: int, capacity: int) -> None:
@@ -91,7 +92,7 @@ class InputQueue:
             self._start_ready()
 
     def drop(self, entry: QueueEntry) -> None:
-        """Forget an entry that has left the engine, or will not get there, and free its place and bytes."""
+        """Remove an entry that is finished or aborted, and free its place and bytes."""
         with self._lock:
             if entry.stage == "held":
                 self._bytes -= entry.num_bytes
@@ -102,7 +103,7 @@ class InputQueue:
             self._start_ready()
 
     def close(self) -> None:
-        """Start nothing more. Work that runs ends by itself."""
+        """Start no more work. Running work ends by itself."""
         for pool in (self._parsers, self._workers):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -116,7 +117,7 @@ class InputQueue:
             self._in_progress[entry] = None
 
     def _start_ready(self) -> None:
-        """Start all work there is room for. Work that is done at once calls this again, which then does nothing."""
+        """Start all work there is room for. Work that finishes at once calls this again; the nested call does nothing."""
         if self._starting:
             return
         self._starting = True
@@ -147,7 +148,7 @@ class InputQueue:
         return True
 
     def _release_provided(self) -> None:
-        """Move on the entries that wait for uuids which no earlier prompt can provide any more."""
+        """Queue waiting entries for processing if no earlier prompt can still provide their uuids."""
         done = [e for e in self._awaiting_uuids if e.stage != "awaiting_uuids" or not self._has_provider(e)]
         for entry in done:
             self._awaiting_uuids.remove(entry)
@@ -182,7 +183,7 @@ class InputQueue:
         self._move(entry, stage)
         try:
             future = pool.submit(work)
-        except RuntimeError as error:  # the pool is shut down, or the interpreter is
+        except RuntimeError as error:  # the pool or the interpreter is shutting down
             self._finish(entry, error)
             return
         future.add_done_callback(lambda done: self._on_stage_done(entry, done))

@@ -82,7 +82,7 @@ def grid_of_pieces(grids: Sequence[ItemGeometry], spans: Sequence[Span]) -> tupl
 
 
 def source_bytes(data: object) -> int:
-    """Return the bytes of an item as given: encoded, or as pixels, frames, samples or encoder rows; 0 for a uuid alone."""
+    """Return the bytes of an item in the form it was given: encoded, pixels, frames, samples or encoder rows; 0 for a uuid."""
     if isinstance(data, bytes):
         return len(data)
     if isinstance(data, EmbeddingItem):

@@ -38,7 +38,7 @@ def _run(ref: weakref.ref[EngineLoop], commands: SimpleQueue[Any], num_threads: 
         if engine_loop is None or engine_loop.closed:
             break
         engine_loop.turn(command)
-        command, busy = None, engine_loop.busy  # busy if closed: the turn may have taken the None
+        command, busy = None, engine_loop.busy  # a closed loop is busy: `turn` may have consumed the None
         del engine_loop
         if not busy:
             command = commands.get()
@@ -48,7 +48,7 @@ def _run(ref: weakref.ref[EngineLoop], commands: SimpleQueue[Any], num_threads: 
 
 @atexit.register
 def _close_all() -> None:
-    """Close all loops at exit: a thread that computes while the interpreter shuts down would crash it."""
+    """Close all loops at exit. A thread that still computes while the interpreter shuts down would crash the process."""
     for engine_loop in list(_engine_loops):
         if engine_loop.process == os.getpid():
             engine_loop.close()

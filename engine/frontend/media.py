@@ -43,12 +43,12 @@ class MultiModalSettings:
     """Settings of a MultiModalProcessor, from the engine's config and the model.
 
     Args:
-        policy: limits of the media gate.
+        policy: limits on media inputs.
         limits: maximum number of items per modality in one prompt.
         fingerprint: hash of weights and config; part of every cache key.
         row_bytes: bytes of one encoder row.
         dtype: dtype of the encoder's inputs.
-        trust_uuid: take a uuid as the identity of its content, which is then not hashed.
+        trust_uuid: use a uuid as the identity of its content instead of hashing the content.
         cache_bytes: size of the cache of processed items.
         max_rows: maximum number of encoder rows of one item.
         kernels: backends of ops, as in EngineConfig.
@@ -126,7 +126,7 @@ class MultiModalProcessor:
         tenant: str | None,
         identify: bool = True,
     ) -> list[PlannedItem]:
-        """Part 3 of `open`: read files, wait for downloads, and plan each item. No download goes on after an error."""
+        """Part 3 of `open`: read files, wait for downloads, and plan each item. An error ends all downloads."""
         info = self._with_options(self._info, options)
         try:
             loaded = [fetches[i].result() if i in fetches else self._load(source) for i, source in enumerate(sources)]
@@ -148,21 +148,21 @@ class MultiModalProcessor:
         shrunk = [self._shrink(item, share, tenant) if self._can_shrink(item) else item for item in items]
         taken = sum(item.plan.num_tokens for item in shrunk)
         if taken > room:
-            reason = f"the media cannot be made to fit: they take {taken} tokens at least and there is room for {room}"
-            raise InputError(f"{reason}; send fewer or a shorter text", code="too_long")
+            reason = f"the media cannot be made to fit: they take at least {taken} tokens, but there is room for {room}"
+            raise InputError(f"{reason}; send fewer items or a shorter text", code="too_long")
         return shrunk
 
     def process(self, item: PlannedItem, tenant: str | None, timings: dict[str, float]) -> ProcessedItem:
-        """Decode and process an item, or return it from the cache. Adds the seconds of "decode" and "process" to `timings`.
+        """Decode and process an item, or return it from the cache. Add the seconds of "decode" and "process" to `timings`.
 
         Raises:
             MediaError: the item cannot be decoded, or the model refuses it.
         """
         if item.processed is not None and item.source.uuid is None:
             return item.processed
-        try:  # items with a uuid are cached, also encoder rows that the caller gave
+        try:  # items with a uuid are cached, even encoder rows that the caller gave
             processed = self._cache.make(item.key, lambda: item.processed or self._process(item, timings))
-        except MediaError as error:  # another request that waited for the same item may count it differently
+        except MediaError as error:  # the error may come from another request, where the item has another index
             raise media_error(error, item.source.modality, item.source.index) from None
         if item.source.uuid is None:
             return processed
@@ -236,7 +236,7 @@ class MultiModalProcessor:
     def _shrink(self, item: PlannedItem, share: float, tenant: str | None) -> PlannedItem:
         own = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
         options = item.info.shrink_kwargs(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
-        source = replace(item.source, options=options or {})  # the item's own are in item.info
+        source = replace(item.source, options=options or {})  # item.info has the item's own options
         small = self._open(source, item.info, tenant, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
 
@@ -255,10 +255,10 @@ class MultiModalProcessor:
         return ProcessedItem(pieces, decoded[0].header.size, merge_frame_plans([one.header.frames for one in decoded]))
 
     def _check_rows(self, rows: Iterable[int]) -> None:
-        """Check the size that an inexact header did not tell, before tensors of that size are made."""
+        """Check the number of rows before tensors are made, for items whose header did not tell it exactly."""
         total, limit = sum(rows), self.settings.max_rows
         if total > limit:
-            reason = f"it makes {total} rows, max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
+            reason = f"it makes {total} rows, but max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
             raise InputError(reason, code="too_long")
 
 
@@ -272,7 +272,7 @@ def _stage(name: str) -> Iterator[None]:
     except Exception as error:
         _log.warning("%s failed", name, exc_info=True)
         code: ErrorCode | None = "out_of_memory" if is_out_of_memory(error) else None
-        raise InputError(f"{name} failed: {error_text(error)}; send it in another size or format", code=code) from error
+        raise InputError(f"{name} failed: {error_text(error)}; send the item in another size or format", code=code) from error
 
 
 def _from_embeddings(item: EmbeddingItem, info: ProcessingInfo) -> ProcessedItem:

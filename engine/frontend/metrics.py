@@ -18,7 +18,7 @@ _HISTOGRAMS = {
     "request_seconds": "from the call to the last token",
     "time_to_first_token_seconds": "from the call to the first token",
     "inter_token_seconds": "between two tokens of an answer",
-    "queue_seconds": "in queues before and in the engine",
+    "queue_seconds": "waiting in the input queue and the scheduler",
     "fetch_seconds": "reading and downloading media",
     "decode_seconds": "decoding media",
     "process_seconds": "preprocessing media",
@@ -46,7 +46,7 @@ _COUNTS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 
 
 def register(registry: Any, engine_loop: EngineLoop, media: MultiModalProcessor) -> Observer:
-    """Register metrics named "sensorium_..." and return the observer that updates those of requests.
+    """Register metrics named "sensorium_..." and return the observer that updates the request metrics.
 
     Args:
         registry: a CollectorRegistry, or True for the process's own. It does not keep the engine alive.

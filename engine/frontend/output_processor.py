@@ -1,4 +1,4 @@
-"""TokenOutputs to RequestOutputs: incremental detokenisation, stop strings, log probabilities."""
+"""The output processor: turns TokenOutputs into RequestOutputs (detokenisation, stop strings, log probabilities)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Logprobs = dict[int, Logprob]
 
 
 class CompletionBuilder:
-    """Collects one answer. `text` is all of it; `stable_text` leaves out an end that may still be removed."""
+    """Collects one answer. `text` is all of it; `stable_text` leaves out what a stop string or repair may still remove."""
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.index, self.params, self._tokenizer = index, params, tokenizer
@@ -39,7 +39,7 @@ class CompletionBuilder:
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output. Return True if a stop string ends the answer while the core continues."""
+        """Add a step's output. Return True if a stop string ends the answer, which the core has not ended."""
         if output.num_removed:
             self._remove(output.num_removed)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -54,7 +54,7 @@ class CompletionBuilder:
 
     @property
     def text(self) -> str:
-        """All text so far. It is decoded on access. Raises InputError if the tokens cannot be decoded."""
+        """All text so far, decoded on access. Raises InputError if the tokens cannot be decoded."""
         if self.cut:
             return self._text
         try:
@@ -134,7 +134,7 @@ class OutputBuilder:
     def __init__(self, request_id: str, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.request_id, self.params, self._tokenizer = request_id, params, tokenizer
         self.answers = {f"{request_id}.{i}": CompletionBuilder(i, params, tokenizer) for i in range(params.n)}
-        self.finished = False  # no output follows
+        self.finished = False  # True: no output follows
         self.prepared = ProcessedPrompt(None, ())
         self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self.error: ErrorInfo | None = None
@@ -153,7 +153,7 @@ class OutputBuilder:
         self.timings.update(prepared.timings)
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output to its answer. Return True if a stop string ends the answer while the core continues.
+        """Add a step's output to its answer. Return True if a stop string ends the answer, which the core has not ended.
 
         Tokens after a stop string are dropped.
         """
@@ -211,12 +211,12 @@ class OutputBuilder:
         )
 
     def freeze(self) -> None:
-        """Keep the text as it is, after an error in decoding."""
+        """Stop decoding after an error, and keep the text decoded so far."""
         for answer in self.answers.values():
             answer.cut, answer.finish_reason = True, "error"
 
     def _with_item(self, error: ErrorInfo | None) -> ErrorInfo | None:
-        """Name the item as the caller counts them. The core counts features, and an item may have several."""
+        """Replace the index of a feature, as the core counts, by the caller's index of its item."""
         if error is None or error.modality is None or error.index is None:
             return error
         features = [i for i, feature in enumerate(self.prepared.features) if feature.modality == error.modality]
@@ -227,7 +227,7 @@ class OutputBuilder:
         return replace(error, message=reason).for_item(item.modality, item.index)
 
     def _encoder(self, item: int) -> str:
-        """Return how an item's encoder rows were obtained, as in SequenceStats; of several pieces, the costliest way."""
+        """Return how an item's encoder rows were obtained, as in SequenceStats; the costliest way if it has several pieces."""
         pieces = [i for i, owner in enumerate(self.prepared.item_of) if owner == item]
         ways = {stats.items[i] for stats in self.stats.values() for i in pieces if i < len(stats.items)}
         return next((way for way in ("encoded", "disk", "cache", "prefix") if way in ways), "")

@@ -1,4 +1,4 @@
-"""Prompts in any form that a caller may give, read into `Prompt`."""
+"""Reads prompts, in any form that a caller may give, into `Prompt`."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def read_prompt(prompt: object) -> Prompt | EncoderDecoderPrompt:
 
     Args:
         prompt: a string, a list of token ids, `{"prompt" or "prompt_token_ids": ..., "multi_modal_data": ...}`, or
-            `{"encoder_prompt": ..., "decoder_prompt": ...}` with these forms inside.
+            `{"encoder_prompt": ..., "decoder_prompt": ...}` whose values have one of the other forms.
 
     Raises:
-        InputError: any other form; the message names the nearest known key of an unknown one.
+        InputError: any other form. For an unknown key, the message names the nearest known one.
     """
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
         return _read_single(prompt)
@@ -78,30 +78,30 @@ def _read_single(prompt: object) -> Prompt:
     if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
         return Prompt(token_ids=read_token_ids(prompt))
     if not isinstance(prompt, Mapping):
-        raise InputError(f'a prompt is a string, token ids or {{"prompt": ...}}, not {typed(prompt)}', param="prompt")
+        raise InputError(f'a prompt must be a string, token ids or {{"prompt": ...}}, not {typed(prompt)}', param="prompt")
     _check_keys(prompt, _PROMPT_KEYS)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (ids is None):
         raise InputError('a prompt needs either "prompt" or "prompt_token_ids"', param="prompt")
     if text is not None and not isinstance(text, str):
-        raise InputError(f'"prompt" is a string, not {typed(text)}', param="prompt")
+        raise InputError(f'"prompt" must be a string, not {typed(text)}', param="prompt")
     return Prompt(
         text,
         None if ids is None else read_token_ids(ids),
-        _read_mapping(prompt, "multi_modal_data", 'maps modality to items, e.g. {"image": image}'),
-        _read_mapping(prompt, "multi_modal_uuids", 'maps modality to names, e.g. {"image": ["my-cat"]}'),
-        _read_mapping(prompt, "mm_processor_kwargs", 'maps options to values, e.g. {"max_pixels": 1003520}'),
+        _read_mapping(prompt, "multi_modal_data", 'must map modalities to items, e.g. {"image": image}'),
+        _read_mapping(prompt, "multi_modal_uuids", 'must map modalities to uuids, e.g. {"image": ["my-cat"]}'),
+        _read_mapping(prompt, "mm_processor_kwargs", 'must map options to values, e.g. {"max_pixels": 1003520}'),
         _read_text(prompt, "cache_salt"),
         _read_fit(prompt),
     )
 
 
 def read_token_ids(ids: object) -> list[int]:
-    """Return token ids `[n]` as a list. Other forms raise InputError; the range of the ids is not checked."""
+    """Return token ids `[n]` as a list. Raise InputError for other forms; the range of the ids is not checked."""
     if isinstance(ids, np.ndarray | Tensor):
-        ids = ids.tolist()  # with another number of axes, the entries are lists or ids is a number
+        ids = ids.tolist()  # an array with more or fewer axes gives lists or a number, which are refused below
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise InputError(f'"prompt_token_ids" is a list of integers, not {typed(ids)}', param="prompt_token_ids")
+        raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(ids)}', param="prompt_token_ids")
     return [token if type(token) is int else _read_integer(token, index) for index, token in enumerate(ids)]
 
 
@@ -109,7 +109,7 @@ def _read_integer(token: object, index: int) -> int:
     """Return an integer of Python, numpy or torch as an int."""
     value = token.item() if isinstance(token, np.generic) or (isinstance(token, Tensor) and token.ndim == 0) else token
     if not isinstance(value, int) or isinstance(value, bool):
-        reason = f'"prompt_token_ids" is a list of integers; entry {index} is {short_repr(token, 40)}'
+        reason = f'"prompt_token_ids" must be a list of integers, but entry {index} is {short_repr(token, 40)}'
         raise InputError(reason, param="prompt_token_ids")
     return int(value)
 

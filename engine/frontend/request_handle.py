@@ -1,4 +1,4 @@
-"""A request of a caller, from the call to its last output."""
+"""The frontend's handle of one request, from the call to its last output."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Closing:
 class RequestHandle:
     """A request and its output so far.
 
-    The loop's thread only appends to `inbox`. `read` and `take` turn it into text, stop strings and log probabilities, in the
-    caller's thread or the output thread.
+    The loop's thread only appends events to `inbox`. `read` and `take` turn them into text, stop strings and log
+    probabilities, in the caller's thread or the output thread.
 
     Args:
         prepare: parses the prompt; runs in a thread of the input queue.
@@ -43,7 +43,7 @@ class RequestHandle:
         request_id: None lets the engine choose one.
         keep: hold the sequence open after an answer, see `EngineRequest.hold_open`; False once the sequence has ended.
         pooling: what to return instead of an answer.
-        ring: called by a `post` that passes news on to coroutines.
+        wake: wakes the coroutine that waits for output; called by the `post` of AsyncLLM.
     """
 
     prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
@@ -52,7 +52,7 @@ class RequestHandle:
     request_id: str | None = None
     keep: bool = False
     pooling: PoolingParams | None = None
-    ring: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = lambda: None
 
     # set by `register`
     number: int = field(default=-1, init=False)
@@ -70,7 +70,7 @@ class RequestHandle:
     open: set[str] = field(default_factory=set, init=False)  # sequences whose answer is not finished
     closed: bool = field(default=False, init=False)  # the inbox has its Closing
     posted: bool = field(default=False, init=False)  # the caller was notified and has not called `take` yet
-    unread: bool = field(default=False, init=False)  # waits for the output thread
+    unread: bool = field(default=False, init=False)  # queued for the output thread
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # guards the builder
 
     def register(
@@ -82,19 +82,19 @@ class RequestHandle:
         stream: bool,
         commands: SimpleQueue[Any],
     ) -> None:
-        """Prepare for output. `commands` is the loop's queue of functions of the EngineLoop."""
+        """Attach the request to a loop. `commands`: the loop's queue of functions that take the EngineLoop."""
         self.number, self.name, self.post, self.stream, self.commands = number, name, post, stream, commands
         self.begin_turn(OutputBuilder(name, self.params, tokenizer))
 
     def begin_turn(self, builder: OutputBuilder) -> None:
-        """Begin an answer: the first one, or a further one of a sequence that was kept."""
+        """Begin an answer: the first one, or the next one of a kept sequence."""
         self.builder, self.times, self.closed = builder, RequestTimes(), False
         self.open = set(builder.answers)
 
     def read_prompt(
         self, tokenizer: Tokenizer, limits: SamplingLimits, compile_grammar: Callable[[Any], None]
     ) -> ProcessedPrompt | ParsedPrompt:
-        """Parse the prompt, and do everything else that the loop would have to wait for."""
+        """Check limits, parse the prompt, compile the grammar and tokenise bad words, so that the loop need not wait for it."""
         limits.check(self.params)
         if self.params.structured_outputs is not None:
             compile_grammar(self.params.structured_outputs)
@@ -103,7 +103,7 @@ class RequestHandle:
         return self.prepare()
 
     def sequences(self, prepared: ProcessedPrompt, eos_token_ids: tuple[int, ...], seed: int) -> Iterator[EngineRequest]:
-        """Yield one EngineRequest per answer. `seed`: the engine's, used if the request has no seed."""
+        """Yield one EngineRequest per answer. `seed`: the engine's seed, for a request without one."""
         params = self.params
         base = params.seed if params.seed is not None else splitmix64(splitmix64(seed) + self.number)
         first = replace(params, n=1) if params.n > 1 else params
@@ -170,7 +170,7 @@ class RequestHandle:
                     self._fail(error)
 
     def _stop(self, name: str) -> None:
-        """End a sequence whose answer has a stop string. Tokens that the core has computed since are dropped."""
+        """End a sequence at a stop string. Tokens that the core computes after it are dropped."""
         num_tokens = self.builder.num_tokens(name)
         self.commands.put(lambda engine_loop: engine_loop.stop(self, name, num_tokens))
 
@@ -181,27 +181,27 @@ class RequestHandle:
 
 
 def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
-    """Notify each caller once of all its requests that have news. Return the requests whose caller is gone."""
-    mail: dict[Callable[[list[RequestHandle]], None], list[RequestHandle]] = {}
+    """Notify each caller, once, of its requests that have new output. Return the requests whose caller is gone."""
+    by_post: dict[Callable[[list[RequestHandle]], None], list[RequestHandle]] = {}
     for handle in handles:
         handle.posted = True
-        mail.setdefault(handle.post, []).append(handle)
+        by_post.setdefault(handle.post, []).append(handle)
     gone = []
-    for post, news in mail.items():
+    for post, updated in by_post.items():
         try:
-            post(news)
-        except RuntimeError:  # its event loop is closed
-            gone += news
+            post(updated)
+        except RuntimeError:  # the caller's event loop is closed
+            gone += updated
     return gone
 
 
 def drop_command(handle: RequestHandle) -> Callable[[Any], None]:
-    """Return a command that drops the request. It does not keep the loop alive."""
+    """Return a command that drops the request. The command holds no reference to the loop."""
     return lambda engine_loop: engine_loop.drop_now(handle)
 
 
 def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """Yield the token sequences of a word at the start of a text and after a space."""
+    """Yield the token sequences of a word: as the start of a text, and after a space."""
     for spelled in (word.lstrip(), " " + word.lstrip()):
         ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
         if ids:

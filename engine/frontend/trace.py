@@ -45,7 +45,7 @@ class RequestTimes:
             self.last_token[sequence] = now
 
     def queue_seconds(self, stages: dict[str, float]) -> float:
-        """Return the time before the core got the request, without the seconds of these stages of input processing."""
+        """Return the time until the core got the request, minus the seconds of these input-processing stages."""
         end = self.ended if self.admitted is None else self.admitted
         return max(0.0, (time.perf_counter() if end is None else end) - self.arrival - sum(stages.values()))
 
@@ -101,7 +101,7 @@ def span_observer(provider: Any) -> Observer:
 
 
 def _attributes(output: RequestOutput, times: RequestTimes) -> dict[str, Any]:
-    """Return a span's attributes, named as in OpenTelemetry's conventions for generative models if these have a name."""
+    """Return a span's attributes. Names follow OpenTelemetry's conventions for generative models where they have one."""
     attributes: dict[str, Any] = {
         "gen_ai.response.id": output.request_id,
         "gen_ai.response.finish_reasons": [answer.finish_reason or "" for answer in output.outputs],

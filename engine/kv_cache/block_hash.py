@@ -1,7 +1,8 @@
 """Block hashes of the prefix cache: each covers a block's tokens, the items among them, and the hash of the block before.
 
-Example: items of 5 tokens at 0 (h1) and of 5 at 10 (h2). Tokens [0, 6) are hashed with (h1, 0), [3, 8) with (h1, -3), [6, 10)
-with no item, [0, 15) with (h1, 0) and (h2, 10). Equal tokens with another image differ from the image's first block on.
+Example: an item h1 of 5 tokens is at offset 0 and an item h2 of 5 tokens at 10. Then tokens [0, 6) are hashed with (h1, 0),
+[3, 8) with (h1, -3), [6, 10) with no item, and [0, 15) with (h1, 0) and (h2, 10). Two prompts with equal tokens but different
+images have different hashes from the image's first block on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _BYTES = 32
 
 
 def hash_root(salt: str, adapter: str, cross: str) -> bytes:
-    """Return the start of a chain: sequences with another salt, adapter or encoder input (`cross`) share no block."""
+    """Return the start of a chain. Sequences share blocks only if salt, adapter and encoder input (`cross`) are equal."""
     return _digest(b"root", *(part.encode() for part in (salt, adapter, cross)))
 
 
@@ -40,7 +41,7 @@ def items_in_block(features: Sequence[MultiModalFeature], start: int, stop: int)
 def extend_block_hashes(
     hashes: list[bytes], root: bytes, token_ids: Sequence[int], features: Sequence[MultiModalFeature], block_size: int
 ) -> None:
-    """Append to `hashes` those of the full blocks of `token_ids` that it lacks."""
+    """Append the missing hashes of the full blocks of `token_ids` to `hashes`."""
     for index in range(len(hashes), len(token_ids) // block_size):
         start = index * block_size
         items = items_in_block(features, start, start + block_size) if features else ()

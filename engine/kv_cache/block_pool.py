@@ -20,7 +20,7 @@ class BlockPool:
 
     Args:
         num_blocks: blocks of the pool.
-        max_cached: most cached blocks; beyond it the least recently used is evicted.
+        max_cached: maximum number of cached blocks; above it, the least recently used is evicted.
     """
 
     def __init__(self, num_blocks: int, max_cached: int) -> None:
@@ -42,7 +42,7 @@ class BlockPool:
         return len(self._cached)
 
     def allocate(self, count: int) -> tuple[int, ...]:
-        """Take `count` blocks, with cached ones evicted where too few are free. The caller checks `num_free` first."""
+        """Take `count` blocks, evicting cached ones if too few are free. The caller checks `num_free` first."""
         assert count <= self.num_free, "allocate() needs num_free to be checked first"
         while len(self._free) < count:
             self._evict()
@@ -83,7 +83,7 @@ class BlockPool:
                 self._cached.pop(block, None)
 
     def cache_block(self, block: int, block_hash: bytes) -> None:
-        """Make a full block in use findable by its hash. Of two blocks with one hash, the first is found."""
+        """Make a full block in use findable by its hash. If two blocks have the same hash, the first is found."""
         assert self._ref_counts[block], f"block {block} is not in use"
         if block_hash not in self._block_of and block not in self._hash_of:
             self._block_of[block_hash], self._hash_of[block] = block, block_hash
@@ -111,12 +111,12 @@ class BlockPool:
 
 
 class BlockPools:
-    """The block pools of all cache groups. Methods take and return blocks and lengths (in slots) per group."""
+    """The block pools of all cache groups. Methods take and return blocks per group; lengths are slots per group."""
 
     def __init__(
         self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], block_size: int, max_cached: int | None = None
     ) -> None:
-        """`specs`, `num_blocks`: per group. `max_cached`: most cached blocks of each pool; None: no limit."""
+        """`specs`, `num_blocks`: per group. `max_cached`: maximum cached blocks of each pool; None for no limit."""
         self.specs, self.block_size = tuple(specs), block_size
         unbounded = [count for spec, count in zip(specs, num_blocks, strict=True) if spec.window is None]
         self.capacity = min(unbounded, default=1 << 40) * block_size  # tokens one sequence could hold
@@ -128,7 +128,7 @@ class BlockPools:
         return min(pool.num_free for pool in self.pools)
 
     def grow(self, blocks: BlockIds, lengths: Sequence[int]) -> BlockIds | None:
-        """Append blocks until each group has `lengths` slots. None, with nothing changed, when a pool has too few."""
+        """Append blocks until each group has `lengths` slots. Return None and change nothing if a pool has too few."""
         need = [-(-length // self.block_size) - len(held) for held, length in zip(blocks, lengths, strict=True)]
         if all(count <= 0 for count in need):
             return blocks

@@ -32,20 +32,20 @@ class CachedSequence(Protocol):
         """Return the hashes of all full blocks of its tokens."""
 
     def rewind(self, num_computed: int) -> None:
-        """Compute tokens from `num_computed` on again."""
+        """Mark the tokens from `num_computed` on as not computed."""
 
 
 class BlockTables:
     """Allocates the blocks of sequences over all cache groups.
 
-    A group has a slot per token, or, of kind "cross", per row of the encoder input. A new sequence starts in the cached blocks
-    of its longest cached prefix; its own full blocks are hashed once all their tokens are computed. A group with a window
-    holds blocks for the tokens of the next step and for the earlier tokens they see. There a cached prefix needs only the
-    blocks of its last window, and a rollback to before what is held computes the sequence again.
+    A group has one slot per token or, if it is of kind "cross", one per row of the encoder input. A new sequence reuses the
+    blocks of its longest cached prefix; its own full blocks are hashed once all their tokens are computed. A group with a
+    window holds blocks for the tokens of the next step and for the earlier tokens that they see. In such a group, a cached
+    prefix needs only the blocks of its last window, and a rollback beyond the blocks held recomputes the sequence.
 
     Args:
         prefix_caching: sequences with equal prefixes share blocks.
-        max_rows: most tokens of one sequence in a step.
+        max_rows: maximum number of tokens of one sequence in a step.
     """
 
     def __init__(self, block_pools: BlockPools, prefix_caching: bool, max_rows: int) -> None:
@@ -53,7 +53,7 @@ class BlockTables:
         self.queries = self.hits = 0  # tokens of sequences given to `allocate`, and those found cached
 
     def allocate(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> bool:
-        """Give a sequence without blocks room for all its tokens, starting in cached blocks; False for too few blocks."""
+        """Allocate blocks for all tokens of a sequence without any, reusing cached ones. Return False if there are too few."""
         cached = self._find_cached(seq, spans)
         specs = self.block_pools.specs
         for held, pool in zip(cached, self.block_pools.pools, strict=True):
@@ -73,7 +73,7 @@ class BlockTables:
         return True
 
     def grow(self, seq: CachedSequence, ahead: bool = False) -> bool:
-        """Give a sequence that has blocks room for all its tokens, and one more if `ahead`; False for too few blocks."""
+        """Extend a sequence's blocks to all its tokens, and one more if `ahead`. Return False if there are too few blocks."""
         length = len(seq.token_ids)
         start, tokens = (length, length + 1) if ahead else (seq.num_computed, length)
         blocks = self.block_pools.grow(seq.block_ids, self._slots(seq, start, tokens))
@@ -81,7 +81,7 @@ class BlockTables:
         return blocks is not None
 
     def free(self, seq: CachedSequence) -> None:
-        """Free all blocks of a sequence, which then has computed nothing."""
+        """Free all blocks of a sequence, and mark all its tokens as not computed."""
         seq.block_ids = self.block_pools.shrink(seq.block_ids, [0] * len(seq.block_ids))
         seq.rewind(0)
         seq.num_hashed_blocks, seq.cross_written = 0, not seq.cross_rows
@@ -89,8 +89,8 @@ class BlockTables:
     def roll_back(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> None:
         """Free the blocks of tokens that a rollback removed.
 
-        The block that the sequence now ends in is written again. It loses its hash or, if other sequences share it, is replaced
-        by a new block and computed again.
+        The block that the sequence now ends in will be written again. It loses its hash or, if other sequences share it, is
+        replaced by a new block and computed again.
         """
         size, first = self.block_pools.block_size, seq.num_computed // self.block_pools.block_size
         seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, seq.num_computed))
@@ -134,7 +134,7 @@ class BlockTables:
         seq.num_hashed_blocks = done
 
     def cache_cross_blocks(self, seq: CachedSequence) -> None:
-        """Make the blocks of the encoder input, all of which one step has written, findable in the prefix cache."""
+        """Make the blocks of the encoder input findable in the prefix cache. One step writes all of them."""
         seq.cross_written = True
         for held, pool, spec in zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True):
             if spec.kind == "cross" and self.prefix_caching:
@@ -142,7 +142,7 @@ class BlockTables:
                     pool.cache_block(block, block_hash)
 
     def unhashed_blocks(self, seq: CachedSequence) -> tuple[tuple[int, int], ...]:
-        """Return (cache group, block) of all blocks of a sequence whose content no earlier step has completed and hashed."""
+        """Return (cache group, block) of all blocks of a sequence that earlier steps have not completed and hashed."""
         cross = len(self._cross_hashes(seq)) if seq.cross_written else 0
         hashed = [cross if spec.kind == "cross" else seq.num_hashed_blocks for spec in self.block_pools.specs]
         held = ((group, blocks[hashed[group] :]) for group, blocks in enumerate(seq.block_ids))
@@ -174,7 +174,7 @@ class BlockTables:
         return tuple(blocks)
 
     def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
-        """Return the blocks of the longest prefix that cuts no bidirectional span and whose last window every group has."""
+        """Return the blocks of the longest prefix that cuts no bidirectional span and whose last window all groups have cached."""
         size, specs = self.block_pools.block_size, self.block_pools.specs
         groups = [(held, spec.window) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"]
         keep = min((len(held) for held, _ in groups), default=0)

@@ -35,7 +35,7 @@ class EncoderCache:
     """A content-addressed cache of encoder rows with a capacity in bytes.
 
     Args:
-        capacity: most bytes of resident rows.
+        capacity: maximum bytes of resident rows.
         row_bytes: bytes of one row.
     """
 
@@ -58,11 +58,12 @@ class EncoderCache:
             InputError: the rows exceed the capacity, or the hash belongs to an item with another number of rows.
         """
         if num_rows * self.row_bytes > self.capacity:
-            size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes, encoder_cache_bytes is {self.capacity}"
-            raise InputError(f"{size}; make the item smaller or raise encoder_cache_bytes", code="too_long")
+            size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes"
+            reason = f"{size}, but encoder_cache_bytes is {self.capacity}; raise it or make the item smaller"
+            raise InputError(reason, code="too_long")
         entry = self._entries.setdefault(key, _Entry(num_rows))
         if entry.num_rows != num_rows:
-            own = f"its hash belongs to an item of {entry.num_rows} encoder rows, this one has {num_rows}"
+            own = f"its hash belongs to an item of {entry.num_rows} encoder rows, but this item has {num_rows}"
             raise InputError(f"{own}; give it another uuid")
         entry.users.add(user)
 
@@ -126,7 +127,7 @@ class EncoderCache:
         return freed
 
     def requeue_freed(self, keys: tuple[str, ...]) -> None:
-        """Return these hashes from `take_freed` again, because the worker may not have received them."""
+        """Make `take_freed` return these hashes again, because the worker may not have received them."""
         self._freed.extend(keys)
 
     def _make_room(self, size: int) -> bool:

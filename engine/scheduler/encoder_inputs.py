@@ -45,10 +45,10 @@ class EncoderInputs:
 
         Args:
             budget: rows that encoders may still make in this step.
-            first: no item is encoded in this step yet; then one item may exceed the budget.
+            first: True if no item is encoded in this step yet; one item may then exceed the budget.
 
         Returns:
-            How many of the tokens can be computed now (up to the first item without encoder rows), and the items to encode.
+            The number of tokens that can be computed now (up to the first item without encoder rows), and the items to encode.
         """
         tasks: list[EncodeTask] = []
         stop = count
@@ -75,7 +75,8 @@ class EncoderInputs:
     def skip(self, request: Request, tasks: list[EncodeTask], keep: bool) -> list[EncodeTask]:
         """Undo `schedule` for a sequence that computes nothing in this step.
 
-        Returns the tasks to run anyway: all of them if encoder calls run beside steps, else none. `keep`: the pins stay.
+        Returns the tasks to run all the same: all of them if encoder calls run beside steps, else none. `keep`: the rows stay
+        pinned.
         """
         if not keep:
             self.unpin(request, () if self._beside else tasks)
@@ -104,7 +105,7 @@ class EncoderInputs:
             self.cache.mark_computed(request.message.cross.hash, request.item_user(CROSS))
 
     def _unpin_shared(self, request: Request, index: int, tasks: list[EncodeTask]) -> list[EncodeTask]:
-        """Unpin the item before `index` if the two share a range, as neither can be computed; return the remaining tasks."""
+        """Unpin the item before `index` if they share a range, since neither can be computed. Return the remaining tasks."""
         other = index - 1
         if index < 1 or request.item(other).range.offset != request.item(index).range.offset:
             return tasks

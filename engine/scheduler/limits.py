@@ -17,7 +17,7 @@ class SchedulerLimits:
 
     Args:
         max_num_seqs: running sequences.
-        max_num_batched_tokens: tokens of a step; room for one bidirectional span and one token of every other sequence.
+        max_num_batched_tokens: tokens of a step; it needs room for a bidirectional span and a token of every other sequence.
         max_model_len: tokens of a sequence.
         max_encoder_tokens: rows that encoders make in a step; a larger item is encoded alone.
         prompt_attention: "causal", "bidirectional_items" or "bidirectional_prompt", see `bidirectional_spans`.
@@ -39,7 +39,7 @@ def check_length(length: int, limit: int) -> None:
     if length == 0:
         raise InputError("the prompt has no tokens; give at least one")
     if length >= limit:
-        reason = f"prompt has {length} tokens, max_model_len is {limit}: shorten it or raise max_model_len"
+        reason = f"the prompt has {length} tokens, but max_model_len is {limit}; shorten it or raise max_model_len"
         raise InputError(reason, code="too_long")
 
 
@@ -48,7 +48,7 @@ def check_features(features: Sequence[MultiModalFeature], start: int, stop: int)
 
     Two items may share a range if no token stands for a row of both.
     """
-    unshared = None  # the item before, unless it shares its range already
+    unshared = None  # the previous item, unless it already shares its range
     for index, feature in enumerate(features):
         shared = unshared is not None and unshared.range.shares(feature.range)
         if not shared and (feature.range.offset < start or feature.range.end > stop):
@@ -61,13 +61,13 @@ def check_features(features: Sequence[MultiModalFeature], start: int, stop: int)
 
 
 def check_cross(rows: int, capacity: int, has_cross_attention: bool) -> None:
-    """Raise InputError unless models with cross-attention, and only those, get an encoder input that the KV cache can hold."""
+    """Raise InputError for a missing, unexpected or too large encoder input. Only models with cross-attention have one."""
     if has_cross_attention and not rows:
         raise InputError("this model needs an encoder input to answer from; add the item to the prompt")
     if rows and not has_cross_attention:
         raise InputError("this model has no cross-attention and takes no encoder input; leave it out")
     if rows > capacity:
-        reason = f"the encoder input has {rows} rows, the KV cache holds {capacity}; raise kv_cache_memory_bytes"
+        reason = f"the encoder input has {rows} rows, but the KV cache holds {capacity}; raise kv_cache_memory_bytes"
         raise InputError(reason, code="too_long")
 
 
@@ -88,7 +88,7 @@ def check_spans(
     """
     for first, last in spans:
         if last - first > max_tokens:
-            reason = f"{last - first} tokens have to be computed at once, a step has room for {max_tokens}"
+            reason = f"{last - first} tokens have to be computed at once, but a step has room for {max_tokens}"
             raise InputError(f"{reason}; raise max_num_batched_tokens", code="too_long")
     ranges = Counter((feature.range.offset, feature.range.end) for feature in features)
     read_together = [where for where, num_items in ranges.items() if cross_rows or num_items > 1]
@@ -96,5 +96,5 @@ def check_spans(
         inside = {f.hash: f.range.num_embeds for f in features if f.range.offset < last and f.range.end > first}
         rows = sum(inside.values()) + cross_rows
         if rows > max_rows:
-            reason = f"{rows} encoder rows are needed at once, there is room for {max_rows}; raise encoder_cache_bytes"
+            reason = f"{rows} encoder rows are needed at once, but there is room for {max_rows}; raise encoder_cache_bytes"
             raise InputError(reason, code="too_long")

@@ -21,7 +21,7 @@ class Quarantine:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
-        self._until: OrderedDict[str, float] = OrderedDict()  # ordered by time, because every item stays equally long
+        self._until: OrderedDict[str, float] = OrderedDict()  # ordered by expiry: all items stay equally long
 
     def __len__(self) -> int:
         return len(self._until)
@@ -39,6 +39,6 @@ class Quarantine:
         """Raise MediaError if the item is refused. The error names it by modality and index."""
         left = self._until.get(key, -math.inf) - self._clock()
         if left > 0:
-            reason = f"this item broke the encoder before and is refused for another {math.ceil(left)} s"
-            raise MediaError(modality, index, f"{reason}; send another one, or try again then", code="encoder_failed")
+            reason = f"this item made the encoder fail before and is refused for another {math.ceil(left)} s"
+            raise MediaError(modality, index, f"{reason}; send another one, or try again after that", code="encoder_failed")
         self._until.pop(key, None)

@@ -22,12 +22,12 @@ class Loop:
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """The tokens without which the loop cannot come back: the cycle, or its only token twice."""
+        """The token sequence to forbid, so that the loop cannot come back: the cycle, or its only token twice."""
         return self.cycle if len(self.cycle) > 1 else self.cycle * 2
 
 
 def find_loop(token_ids: Sequence[int], turn_start: int, detection: RepetitionDetectionParams) -> Loop | None:
-    """Return the loop of the shortest cycle that the answer `token_ids[turn_start:]` ends in; None if there is no loop.
+    """Return the loop at the end of the answer `token_ids[turn_start:]`, with the shortest cycle; None if there is no loop.
 
     With max_cycle=3, min_repeats=3, min_tokens=6 the answer `5 1 2 1 2 1 2` is a loop of the cycle (1, 2) from its second
     token on: `1 2` appears three times, over six tokens. `1 2 1 2 1` is not one yet. `7 7 7` is too short. After

@@ -40,7 +40,7 @@ class Request:
         self.num_computed = 0
         self.num_hashed_blocks = 0  # blocks whose hash the prefix cache has
         self.cross_written = message.cross is None  # the keys and values of the encoder input are in the cache
-        self.prompt_length = len(self.token_ids)  # tokens it began with and has not rolled back
+        self.prompt_length = len(self.token_ids)  # tokens that it began with, less those rolled back
         self.turn_start = len(self.token_ids)  # tokens before the answer being generated
         self.next_feature = 0  # items before this one are computed and need no encoder rows any more
         self.times = {"arrival": time.perf_counter()}
@@ -103,16 +103,16 @@ class Request:
         self.num_computed = min(self.num_computed, len(self.token_ids) - 1)
 
     def set_adapter(self, adapter: str) -> bool:
-        """Switch the sequence to this adapter. Returns False if it had the adapter already."""
+        """Switch the sequence to this adapter. Return False if it already had the adapter."""
         before, self.root_hash = self.root_hash, _root_hash(self.message, adapter)
         if self.root_hash != before:
             self._block_hashes.clear()
         return self.root_hash != before
 
     def truncate(self, num_tokens: int, block_size: int) -> None:
-        """Keep the first `num_tokens` tokens and the items among them; InputError when an item would be cut."""
+        """Keep the first `num_tokens` tokens and the items among them. Raise InputError if this cuts an item."""
         if not 1 <= num_tokens <= len(self.token_ids):
-            raise InputError(f"truncate to {num_tokens} tokens: the sequence has {len(self.token_ids)}, keep 1 or more")
+            raise InputError(f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)}, keep 1 or more")
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         check_features(kept, 0, num_tokens)
         self.epoch += 1
@@ -124,12 +124,12 @@ class Request:
         self.rewind(min(self.num_computed, num_tokens - 1))
 
     def rewind(self, num_computed: int) -> None:
-        """Compute tokens from `num_computed` on again, with the items among them."""
+        """Mark the tokens from `num_computed` on, and the items among them, as not computed."""
         self.num_computed = num_computed
         self.next_feature = sum(feature.range.end <= num_computed for feature in self.features)
 
     def finish_reason(self, limit: int) -> tuple[str, int | None] | None:
-        """Return (reason, stop token) if the last token ends the answer. `limit`: tokens of the longest possible sequence."""
+        """Return (reason, stop token) if the last token ends the answer. `limit`: maximum length of the sequence in tokens."""
         params, last = self.message.params, self.token_ids[-1]
         if params.structured_outputs is not None and last in self.message.eos_token_ids:
             return "stop", None  # the grammar allows EOS only where the answer may end

@@ -41,12 +41,12 @@ class Scheduler:
 
     A step takes sequences with one token to compute first, then started prompts, then waiting ones in order of (priority,
     arrival), until the token budget is spent. A prompt is cut into chunks outside its bidirectional spans, and before an item
-    that cannot be encoded in this step. A sequence is admitted when the pools have blocks for all its tokens, less those it
-    shares. When blocks run out, idle and waiting sequences lose theirs first, then the running one that is last in order.
+    that cannot be encoded in this step. A sequence is admitted if the pools have blocks for all its tokens except shared
+    prefixes. When blocks run out, idle and waiting sequences lose theirs first, then the running one that is last in order.
 
-    Progress: only running sequences pin encoder rows, each until it has computed the item. A sequence that cannot go on pins
-    nothing, except the first one that waits for pending rows. So one sequence can always go on, because every single item
-    fits into the encoder cache.
+    Why one sequence can always go on: only running sequences pin encoder rows, each until it has computed the item. A sequence
+    that cannot go on pins nothing, except the first one that waits for pending rows. Every single item fits into the encoder
+    cache.
     """
 
     def __init__(self, block_pools: BlockPools, encoder_cache: EncoderCache, limits: SchedulerLimits) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
         self._pending = _NO_MESSAGES  # messages that the worker gets with the next step
 
     def add(self, message: EngineRequest) -> None:
-        """Queue a sequence. InputError, with nothing changed, for a prompt that could never run."""
+        """Queue a sequence. Raise InputError, and change nothing, for a prompt that could never run."""
         if message.request_id in self.requests:
             raise InputError(f"request {message.request_id!r} is already being served")
         check_features(message.features, 0, len(message.prompt_token_ids))
@@ -84,7 +84,7 @@ class Scheduler:
         close: bool = False,
         adapter: str | None = None,
     ) -> None:
-        """Add tokens to a live sequence, for which a new answer follows.
+        """Add tokens to a live sequence and begin a new answer.
 
         `close`: end the sequence after that answer or, without tokens, as soon as it is idle. `adapter`: as in RequestUpdate.
         """
@@ -238,7 +238,7 @@ class Scheduler:
     def fail(self, output: TokenOutput, zero_blocks: bool = False) -> TokenOutput:
         """End a sequence with the error in `output` and return its last output.
 
-        `zero_blocks`: its blocks may hold NaN and have to be zeroed, except those that earlier steps have completed.
+        `zero_blocks`: zero its blocks, which may hold NaN, except those that earlier steps have completed.
         """
         request = self.requests[output.request_id]
         if zero_blocks:
@@ -282,7 +282,7 @@ class Scheduler:
         return any(self.waiting[0].message.priority < request.message.priority for request in self.running)
 
     def _grow_running(self) -> None:
-        """Allocate a block where a running sequence needs one for its next token; preempt where there is none."""
+        """Allocate a block for each running sequence that needs one for its next token; preempt if there is none."""
         for request in list(self.running):
             while request.state is State.RUNNING:
                 if self.block_tables.grow(request):
@@ -299,7 +299,7 @@ class Scheduler:
             self._preempt(last)
 
     def _try_admit(self, request: Request) -> bool:
-        """Allocate blocks for all tokens of a waiting sequence and run it. Returns False if there are too few blocks."""
+        """Allocate blocks for all tokens of a waiting sequence and run it. Return False if there are too few blocks."""
         has_blocks = any(request.block_ids)
         while not (
             self.block_tables.grow(request) if has_blocks else self.block_tables.allocate(request, self._spans(request))
@@ -328,7 +328,7 @@ class Scheduler:
         self._free_blocks(request)
 
     def _free_blocks(self, request: Request) -> None:
-        """Free a sequence's blocks. Later it is computed again, except for what the prefix cache still has."""
+        """Free a sequence's blocks. It will be computed again, except for what the prefix cache still has."""
         self.block_tables.free(request)
         self.encoder_inputs.unpin(request)
         request.epoch += 1
@@ -373,7 +373,7 @@ class Scheduler:
         removed = len(request.token_ids) - loop.start
         request.repairs += 1
         self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
-        return replace(output, token_ids=(), logprobs=None, num_removed=removed - 1)  # the newest was never output
+        return replace(output, token_ids=(), logprobs=None, num_removed=removed - 1)  # the newest was never returned
 
     def _finish(self, request: Request, output: TokenOutput, reason: str, stop_token: int | None = None) -> TokenOutput:
         self._end_answer(request)

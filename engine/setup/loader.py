@@ -21,7 +21,7 @@ from ..scheduler.encoder_cache import EncoderCache
 from ..scheduler.limits import SchedulerLimits
 from ..scheduler.quarantine import Quarantine
 from ..scheduler.scheduler import Scheduler
-from ..threads import computing_on, in_passing
+from ..threads import computing_on, run_in_thread
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner
@@ -44,7 +44,7 @@ def load_core(
     if config.engine_process:
         core = ProcessCore(config)
         return core, core.config
-    return in_passing(partial(load_engine, config, files, info, tokenizer))
+    return run_in_thread(partial(load_engine, config, files, info, tokenizer))
 
 
 def load_engine(

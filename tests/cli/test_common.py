@@ -13,7 +13,7 @@ ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("dtype 'x' is not served; pass dtype= one of a, b", "dtype 'x' is not served; pass --dtype one of a, b"),
+        ("dtype 'x' is not supported; pass dtype= one of a, b", "dtype 'x' is not supported; pass --dtype one of a, b"),
         ("max_model_len=9 is above max_position_embeddings=8", "--max-model-len 9 is above max_position_embeddings=8"),
         ("min_tokens=4 is above max_tokens=2; lower it", "min_tokens=4 is above --max-tokens 2; lower it"),
         ("shorten it or raise max_model_len", "shorten it or raise --max-model-len"),

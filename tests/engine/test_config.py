@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": ""}, "encoder_cache_dir='' must be the path of a folder"),
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),
         ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
-        ({"encoder_cache_dir": __file__}, "is not a folder; name one, or one that can be made"),
+        ({"encoder_cache_dir": __file__}, "is not a folder; give a folder, or a path where one can be created"),
         ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size'; the known ones are dtype, "),
         ({"media": {"nope": 1}}, "unknown option 'nope' of media; the known ones are "),
     ],

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from sensorium.engine.threads import in_passing, use_threads
+from sensorium.engine.threads import run_in_thread, use_threads
 
 
 def seen_in_a_thread(count, *, first):
@@ -51,17 +51,17 @@ def test_threads_that_start_later_are_not_affected():
     assert found == [torch.get_num_threads()]
 
 
-def test_work_in_passing_has_the_callers_number_and_its_errors():
+def test_work_run_in_thread_has_the_callers_number_and_its_errors():
     before = torch.get_num_threads()
     try:
         use_threads(2)
         other = threading.Thread(target=use_threads, args=(1,))
         other.start()
         other.join()
-        assert in_passing(torch.get_num_threads) == 2
+        assert run_in_thread(torch.get_num_threads) == 2
         threads = threading.enumerate()
         with pytest.raises(ZeroDivisionError):
-            in_passing(lambda: 1 // 0)
+            run_in_thread(lambda: 1 // 0)
         assert set(threading.enumerate()) <= set(threads)
     finally:
         use_threads(before)

@@ -125,7 +125,7 @@ def test_a_broken_input_fails_alone(llm):
     assert good.error is None
     assert bad.vector is None
     assert bad.error.message.startswith("image 0: ")
-    with pytest.raises(InputError, match="an input has no 'picture'"):
+    with pytest.raises(InputError, match="an input has no key 'picture'"):
         llm.embed({"picture": make_image()})
 
 
@@ -172,7 +172,7 @@ def test_coroutines_give_the_same_results(llm):
 
 def test_a_wrong_input_raises_before_anything_is_computed(llm):
     engine, before = AsyncLLM(llm), llm.stats
-    with pytest.raises(InputError, match="an input has no 'picture'"):
+    with pytest.raises(InputError, match="an input has no key 'picture'"):
         asyncio.run(engine.embed(["a house", {"picture": make_image()}]))
     assert llm.stats.encoder_calls == before.encoder_calls
     assert not llm._engine_loop._names

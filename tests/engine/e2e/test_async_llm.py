@@ -110,10 +110,10 @@ def test_messages_take_what_chat_takes_beside_them(llm, engine, chat):
 
 
 def test_what_goes_with_messages_only_and_what_nobody_knows(llm, engine):
-    with pytest.raises(InputError, match="cache_salt goes with messages; a prompt of another form holds its own keys"):
+    with pytest.raises(InputError, match="cache_salt is an argument for messages; in any other prompt, give it as a key"):
         asyncio.run(collect(engine, "user 1", greedy(), cache_salt="a"))
     messages = [{"role": "user", "content": "Read."}]
-    with pytest.raises(InputError, match=r"unknown argument 'cache_slat' beside messages; did you mean cache_salt\?"):
+    with pytest.raises(InputError, match=r"unknown argument 'cache_slat' for messages; did you mean cache_salt\?"):
         asyncio.run(collect(engine, messages, greedy(), cache_slat="a"))
     with pytest.raises(InputError, match=r"unknown argument 'chat_templat' .* did you mean chat_template\?"):
         llm.chat(messages, greedy(), chat_templat="")

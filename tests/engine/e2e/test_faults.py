@@ -121,7 +121,7 @@ def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPa
     calls = tower.calls
     (again, other) = answers(llm, [asked(marked(), text="Read."), asked(picture(1))])
     assert "image 0" in again.error.message
-    assert "broke the encoder before" in again.error.message
+    assert "made the encoder fail before" in again.error.message
     assert other.error is None
     assert tower.calls == calls + 1
     (tenant,) = answers(llm, [asked(marked(), cache_salt="b")])

@@ -114,7 +114,7 @@ def test_one_word_is_for_all_ops_that_have_it() -> None:
             "kernels: 'attention' is no backend; write op=backend, .* known ones are native, triton, torch, reference, ",
         ),
         ("triton", r"kernels: attention=triton cannot run float32 on cpu here; .*torch"),
-        (["attention=torch"], "must be text like"),
+        (["attention=torch"], "must be a string like"),
         ("rms_norm=triton", r"kernels: rms_norm=triton cannot run float32 on cpu here; .*torch can"),
     ],
 )

@@ -91,13 +91,13 @@ def test_errors_stay_with_their_prompt(llm):
 
 
 def test_calls_of_a_wrong_shape_raise(llm):
-    with pytest.raises(InputError, match="prompts is a string"):
+    with pytest.raises(InputError, match="prompts must be a string"):
         llm.generate(5)
     with pytest.raises(InputError, match="2 sampling_params for 1 prompts"):
         llm.generate(["a"], [GREEDY, GREEDY])
-    with pytest.raises(InputError, match="sampling_params is a SamplingParams"):
+    with pytest.raises(InputError, match="sampling_params must be a SamplingParams"):
         llm.generate(["a"], {"temperature": 0})
-    with pytest.raises(InputError, match="messages is a list"):
+    with pytest.raises(InputError, match="messages must be a list"):
         llm.chat("hello")
     assert llm.generate([], use_tqdm=False) == []
 

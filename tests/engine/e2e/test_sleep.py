@@ -217,5 +217,5 @@ def test_it_sleeps_with_other_options(options: dict[str, object]) -> None:
 
 
 def test_an_engine_without_a_checkpoint_cannot_sleep(toy) -> None:
-    with pytest.raises(InputError, match="came from no checkpoint"):
+    with pytest.raises(InputError, match="made without a checkpoint"):
         toy.make_core().sleep()

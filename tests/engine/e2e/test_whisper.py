@@ -74,8 +74,8 @@ def test_encoder_and_decoder_prompts_are_one_prompt(llm: LLM) -> None:
     first, second = llm.generate([whole, parted], GREEDY, use_tqdm=False)
     assert first.error is second.error is None
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
-    assert "reads media alone" in error(llm, {**parted, "encoder_prompt": {**whole, "prompt": "words"}})
-    assert "reads media alone" in error(llm, {"encoder_prompt": {**whole, "prompt": ""}})
+    assert "reads media only" in error(llm, {**parted, "encoder_prompt": {**whole, "prompt": "words"}})
+    assert "reads media only" in error(llm, {"encoder_prompt": {**whole, "prompt": ""}})
 
 
 def test_one_sound_and_no_more(llm: LLM) -> None:

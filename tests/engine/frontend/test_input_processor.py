@@ -58,7 +58,7 @@ def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_prompt_that_is_too_long_is_refused_from_counts(family: Any, no_tokens: None) -> None:
     info = family(ProcessorFiles())
     kwargs = {"min_pixels": HUGE, "max_pixels": HUGE}
-    with at_most(4 << 20), pytest.raises(MediaError, match=r"the prompt takes 1[0-9]{8} tokens, max_model_len is 4096"):
+    with at_most(4 << 20), pytest.raises(MediaError, match=r"the prompt takes 1[0-9]{8} tokens, but max_model_len is 4096"):
         inputs(info).process(prompt(info, mm_processor_kwargs=kwargs))
 
 

@@ -142,7 +142,7 @@ def test_what_the_header_did_not_tell_is_held_to_the_context_after_decoding(monk
     (item,) = processor.open({"video": Media(clip("h264-raw"), **options)}, {}, {}, None)
     assert not item.plan.exact
     monkeypatch.setattr(Qwen2VLProcessingInfo, "process", None)
-    with pytest.raises(MediaError, match="video 0: it makes 1600 rows, max_model_len is 100"):
+    with pytest.raises(MediaError, match="video 0: it makes 1600 rows, but max_model_len is 100"):
         processor.process(item, None, {})
 
 

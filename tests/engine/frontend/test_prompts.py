@@ -67,7 +67,7 @@ def test_tokens_are_plain_integers() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (None, "a prompt is a string, token ids or .*, not None"),
+    (None, "a prompt must be a string, token ids or .*, not None"),
     (3, "not an int"),
     (b"x", "not a bytes"),
     ({1, 2}, "not a set"),
@@ -76,11 +76,11 @@ REFUSED: list[tuple[Any, str]] = [
     ({"promt": "x"}, "unknown key 'promt' in a prompt; did you mean prompt. The known ones are prompt, prompt_token_ids"),
     ({"prompt": "x", "multimodal_data": {}}, "did you mean multi_modal_data"),
     ({"prompt": "x", 3: 4}, "unknown key 3"),
-    ({"prompt": b"x"}, '"prompt" is a string, not a bytes'),
-    ({"prompt": ["x"]}, '"prompt" is a string, not a list'),
-    ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" maps modality to items, .* not a list'),
-    ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" maps modality to names, .* not a str'),
-    ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" maps options to values, .* not an int'),
+    ({"prompt": b"x"}, '"prompt" must be a string, not a bytes'),
+    ({"prompt": ["x"]}, '"prompt" must be a string, not a list'),
+    ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" must map modalities to items, .* not a list'),
+    ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" must map modalities to uuids, .* not a str'),
+    ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" must map options to values, .* not an int'),
     ({"prompt": "x", "cache_salt": ""}, '"cache_salt" must be a non-empty string'),
     ({"prompt": "x", "cache_salt": 7}, '"cache_salt" must be a non-empty string, not 7'),
     ({"prompt": "x", "fit": "window"}, '"fit" must be "context" or left out, not \'window\''),

@@ -54,7 +54,7 @@ def test_the_capacity_is_in_bytes():
     cache = EncoderCache(100, 10)
     assert register_and_pin(cache, "h", 8, A) is PinResult.TO_ENCODE
     assert cache.bytes == 80
-    with pytest.raises(InputError, match=r"its 11 encoder rows take 110 bytes, encoder_cache_bytes is 100"):
+    with pytest.raises(InputError, match=r"its 11 encoder rows take 110 bytes, but encoder_cache_bytes is 100"):
         cache.register("big", 11, B)
 
 

@@ -102,7 +102,7 @@ def test_a_prompt_is_cut_before_an_item_that_the_encoder_cache_has_no_room_for(t
 
 def test_an_item_larger_than_the_cache_is_refused_by_name(toy):
     core = toy.make_core(encoder_rows=8)
-    with pytest.raises(InputError, match=r"image 0: its 9 encoder rows take 576 bytes, encoder_cache_bytes is 512"):
+    with pytest.raises(InputError, match=r"image 0: its 9 encoder rows take 576 bytes, but encoder_cache_bytes is 512"):
         core.add(toy.of("a", [*[toy.PAD] * 9, 6], [toy.item(0, 9)]))
     toy.assert_empty(core)
 
@@ -174,7 +174,7 @@ def test_a_failing_item_is_quarantined_and_fails_no_other_request(toy):
     assert core.runner.model.encode_calls == [3, 1, 2], "all, the first half, the other half; the failing item is tried once"
     for request in good:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
-    with pytest.raises(InputError, match="image 0: this item broke the encoder"):
+    with pytest.raises(InputError, match="image 0: this item made the encoder fail"):
         core.add(bad[4])
     assert core.stats.quarantined == 1
     toy.assert_empty(core)
@@ -230,7 +230,7 @@ def test_other_overlaps_of_items_are_refused(toy, change, message):
 
 
 def test_items_that_share_a_range_must_fit_into_the_encoder_cache_together(toy):
-    with pytest.raises(InputError, match="7 encoder rows are needed at once, there is room for 6"):
+    with pytest.raises(InputError, match="7 encoder rows are needed at once, but there is room for 6"):
         toy.make_core(encoder_rows=6).add(toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3)))
 
 
@@ -249,7 +249,7 @@ def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(to
 
 def test_deepstack_rows_count_whole_and_reach_their_layers(toy):
     """The result does not depend on how the item is cut into chunks."""
-    with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, encoder_cache_bytes is 576"):
+    with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, but encoder_cache_bytes is 576"):
         toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)]))
     core = toy.make_core(budget=3, encoder_rows=4, model=toy.ToyModel(levels=3))
     request = toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)])

@@ -87,7 +87,7 @@ def test_a_prompt_that_cannot_run_is_refused_and_changes_nothing(toy):
     core = toy.make_core(blocks=4, block_size=4)
     rng = random.Random(0)
     long = toy.make_request("long", rng, media=False)
-    with pytest.raises(InputError, match="prompt has 16 tokens, max_model_len is 16"):
+    with pytest.raises(InputError, match="prompt has 16 tokens, but max_model_len is 16"):
         core.add(replace(long, prompt_token_ids=(5,) * 16))
     with pytest.raises(InputError, match="no tokens"):
         core.add(replace(long, prompt_token_ids=()))
@@ -193,10 +193,10 @@ def test_bidirectional_spans_are_computed_in_one_step(toy, prompt_attention):
 
 def test_a_bidirectional_span_that_no_step_has_room_for_is_refused(toy):
     core = toy.make_core(budget=10, seqs=4, prompt_attention="bidirectional_items")
-    with pytest.raises(InputError, match="8 tokens have to be computed at once, a step has room for 7; raise max_num_batched"):
+    with pytest.raises(InputError, match="8 tokens have to be computed at once, but a step has room for 7; raise max_num"):
         core.add(toy.of("a", [*[toy.PAD] * 8, 6], [toy.item(0, 8)]))
     core = toy.make_core(encoder_rows=8, prompt_attention="bidirectional_prompt")
-    with pytest.raises(InputError, match="10 encoder rows are needed at once, there is room for 8"):
+    with pytest.raises(InputError, match="10 encoder rows are needed at once, but there is room for 8"):
         core.add(toy.of("a", [*[toy.PAD] * 10, 6], [toy.item(0, 5), toy.item(5, 5, seed=2)]))
     toy.assert_empty(core)
 
