@@ -174,7 +174,7 @@ class BlockTables:
         return tuple(blocks)
 
     def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
-        """Return the blocks of the longest prefix that cuts no bidirectional span and whose last window all groups have cached."""
+        """Return the size in blocks of the longest prefix that cuts no span and whose last window every group has cached."""
         size, specs = self.block_pools.block_size, self.block_pools.specs
         groups = [(held, spec.window) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"]
         keep = min((len(held) for held, _ in groups), default=0)
