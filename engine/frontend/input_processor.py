@@ -11,6 +11,7 @@ from typing import Any
 
 from ...mm.errors import InputError, MediaError
 from ...mm.media import gate
+from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.interface import ProcessingInfo, Span
@@ -65,6 +66,7 @@ class ParsedPrompt:
     Args:
         token_ids: tokens with one placeholder per item.
         reserve: tokens that `fit="context"` leaves for the answer.
+        ledger: bytes of its media; `finish` closes it.
     """
 
     inputs: InputProcessor
@@ -72,6 +74,7 @@ class ParsedPrompt:
     token_ids: Sequence[int]
     sources: Sequence[MediaSource]
     reserve: int
+    ledger: Ledger
     fetches: dict[int, Future[Any]] = field(default_factory=dict)
 
     @property
@@ -91,14 +94,15 @@ class ParsedPrompt:
 
     def fetch(self) -> Sequence[Future[Any]]:
         """Start the downloads that `finish` waits for."""
-        self.fetches.update(self.inputs.media.fetch(self.sources))
+        self.fetches.update(self.inputs.media.fetch(self.sources, self.ledger))
         return tuple(self.fetches.values())
 
     def finish(self) -> ProcessedPrompt:
         """Load, decode and process the media. Raise MediaError for an item that fails."""
-        if self.remote and not self.fetches:
-            self.fetch()
-        return self.inputs.finish(self)
+        with self.ledger:
+            if self.remote and not self.fetches:
+                self.fetch()
+            return self.inputs.finish(self)
 
     def _uuids(self, condition: Callable[[MediaSource], bool]) -> frozenset[tuple[str | None, str]]:
         sources = [source for source in self.sources if condition(source)]
@@ -165,10 +169,15 @@ class InputProcessor:
     def finish(self, parsed: ParsedPrompt) -> ProcessedPrompt:
         """Do the last part of `process`: load, decode and process the media, and expand the placeholders."""
         start, prompt = time.perf_counter(), parsed.prompt
-        items, layout = self._plan(prompt, parsed.token_ids, parsed.sources, parsed.reserve, parsed.fetches)
+        items, layout = self._plan(prompt, parsed.token_ids, parsed.sources, parsed.reserve, parsed.fetches, parsed.ledger)
         timings = [{"fetch": item.seconds} for item in items]
         plan_seconds = time.perf_counter() - start
-        processed = [self.media.process(item, prompt.salt, own) for item, own in zip(items, timings, strict=True)]
+        processed, done = list[ProcessedItem](), dict[str, ProcessedItem]()
+        for item, own in zip(items, timings, strict=True):
+            if item.key not in done or item.source.uuid is not None:
+                done[item.key] = self.media.process(item, prompt.salt, own)
+                parsed.ledger.hold(done[item.key].num_bytes)
+            processed.append(done[item.key])
         spans = [_final_spans(*entry) for entry in zip(items, processed, strict=True)]
         if any(own is not item.spans for item, own in zip(items, spans, strict=True)):
             layout = self._lay_out(parsed.token_ids, items, spans)
@@ -196,7 +205,9 @@ class InputProcessor:
         read, ids = self._tokenize(prompt)
         sources = self.media.parse(read.media, read.uuids, read.options)
         ids = self._info.preprocess_prompt(ids, _num_items(sources))
-        return [item.plan for item in self._plan(read, ids, sources, 1, self.media.fetch(sources), identify=False)[0]]
+        with self.media.budget.open() as ledger:
+            items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
+        return [item.plan for item in items]
 
     def _tokenize(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
         """Read a prompt and return it with its token ids; placeholders are not expanded."""
@@ -228,7 +239,7 @@ class InputProcessor:
             raise InputError(reason, param="multi_modal_data")
         if not has_slots:  # placeholders of plain text are tokens already, and the same text of a user stays text
             ids = self._info.preprocess_prompt(ids, _num_items(sources))
-        parsed = ParsedPrompt(self, prompt, ids, sources, reserve)
+        parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open())
         return parsed if parsed.sources else self.finish(parsed)
 
     def _check_text_length(self, text: str) -> None:
@@ -245,10 +256,11 @@ class InputProcessor:
         sources: Sequence[MediaSource],
         reserve: int,
         fetches: Mapping[int, Future[Any]],
+        ledger: Ledger,
         identify: bool = True,
     ) -> tuple[list[PlannedItem], PromptLayout]:
         """Plan the items, shrink them if `fit` asks for it, and return them with the prompt's layout, before any expansion."""
-        items = self.media.admit(sources, fetches, prompt.options, prompt.salt, identify)
+        items = self.media.admit(sources, fetches, prompt.options, prompt.salt, ledger, identify)
         layout = self._lay_out(ids, items, [item.spans for item in items])
         if prompt.fit is not None and layout.num_tokens + reserve > self._max_model_len:
             text = layout.num_tokens - sum(item.plan.num_tokens for item in items)

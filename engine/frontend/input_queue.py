@@ -99,6 +99,8 @@ class InputQueue:
             if entry.stage == "fetching":
                 for future in entry.downloads:
                     future.cancel()
+            if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
+                entry.parsed.ledger.close()
             self._move(entry, "gone")
             self._start_ready()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,6 +24,7 @@ from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.hashing import digest
 from ...mm.media import gate
 from ...mm.media.isolate import keep_workers
+from ...mm.media.ledger import Ledger, MediaBudget
 from ...mm.media.policy import MediaPolicy
 from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, ItemPlan
@@ -32,7 +34,8 @@ from ..errors import error_text, is_out_of_memory
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
 
 _log = logging.getLogger(__name__)
-
+_DOWNLOADS = 6  # of one request at a time
+_FETCHERS = 32 * _DOWNLOADS  # threads, which start when they are needed: 32 prompts are fetched at a time
 
 LoadedSource = tuple[MediaSource, float]
 """A source with its bytes, and the seconds that loading took."""
@@ -74,7 +77,8 @@ class MultiModalProcessor:
         self.settings, self._info = settings, info
         self._cache: ByteCache[ProcessedItem] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
         self._names = UuidTable()
-        self._fetchers = ThreadPoolExecutor(16, "sensorium-fetch")
+        self.budget = MediaBudget(settings.policy)
+        self._fetchers = ThreadPoolExecutor(_FETCHERS, "sensorium-fetch")
         self._release = keep_workers(settings.policy, self)
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
 
@@ -106,17 +110,43 @@ class MultiModalProcessor:
             MediaError: an item is over a limit, cannot be read, or is given as a uuid that is not cached.
         """
         sources = self.parse(media, uuids, options)
-        return self.admit(sources, self.fetch(sources), options, tenant, identify)
+        with self.budget.open() as ledger:
+            return self.admit(sources, self.fetch(sources, ledger), options, tenant, ledger, identify)
 
     def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:
         """Part 1 of `open`: parse, count and order the items. Nothing is read."""
         sources = self._with_options(self._info, options).parser().parse(media, uuids, self.settings.limits)
         return [source for several in sources.values() for source in several]
 
-    def fetch(self, sources: Sequence[MediaSource]) -> dict[int, Future[LoadedSource]]:
-        """Part 2 of `open`: start all downloads at once, by index of the source."""
-        remote = [i for i, source in enumerate(sources) if gate.is_remote(source)]
-        return {i: self._fetchers.submit(self._load, sources[i]) for i in remote}
+    def fetch(self, sources: Sequence[MediaSource], ledger: Ledger) -> dict[int, Future[LoadedSource]]:
+        """Part 2 of `open`: start all downloads, by index of the source. Equal URLs have one download, a few run at a time."""
+        futures: dict[object, Future[LoadedSource]] = {}
+        found: dict[int, Future[LoadedSource]] = {}
+        waiting: deque[tuple[Future[LoadedSource], MediaSource]] = deque()
+        for i, source in enumerate(sources):
+            if gate.is_remote(source):
+                url = getattr(source.data, "url", source.data)
+                if url not in futures:
+                    futures[url] = Future()
+                    waiting.append((futures[url], source))
+                found[i] = futures[url]
+
+        def download() -> None:
+            while waiting:
+                with suppress(IndexError):  # another thread took the last one
+                    load(*waiting.popleft())
+
+        def load(future: Future[LoadedSource], source: MediaSource) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._load(source, ledger))
+                except BaseException as error:  # raised where the result is awaited
+                    future.set_exception(error)
+                    del future  # it holds the error, whose traceback holds this frame
+
+        for _ in range(min(_DOWNLOADS, len(waiting))):
+            self._fetchers.submit(download)
+        return found
 
     def admit(
         self,
@@ -124,17 +154,21 @@ class MultiModalProcessor:
         fetches: Mapping[int, Future[LoadedSource]],
         options: Mapping[str, Any],
         tenant: str | None,
+        ledger: Ledger,
         identify: bool = True,
     ) -> list[PlannedItem]:
         """Part 3 of `open`: read files, wait for downloads, and plan each item. An error ends all downloads."""
         info = self._with_options(self._info, options)
         try:
-            loaded = [fetches[i].result() if i in fetches else self._load(source) for i, source in enumerate(sources)]
+            loaded = [fetches[i].result() if i in fetches else self._load(s, ledger) for i, s in enumerate(sources)]
         finally:
             for future in fetches.values():
                 if not future.cancel():
                     future.exception()  # waits; a download has a time limit
-        return [replace(self._open(source, info, tenant, identify), seconds=seconds) for source, seconds in loaded]
+        return [
+            replace(self._open(replace(source, data=read.data), info, tenant, identify), seconds=seconds)
+            for source, (read, seconds) in zip(sources, loaded, strict=True)
+        ]
 
     def shrink(self, items: Sequence[PlannedItem], room: int, tenant: str | None) -> list[PlannedItem]:
         """Shrink all items by the same factor until together they take at most `room` tokens.
@@ -176,9 +210,9 @@ class MultiModalProcessor:
             return info
         return self._info_with(_Options(options)) if info is self._info else info.with_kwargs(options)
 
-    def _load(self, source: MediaSource) -> LoadedSource:
+    def _load(self, source: MediaSource, ledger: Ledger) -> LoadedSource:
         start = time.perf_counter()
-        return gate.load(source, self.settings.policy), time.perf_counter() - start
+        return gate.load(source, self.settings.policy, ledger), time.perf_counter() - start
 
     def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None, identify: bool = True) -> PlannedItem:
         with gate.error_context(source):

@@ -19,6 +19,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from ..errors import InputError
 from .addresses import is_public
+from .ledger import Ledger, MediaBudget
 from .policy import MediaPolicy
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ class _Target:
     path: str
 
 
-def fetch(url: str, policy: MediaPolicy) -> bytes:
-    """Return the body of a GET request.
+def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
+    """Return the body of a GET request. Its bytes are counted by the request's ledger before they are read.
 
     The host is resolved once and all its addresses are checked. The connection goes to a checked address, so that DNS cannot
     change the host in between. Every redirect is checked anew. Proxies of the environment are not used.
@@ -53,14 +54,19 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
         InputError: a URL, host, address, port, size or answer is refused, or the server fails or takes too long. Unless private
             hosts are allowed, the error does not tell whether a name is unknown, an address is private or a port is closed.
     """
-    deadline = time.monotonic() + policy.max_seconds
+    ledger = ledger or MediaBudget(policy).open()
+    last = ledger.start()
+    deadline = min(time.monotonic() + policy.max_seconds, last)
     target = _read_url(url, policy)
     for _ in range(policy.max_redirects + 1):
         try:
-            answer = _get(target, policy, deadline)
+            answer = _get(target, policy, deadline, ledger)
         except InputError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:  # what sockets, TLS and HTTP parsing raise
+            if time.monotonic() >= last:
+                limit = f"{policy.max_request_seconds:g} s (media: max_request_seconds)"
+                raise InputError(f"fetching the media of its request took longer than {limit}") from None
             if time.monotonic() >= deadline:
                 raise InputError(f"fetching it took longer than {policy.max_seconds:g} s (media: max_seconds)") from None
             raise _failure(target, policy, error) from None
@@ -156,14 +162,14 @@ def _patience(policy: MediaPolicy, deadline: float) -> float:
     return min(policy.timeout, seconds)
 
 
-def _get(target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
+def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
     """Return the body, or the target of a redirect."""
     with _connect(target, policy, deadline) as raw:
         if target.scheme == "http":
-            return _exchange(raw, target, policy, deadline)
+            return _exchange(raw, target, policy, deadline, ledger)
         raw.settimeout(_patience(policy, deadline))
         with ssl.create_default_context().wrap_socket(raw, server_hostname=target.host) as stream:
-            return _exchange(stream, target, policy, deadline)
+            return _exchange(stream, target, policy, deadline, ledger)
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
@@ -201,9 +207,10 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
         raise TimeoutError("its name is not resolved in time") from None
 
 
-def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float) -> bytes | str:
+def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
     connection = http.client.HTTPConnection(target.host, target.port)
-    connection.sock = _Line(_Wire(stream, policy, deadline))  # type: ignore[assignment]
+    wire = _Wire(stream, policy, deadline)
+    connection.sock = _Line(wire)  # type: ignore[assignment]
     name = f"[{target.host}]" if ":" in target.host else target.host
     host = name if target.port == _PORTS[target.scheme] else f"{name}:{target.port}"
     headers = {"Host": host, "User-Agent": "sensorium", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
@@ -218,16 +225,22 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
         raise InputError(f"{target.host} answers with status {response.status}")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
         raise InputError(f"{target.host} sends it compressed although it was asked not to; fetch it yourself and give bytes")
-    return _body(response, target, policy)
+    return _body(response, target, wire, ledger)
 
 
-def _body(response: http.client.HTTPResponse, target: _Target, policy: MediaPolicy) -> bytes:
+def _body(response: http.client.HTTPResponse, target: _Target, wire: _Wire, ledger: Ledger) -> bytes:
+    """Read the body. The time that it waits for other requests' memory does not count against `max_seconds`."""
+    policy = wire.policy
     expected = response.length  # None if the server does not tell
     too_large = InputError(f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)")
     if expected is not None and expected > policy.max_bytes:
         raise too_large
+    if expected is not None:
+        wire.deadline += ledger.take(expected, wait=True)
     body = bytearray()
     while chunk := response.read(_CHUNK):
+        if expected is None:
+            wire.deadline += ledger.take(len(chunk), wait=True)
         body += chunk
         if len(body) > policy.max_bytes:
             raise too_large

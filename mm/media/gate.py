@@ -13,6 +13,7 @@ from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
 from .audio_files import has_audio
 from .isolate import codec_runner
+from .ledger import Ledger
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
 from .source import read
 from .video_frames import attached_audio
@@ -24,7 +25,7 @@ def is_remote(source: MediaSource) -> bool:
     return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
 
 
-def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:
+def load(source: MediaSource, policy: MediaPolicy, ledger: Ledger | None = None) -> MediaSource:
     """Read the path or URL of a source and return the source with the bytes. May wait for the network.
 
     Raises:
@@ -33,7 +34,7 @@ def load(source: MediaSource, policy: MediaPolicy) -> MediaSource:
     if source.data is None or isinstance(source.data, EmbeddingItem):
         return source
     with error_context(source):
-        return replace(source, data=read(source.data, source.kind, policy))
+        return replace(source, data=read(source.data, source.kind, policy, ledger))
 
 
 def content_hash(source: MediaSource, policy: MediaPolicy) -> str:

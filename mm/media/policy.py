@@ -51,6 +51,9 @@ class MediaPolicy:
         max_bytes: size of one encoded item, fetched, read or in a data: URL.
         timeout: seconds of each connect and each read of a fetch.
         max_seconds: seconds of a whole fetch.
+        max_request_bytes: encoded bytes of all media of one request; equal URLs, files and texts count once.
+        max_request_seconds: seconds of all fetches of one request together.
+        max_total_bytes: bytes of media that all requests hold, encoded and as tensors. Fetches wait while they are more.
         max_redirects: redirects per fetch; each target is checked.
         max_pixels: pixels of one image or frame, checked on the header.
         max_aspect_ratio: its longer side over the shorter one. Some models resize the shorter side before they crop.
@@ -76,6 +79,9 @@ class MediaPolicy:
     max_bytes: int = 512 << 20
     timeout: float = 10.0
     max_seconds: float = 120.0
+    max_request_bytes: int = 1 << 30
+    max_request_seconds: float = 300.0
+    max_total_bytes: int = 4 << 30
     max_redirects: int = 5
     max_pixels: int = 178_956_970  # Pillow's own limit: twice a quarter GiB of 24-bit pixels
     max_aspect_ratio: float = 200.0  # as in the published preprocessing of Qwen2-VL
@@ -96,7 +102,8 @@ class MediaPolicy:
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
         rates = ("min_audio_rate", "max_audio_rate")
-        for name in (*limits, *rates, "max_aspect_ratio", "max_decoded_bytes", "worker_memory_bytes", "worker_seconds"):
+        requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes")
+        for name in (*limits, *rates, *requests, "max_aspect_ratio", "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")

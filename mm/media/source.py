@@ -12,24 +12,28 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import InputError, typed
 from .fetch import fetch
+from .ledger import Ledger, MediaBudget
 from .policy import MediaPolicy, MediaUrl
 
 _LONGEST_PATH = 4096
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
 
-def read(value: object, modality: str, policy: MediaPolicy) -> object:
+def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | None = None) -> object:
     """Return the encoded bytes of a bytes-like, a path or a URL. Other values, such as pixels, are returned as they are.
 
     A str or PathLike comes from the caller's own code and may name any regular file. A MediaUrl comes from a message: it may
     be a data: URL, an http(s) URL, or a file under `policy.allowed_local_media_path` after following links.
 
+    `ledger` counts the bytes of the request.
+
     Raises:
-        InputError: a file or URL is refused, too large or cannot be read.
+        InputError: a file or URL is refused, too large or cannot be read, or the request holds too many bytes.
     """
+    ledger = ledger or MediaBudget(policy).open()
     if isinstance(value, bytes | bytearray | memoryview):
-        _check_size(memoryview(value).nbytes, policy)
-        return bytes(value)
+        _check_size(size := memoryview(value).nbytes, policy)
+        return ledger.once(id(value), size, lambda: bytes(value))
     text = value.url if isinstance(value, MediaUrl) else value
     if isinstance(value, MediaUrl) and not isinstance(text, str):
         raise InputError(f"a URL in a message is a text, not {typed(text)}")
@@ -37,18 +41,18 @@ def read(value: object, modality: str, policy: MediaPolicy) -> object:
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""
         if scheme == "data":
-            return _from_data_url(text, policy)
+            return _from_data_url(text, policy, ledger)
         if scheme in ("http", "https"):
-            return fetch(text, policy)
+            return fetch(text, policy, ledger)
         written = text.startswith("://", len(scheme))
         if scheme not in ("", "file") and (written or isinstance(value, MediaUrl)):
             raise InputError(f"{scheme}: URLs are not known; give http, https, data or file URLs, bytes or a path")
         if isinstance(value, MediaUrl):
-            return _under_root(path_of(text), modality, policy)
+            return _under_root(path_of(text), modality, policy, ledger)
         if scheme == "file" and written:
-            return _read_file(path_of(text), policy)
+            return _read_file(path_of(text), policy, ledger)
     if isinstance(text, str | os.PathLike):
-        return _read_file(os.fspath(text), policy)
+        return _read_file(os.fspath(text), policy, ledger)
     return value
 
 
@@ -57,13 +61,17 @@ def _check_size(size: int, policy: MediaPolicy) -> None:
         raise InputError(f"it is {size:,} bytes, the limit is {policy.max_bytes:,} (media: max_bytes)")
 
 
-def _from_data_url(url: str, policy: MediaPolicy) -> bytes:
+def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
     comma = url.find(",", 0, 1024)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
         raise InputError("a data: URL looks like data:<type>;base64,<data>")
-    _check_size((len(url) - comma - 1) * 3 // 4 - 2, policy)  # before it is copied
-    try:
+    _check_size(size := (len(url) - comma - 1) * 3 // 4 - 2, policy)  # before it is copied
+
+    def decode() -> bytes:
         return base64.b64decode(memoryview(url.encode("ascii"))[comma + 1 :], validate=True)
+
+    try:
+        return ledger.once(url, max(0, size), decode)
     except (binascii.Error, ValueError):
         raise InputError("the data: URL does not hold valid base64") from None
 
@@ -81,7 +89,7 @@ def path_of(text: str) -> str:
     return os.fsdecode(unquote_to_bytes(parts.path))
 
 
-def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
+def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
     root = policy.allowed_local_media_path
     if root is None:
         raise InputError(
@@ -96,7 +104,7 @@ def _under_root(path: str, modality: str, policy: MediaPolicy) -> bytes:
         raise InputError(f"the file {path[:200]!r} cannot be read ({error})") from None
     if os.path.commonpath((real, base)) != base:
         raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path")
-    return _read_file(path, policy, lambda flags: _open_beneath(base, os.path.relpath(real, base), flags))
+    return _read_file(path, policy, ledger, lambda flags: _open_beneath(base, os.path.relpath(real, base), flags))
 
 
 def _open_beneath(base: str, path: str, flags: int) -> int:
@@ -113,7 +121,7 @@ def _open_beneath(base: str, path: str, flags: int) -> int:
         os.close(at)
 
 
-def _read_file(path: str | bytes, policy: MediaPolicy, opener: Callable[[int], int] | None = None) -> bytes:
+def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: Callable[[int], int] | None = None) -> bytes:
     """Read a regular file. Pipes and devices could block forever, so the file is opened without waiting.
 
     `opener` opens it with the given flags if `path` is only what errors show: a sender must not learn where the root is.
@@ -127,7 +135,8 @@ def _read_file(path: str | bytes, policy: MediaPolicy, opener: Callable[[int], i
                 raise InputError(f"{name} is not a regular file")
             _check_size(status.st_size, policy)
             with os.fdopen(handle, "rb", closefd=False) as file:
-                return file.read(status.st_size)
+                key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+                return ledger.once(key, status.st_size, lambda: file.read(status.st_size))
         finally:
             os.close(handle)
     except InputError:

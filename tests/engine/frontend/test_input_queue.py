@@ -11,6 +11,8 @@ import torch
 from sensorium.engine.frontend.input_processor import ParsedPrompt, ProcessedPrompt
 from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
 from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.media.ledger import MediaBudget
+from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
 from waiting import wait_until
 
@@ -26,7 +28,15 @@ class Media(ParsedPrompt):
     """Media of `size` bytes whose decoding waits for `gate`."""
 
     def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires=""):
-        own = {"queue": queue, "size": size, "gate": gate, "downloads": fetches, "provided": provides, "required": requires}
+        own = {
+            "ledger": MediaBudget(MediaPolicy()).open(),
+            "queue": queue,
+            "size": size,
+            "gate": gate,
+            "downloads": fetches,
+            "provided": provides,
+            "required": requires,
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 

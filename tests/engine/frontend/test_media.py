@@ -13,6 +13,7 @@ import torch
 from clips import clip
 from PIL import Image
 from sensorium import LLM
+from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
@@ -21,6 +22,7 @@ from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import Media
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
+from waiting import wait_until
 
 LOCAL = MediaPolicy(allow_private_hosts=True, allowed_media_ports=None, timeout=60.0, max_seconds=60.0)
 
@@ -192,3 +194,89 @@ def test_codec_workers_end_with_the_last_that_uses_them():
             assert llm.ocr(picture, max_tokens=1)[0].error is None
             assert isolate._idle
         assert not isolate._idle
+
+
+@pytest.fixture
+def counting():
+    """A server whose /N answers with N bytes of noise once `gate` is set; `open` counts connections, `seen` all requests."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server = self.server
+            with server.lock:
+                server.seen.append(self.path)
+                server.open += self.path.startswith("/slow")
+                server.most = max(server.most, server.open)
+            if self.path.startswith("/slow"):
+                server.gate.wait(60)
+            body = png(60)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            with server.lock:
+                server.open -= self.path.startswith("/slow")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads, running.block_on_close = True, False
+    running.seen, running.open, running.most, running.gate, running.lock = [], 0, 0, threading.Event(), threading.Lock()
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield running
+    running.gate.set()
+    running.shutdown()
+    running.server_close()
+
+
+def test_equal_urls_of_a_request_are_downloaded_once(counting):
+    processor, url = media(), f"http://127.0.0.1:{counting.server_port}/a"
+    items = processor.open({"image": [url] * 20 + [MediaUrl(url)]}, {}, {}, None)
+    assert len(items) == 21
+    assert counting.seen == ["/a"]
+    assert len({id(item.source.data) for item in items}) == 1
+    assert processor.budget.num_bytes == 0
+
+
+def test_slow_urls_of_a_request_leave_threads_to_others(counting):
+    processor, base = media(), f"http://127.0.0.1:{counting.server_port}"
+    done = []
+    greedy = [
+        threading.Thread(
+            target=lambda r=r: done.append(processor.open({"image": [f"{base}/slow{r}-{i}" for i in range(16)]}, {}, {}, None))
+        )
+        for r in range(4)
+    ]
+    for thread in greedy:
+        thread.start()
+    wait_until(lambda: counting.open == 4 * 6)
+    assert len(processor.open({"image": [f"{base}/quick"]}, {}, {}, None)) == 1
+    assert not done
+    counting.gate.set()
+    for thread in greedy:
+        thread.join(60)
+    assert [len(items) for items in done] == [16] * 4
+    assert counting.most == 4 * 6
+
+
+def test_a_request_over_the_byte_limit_is_refused_while_it_is_fetched(counting):
+    size = len(png(60))
+    processor = media(MediaPolicy(allow_private_hosts=True, allowed_media_ports=None, max_request_bytes=3 * size))
+    urls = [f"http://127.0.0.1:{counting.server_port}/{i}" for i in range(4)]
+    with pytest.raises(MediaError, match="media: max_request_bytes"):
+        processor.open({"image": urls}, {}, {}, None)
+    assert len(processor.open({"image": urls[:3]}, {}, {}, None)) == 3
+    assert processor.budget.num_bytes == 0
+
+
+def test_equal_items_of_a_prompt_are_processed_once_even_beyond_the_cache(monkeypatch):
+    info, calls = Qwen2VLProcessingInfo(ProcessorFiles()), []
+    processor = InputProcessor(info, None, MultiModalSettings(cache_bytes=1), max_model_len=4096)
+    monkeypatch.setattr(processor.media, "_process", lambda *given: calls.append(1) or process(*given))
+    process = MultiModalProcessor._process.__get__(processor.media)
+    ids = [token for _ in range(5) for token in (info.placeholder_ids["image"], 5)]
+    done = processor.process({"prompt_token_ids": ids, "multi_modal_data": {"image": [png(60)] * 5}})
+    assert len(done.features) == 5
+    assert len(calls) == 1
+    assert processor.media.budget.num_bytes == 0

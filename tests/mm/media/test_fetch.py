@@ -165,7 +165,7 @@ def test_domains_that_are_no_names_are_refused_when_they_are_set(names):
 
 
 def test_https_never_becomes_http(monkeypatch):
-    monkeypatch.setattr(module, "_get", lambda target, policy, deadline: "http://a.example/x")
+    monkeypatch.setattr(module, "_get", lambda target, policy, deadline, ledger: "http://a.example/x")
     with pytest.raises(InputError, match=r"a.example redirects from https to http; give the final URL"):
         fetch("https://a.example/x", MediaPolicy())
 

@@ -40,7 +40,7 @@ def test_every_form_gives_bytes(folder):
 
 
 def test_links_go_to_the_fetcher(monkeypatch):
-    monkeypatch.setattr(source, "fetch", lambda url, policy: url.encode())
+    monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
     assert read("http://a.example/x", "image", POLICY) == b"http://a.example/x"
     assert read(MediaUrl("HTTPS://a.example/x"), "image", POLICY) == b"HTTPS://a.example/x"
 

@@ -1,0 +1,107 @@
+"""Bytes of media that requests hold: a limit for each request, and a budget for all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import InputError
+from .policy import MediaPolicy
+
+
+class MediaBudget:
+    """Bytes that all requests of an engine hold. Thread-safe.
+
+    A download waits while they exceed `max_total_bytes`, unless its request is the oldest one, which can always go on.
+    """
+
+    def __init__(self, policy: MediaPolicy) -> None:
+        self.policy = policy
+        self.changed = threading.Condition()
+        self.holders: set[Ledger] = set()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(ledger.num_bytes for ledger in self.holders)
+
+    def open(self) -> Ledger:
+        """Return the ledger of a new request."""
+        return Ledger(self)
+
+
+class Ledger:
+    """Bytes that one request holds. Equal files, texts and buffers are read once."""
+
+    def __init__(self, budget: MediaBudget) -> None:
+        self._budget, self._begun = budget, time.monotonic()
+        self._read: dict[object, bytes] = {}
+        self.num_bytes = self._taken = 0  # _taken: without tensors
+        self.deadline: float | None = None
+        self.closed = False
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Count the request's bytes no more. Downloads that still run for it end."""
+        with self._budget.changed:
+            self.closed = True
+            self._read = {}
+            self._budget.holders.discard(self)
+            self._budget.changed.notify_all()
+
+    def start(self) -> float:
+        """Return when all downloads of the request have to end; the first call sets it."""
+        with self._budget.changed:
+            if self.deadline is None:
+                self.deadline = time.monotonic() + self._budget.policy.max_request_seconds
+            return self.deadline
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are not part of the request's limit: tensors made of its media."""
+        with self._budget.changed:
+            if not self.closed:
+                self._budget.holders.add(self)
+                self.num_bytes += size
+
+    def take(self, size: int, wait: bool = False) -> float:
+        """Count bytes that are about to be read, and return the seconds that `wait` took.
+
+        Raises:
+            InputError: the request holds more than its limit, was dropped, or has waited too long.
+        """
+        policy, start = self._budget.policy, time.monotonic()
+        with self._budget.changed:
+            while not self._has_room(size, wait):
+                left = (self.deadline or start) - time.monotonic()
+                if left <= 0:
+                    reason = f"media of other requests leave no room (media: max_total_bytes, {policy.max_total_bytes:,})"
+                    raise InputError(f"{reason}; send it again later", code="overloaded")
+                self._budget.changed.wait(left)
+            self._taken += size
+            self.num_bytes += size
+        return time.monotonic() - start
+
+    def once(self, key: object, size: int, read: Callable[[], bytes]) -> bytes:
+        """Return `read()`, of `size` bytes, or what an earlier call with this key returned."""
+        if key not in self._read:
+            self.take(size)
+            self._read[key] = read()
+        return self._read[key]
+
+    def _has_room(self, size: int, wait: bool) -> bool:
+        """Return whether the bytes may be read now; InputError if they never may."""
+        budget, most = self._budget, self._budget.policy.max_request_bytes
+        if self.closed:
+            raise InputError("its request has ended")
+        if self._taken + size > most:
+            reason = f"the media of its request are more than {most:,} bytes (media: max_request_bytes)"
+            raise InputError(f"{reason}; send fewer or smaller items")
+        budget.holders.add(self)
+        if not wait or budget.num_bytes + size <= budget.policy.max_total_bytes:
+            return True
+        return self is min(budget.holders, key=lambda ledger: ledger._begun)

@@ -1,0 +1,114 @@
+"""Bytes of media: a limit per request, one reading of equal files, and downloads that wait for other requests."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sensorium.mm.errors import InputError
+from sensorium.mm.media.ledger import Ledger, MediaBudget
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.source import read
+from waiting import wait_until
+
+POLICY = MediaPolicy(max_request_bytes=100, max_total_bytes=150, max_request_seconds=60.0)
+
+
+@pytest.fixture
+def budget() -> MediaBudget:
+    return MediaBudget(POLICY)
+
+
+def test_a_request_over_its_limit_is_refused(budget: MediaBudget) -> None:
+    with budget.open() as ledger:
+        ledger.take(60)
+        with pytest.raises(InputError, match=r"more than 100 bytes \(media: max_request_bytes\); send fewer"):
+            ledger.take(41)
+        ledger.take(40)
+        assert budget.num_bytes == 100
+    assert budget.num_bytes == 0
+
+
+def test_equal_sources_are_read_once(tmp_path: Path, budget: MediaBudget) -> None:
+    file, link, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    file.write_bytes(b"x" * 40)
+    os.link(file, link)
+    (tmp_path / "s").symlink_to(file)
+    other.write_bytes(b"x" * 40)
+    url = "data:image/png;base64," + base64.b64encode(b"y" * 10).decode()
+    with budget.open() as ledger:
+        first = read(file, "image", POLICY, ledger)
+        assert all(read(path, "image", POLICY, ledger) is first for path in (str(file), link, tmp_path / "s"))
+        assert budget.num_bytes == 40
+        assert read(url, "image", POLICY, ledger) is read(str(url), "image", POLICY, ledger)
+        assert budget.num_bytes == 50
+        with pytest.raises(InputError, match="max_request_bytes"):
+            read(b"z" * 60, "image", POLICY, ledger)
+        assert read(other, "image", POLICY, ledger) is not first
+
+
+def waiting(ledger: Ledger, size: int) -> tuple[threading.Thread, list[object]]:
+    """Take bytes in a thread that waits for room; the list gets 1 or the error."""
+    out: list[object] = []
+
+    def run() -> None:
+        try:
+            ledger.start()
+            ledger.take(size, wait=True)
+            out.append(1)
+        except InputError as error:
+            out.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, out
+
+
+def test_downloads_wait_for_requests_before_them_and_the_oldest_never_waits(budget: MediaBudget) -> None:
+    oldest, second, third = (budget.open() for _ in range(3))
+    for ledger in (oldest, second):
+        ledger.take(70)
+    blocked, result = waiting(third, 20)
+    blocked.join(0.1)
+    assert not result
+    oldest.take(30, wait=True)
+    assert budget.num_bytes == 170
+    oldest.close()
+    blocked.join(60)
+    assert result == [1]
+    assert budget.num_bytes == 90
+
+
+def test_a_dropped_request_stops_waiting(budget: MediaBudget) -> None:
+    oldest, second = budget.open(), budget.open()
+    oldest.take(100)
+    thread, result = waiting(second, 90)
+    wait_until(lambda: second in budget.holders)
+    second.close()
+    thread.join(60)
+    assert "its request has ended" in str(result[0])
+    assert budget.holders == {oldest}
+
+
+def test_waiting_has_an_end() -> None:
+    budget = MediaBudget(replace(POLICY, max_request_seconds=0.05))
+    oldest, second = budget.open(), budget.open()
+    oldest.take(100)
+    thread, result = waiting(second, 90)
+    thread.join(60)
+    (error,) = result
+    assert isinstance(error, InputError)
+    assert error.info.code == "overloaded"
+
+
+def test_tensors_count_for_the_engine_but_not_for_the_request(budget: MediaBudget) -> None:
+    with budget.open() as ledger:
+        ledger.hold(1000)
+        ledger.take(100)
+        assert budget.num_bytes == 1100
+    ledger.hold(1000)
+    assert budget.num_bytes == 0
