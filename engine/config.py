@@ -31,6 +31,7 @@ _POSITIVE = (
     "encoder_cache_dir_bytes",
     "max_logprobs",
     "max_sampling_chars",
+    "max_grammar_chars",
 )
 
 
@@ -85,6 +86,9 @@ class EngineConfig:
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
+        max_grammar_chars: maximum number of characters of `structured_outputs`.
+        grammar_seconds: maximum time to compile `structured_outputs`. They are compiled in a worker process first; what takes
+            longer or crashes there is refused for `quarantine_seconds`.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -124,6 +128,8 @@ class EngineConfig:
     engine_process: bool = False
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
+    max_grammar_chars: int = 1 << 18
+    grammar_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -143,6 +149,8 @@ class EngineConfig:
             raise _error("gpu_memory_fraction", self.gpu_memory_fraction, "must be a number above 0 and at most 1")
         if not _is_number(self.quarantine_seconds) or not 0 <= self.quarantine_seconds < math.inf:
             raise _error("quarantine_seconds", self.quarantine_seconds, "must be a number of seconds, 0 or above")
+        if not _is_number(self.grammar_seconds) or not 0 < self.grammar_seconds < math.inf:
+            raise _error("grammar_seconds", self.grammar_seconds, "must be a number of seconds above 0")
         for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")
@@ -165,7 +173,7 @@ class EngineConfig:
 
     @property
     def sampling_limits(self) -> SamplingLimits:
-        return SamplingLimits(self.max_logprobs, self.max_sampling_chars)
+        return SamplingLimits(self.max_logprobs, self.max_sampling_chars, self.max_grammar_chars)
 
     @property
     def uses_async_scheduling(self) -> bool:

@@ -20,7 +20,6 @@ from ..mm.types import MultiModalFeature, find_item
 from ..models.interface import Model
 from .core_client import ASLEEP
 from .errors import error_info, is_out_of_memory
-from .sampling_params import StructuredOutputsParams
 from .scheduler.quarantine import Quarantine
 from .scheduler.request import Request, State
 from .scheduler.scheduler import Scheduler
@@ -80,7 +79,7 @@ class _Flight:
 class EngineCore:
     """Scheduler and model runner behind the verbs of `CoreClient`, in this process.
 
-    Arguments and results are plain data that `codec` can encode. Only `compile_grammar` is thread-safe.
+    Arguments and results are plain data that `codec` can encode.
     """
 
     def __init__(
@@ -102,10 +101,6 @@ class EngineCore:
         use_threads(num_threads)
         if self.runner.device.type == "cuda":
             torch.cuda.set_device(self.runner.device)
-
-    def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Compile a grammar in the calling thread, so that `add` finds it compiled. Raise InputError if it is invalid."""
-        self._grammar_factory.check(wanted)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a sequence. If its grammar has to be compiled, this runs in another thread and the sequence waits for it.
@@ -175,7 +170,9 @@ class EngineCore:
         self.scheduler.abort(request_id)
 
     def close(self) -> None:
-        """Do nothing: the memory is freed with the object."""
+        """End the threads and processes that compile grammars. The memory is freed with the object."""
+        if self.runner.grammars is not None:
+            self.runner.grammars.close()
 
     def sleep(self) -> None:
         """Free weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..mm.types import MultiModalFeature
-from .sampling_params import StructuredOutputsParams
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
 ASLEEP = "the engine is asleep; call wake_up() first"
@@ -15,7 +14,7 @@ ASLEEP = "the engine is asleep; call wake_up() first"
 class CoreClient(Protocol):
     """The verbs of a core. Arguments and results are plain data. `core.EngineCore` documents the verbs and their errors.
 
-    One thread uses the verbs and `stats`. `compile_grammar` is thread-safe.
+    One thread uses the verbs and `stats`.
     """
 
     @property
@@ -26,9 +25,6 @@ class CoreClient(Protocol):
 
     def bind_thread(self, num_threads: int) -> None:
         """Prepare the calling thread for the verbs. `num_threads`: number of torch's threads."""
-
-    def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Compile a grammar before its request is added, if the core is in this process. Raise InputError if it is invalid."""
 
     def add(self, request: EngineRequest) -> None: ...
 

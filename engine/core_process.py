@@ -22,7 +22,6 @@ from ..mm.types import MultiModalFeature
 from .channel import Channel, pack
 from .config import EngineConfig
 from .logits_processors import import_path
-from .sampling_params import StructuredOutputsParams
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
 _CLOSE_SECONDS = 10.0  # how long `close` waits for the child to end before it is killed
@@ -30,7 +29,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class ProcessCore:
-    """`CoreClient` of a core in a child process. One thread uses the verbs; `compile_grammar` and `close` are thread-safe.
+    """`CoreClient` of a core in a child process. One thread uses the verbs; `close` is thread-safe.
 
     If the child dies, the current verb and all later ones raise EngineDeadError, except `abort` and `close`, which do nothing.
     If this process dies, the child ends at once.
@@ -68,9 +67,6 @@ class ProcessCore:
 
     def bind_thread(self, num_threads: int) -> None:
         """Do nothing: the verbs run in the child."""
-
-    def compile_grammar(self, wanted: StructuredOutputsParams) -> None:
-        """Do nothing: the child compiles the grammar in a thread of its own after `add`."""
 
     def add(self, request: EngineRequest) -> None:
         for name in request.params.processors:

@@ -72,6 +72,12 @@ class StructuredOutputsParams:
         """Name of the argument that was given, such as "json"."""
         return self._given()[0]
 
+    @property
+    def num_chars(self) -> int:
+        """Number of characters of the form."""
+        form = getattr(self, self.form)
+        return sum(map(len, form)) + len(form) if isinstance(form, tuple) else len(str(form))
+
     def _given(self) -> list[str]:
         return [name for name in _FORMATS if getattr(self, name) is not None and getattr(self, name) is not False]
 
@@ -241,6 +247,7 @@ class SamplingLimits:
 
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
+    max_grammar_chars: int = 1 << 18
 
     def check(self, params: SamplingParams) -> None:
         """Raise InputError that names the parameter and the option if the parameters ask for too much."""
@@ -255,6 +262,11 @@ class SamplingLimits:
             if chars > self.max_sampling_chars:
                 reason = f"{name} has {chars:,} characters, the limit is {self.max_sampling_chars:,}"
                 raise InputError(f"{reason}; give fewer, or raise max_sampling_chars", param=name)
+        wanted = params.structured_outputs
+        size = 0 if wanted is None else wanted.num_chars
+        if size > self.max_grammar_chars:
+            reason = f"structured_outputs has {size:,} characters, the limit is {self.max_grammar_chars:,}"
+            raise InputError(f"{reason}; give a smaller form, or raise max_grammar_chars", param="structured_outputs")
 
 
 _LIMITS: dict[str, tuple[float, float, str]] = {

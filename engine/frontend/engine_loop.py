@@ -119,7 +119,7 @@ class EngineLoop:
                 if name in self._names:
                     name = f"{number}-{time.time_ns()}"
                 handle.register(number, name, self.tokenizer, post, stream, self._commands)
-                read = partial(handle.read_prompt, self.tokenizer, self._limits, self.core.compile_grammar)
+                read = partial(handle.read_prompt, self.tokenizer, self._limits)
                 handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
                 self._names[name] = handle
             self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])

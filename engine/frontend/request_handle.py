@@ -91,13 +91,9 @@ class RequestHandle:
         self.builder, self.times, self.closed = builder, RequestTimes(), False
         self.open = set(builder.answers)
 
-    def read_prompt(
-        self, tokenizer: Tokenizer, limits: SamplingLimits, compile_grammar: Callable[[Any], None]
-    ) -> ProcessedPrompt | ParsedPrompt:
-        """Check limits, parse the prompt, compile the grammar and tokenise bad words, so that the loop need not wait for it."""
+    def read_prompt(self, tokenizer: Tokenizer, limits: SamplingLimits) -> ProcessedPrompt | ParsedPrompt:
+        """Check limits, parse the prompt and tokenise bad words, so that the loop need not wait for it."""
         limits.check(self.params)
-        if self.params.structured_outputs is not None:
-            compile_grammar(self.params.structured_outputs)
         words = (ids for word in self.params.bad_words or () for ids in bad_word_ids(word, tokenizer))
         self.bad_word_ids = tuple(dict.fromkeys(words))
         return self.prepare()

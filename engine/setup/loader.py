@@ -68,7 +68,8 @@ def load_engine(
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
-        core = build_core(model, config, engine.sizes, info.prompt_attention, store, GrammarFactory(tokenizer), engine.source)
+        grammars = GrammarFactory(tokenizer, config.grammar_seconds, config.quarantine_seconds)
+        core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
         return core, config
 

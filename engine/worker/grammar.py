@@ -1,13 +1,17 @@
 """Structured outputs: compiles grammars, follows answers, and finds the tokens that may come next.
 
-It uses llguidance, which is imported when the first request needs it.
+It uses llguidance, which is imported when the first request needs it. A grammar can overflow llguidance's stack, which ends the
+process, so each one is compiled in a worker process with a small stack first.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from threading import Lock
@@ -17,6 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...mm.errors import InputError
+from ...mm.media.isolate import call_worker, hold_workers
 from ...processors.text.tokenizer import Tokenizer
 from ..sampling_params import StructuredOutputsParams
 
@@ -26,6 +31,16 @@ _WHITESPACE: dict[str, dict[str, object]] = {
 }
 _MAX_COMPILED = 64  # unused grammars that stay compiled
 _COMPILERS = 2  # threads
+_STACK = 2 << 20  # bytes of stack in the worker; the threads of this process that compile have four times as many
+_WORKER_MEMORY = 1 << 30
+_LIMITS: dict[str, Any] = {  # of llguidance: a step takes milliseconds at most, a grammar's states about 100 MB
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+}
 _WORD = 32  # tokens in one word of a mask
 
 
@@ -84,11 +99,17 @@ class Grammar:
 class GrammarFactory:
     """Compiles grammars for one tokenizer. Caches the latest, and those whose future is still referenced.
 
-    Thread-safe; compiling holds no lock. The first grammar takes about a second longer, as it reads the whole vocabulary.
+    Thread-safe; compiling holds no lock. The first grammar takes seconds longer: it starts the worker and reads the vocabulary.
+
+    Args:
+        seconds: time limit of the worker.
+        refuse_seconds: how long a grammar is refused that crashed the worker or was over a limit there.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, seconds: float = 10.0, refuse_seconds: float = 300.0) -> None:
+        self._tokenizer, self._seconds, self._refuse_seconds = tokenizer, seconds, refuse_seconds
+        self._refused: OrderedDict[StructuredOutputsParams, float] = OrderedDict()  # until when, on the monotonic clock
+        self._release: Callable[[], object] | None = None
         self._latest: OrderedDict[StructuredOutputsParams, Future[Any]] = OrderedDict()
         self._alive: WeakValueDictionary[StructuredOutputsParams, Future[Any]] = WeakValueDictionary()
         self._lock, self._vocabulary_lock = Lock(), Lock()
@@ -104,13 +125,22 @@ class GrammarFactory:
         if new:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_COMPILERS, "sensorium-grammar")
+            before = threading.stack_size(4 * _STACK)
             self._pool.submit(self._compile_for, params, future)
+            threading.stack_size(before)
         return future
 
     def make(self, params: StructuredOutputsParams) -> Grammar:
         """Return the grammar's state at the beginning of an answer. InputError as in `check`."""
         matcher, size = self._compiled(params)
         return Grammar(matcher.deep_copy(), size)
+
+    def close(self) -> None:
+        """End the threads and idle workers."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._release is not None:
+            self._release()
 
     def _compiled(self, params: StructuredOutputsParams) -> tuple[Any, int]:
         future, new = self._future(params)
@@ -144,20 +174,39 @@ class GrammarFactory:
 
     def _compile(self, params: StructuredOutputsParams) -> tuple[Any, int]:
         """Return llguidance's matcher, and the size of its vocabulary."""
-        from llguidance import LLMatcher
-
+        try:
+            source = _source(params)
+        except ValueError as error:
+            raise _error(params, str(error)) from None
+        self._check_in_worker(params, source)
         with self._vocabulary_lock:
             vocabulary = self._vocabulary
-        try:
-            matcher = LLMatcher(vocabulary, _source(params), log_level=0)
-        except UnicodeError as error:
-            raise InputError(f"structured_outputs.{params.form} cannot be used: {error}") from None
-        first = matcher.deep_copy()  # a grammar without any answer fails only when the first token is asked for
-        if not first.is_error():
-            first.compute_bitmask()
-        if first.is_error():
-            raise InputError(f"structured_outputs.{params.form} cannot be used: {_line(first.get_error())}")
+        matcher, problem = _compile(vocabulary, source)
+        if problem:
+            raise _error(params, _line(problem))
         return matcher, vocabulary.vocab_size
+
+    def _check_in_worker(self, params: StructuredOutputsParams, source: str) -> None:
+        """Raise InputError if a worker crashes or exceeds a limit when it compiles the grammar, now or a while ago."""
+        with self._lock:
+            if self._release is None:
+                self._release = hold_workers(self)
+            left = self._refused.get(params, -math.inf) - time.monotonic()
+        if left > 0:
+            raise _error(params, f"compiling it failed before; it is refused for another {math.ceil(left)} s")
+        try:
+            reply = call_worker(compile_alone, source.encode(), self._seconds, _WORKER_MEMORY)
+        except InputError:
+            reply = None
+        if reply is not None and reply.kind == "value":
+            return
+        with self._lock:
+            self._refused[params] = time.monotonic() + self._refuse_seconds
+            self._refused.move_to_end(params)
+            if len(self._refused) > _MAX_COMPILED:
+                self._refused.popitem(last=False)
+        reason = f"compiling it crashed, needed more than {_WORKER_MEMORY:,} bytes, or took more than {self._seconds:g} s"
+        raise _error(params, f"{reason}; nest it less, make it smaller, or raise grammar_seconds")
 
     @cached_property
     def _vocabulary(self) -> Any:
@@ -167,6 +216,34 @@ class GrammarFactory:
             return LLTokenizer(*self._tokenizer.grammar_vocabulary())
         except ValueError as error:
             raise InputError(f"structured_outputs cannot be used with this checkpoint's tokenizer: {error}") from None
+
+
+def compile_alone(source: bytes) -> None:
+    """Compile a grammar for a vocabulary of bytes. Runs in a worker, where an overflow of the stack ends the worker only."""
+    from llguidance import LLTokenizer
+
+    threading.stack_size(_STACK)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: _compile(LLTokenizer("byte"), source.decode()) and None).result()
+    finally:
+        threading.stack_size(0)
+
+
+def _compile(vocabulary: Any, source: str) -> tuple[Any, str]:
+    """Return llguidance's matcher, and what is wrong with the grammar."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))
+    first = matcher.deep_copy()  # a grammar without any answer fails only when the first token is asked for
+    if not first.is_error():
+        first.compute_bitmask()
+    return matcher, first.get_error()
+
+
+def _error(params: StructuredOutputsParams, reason: str) -> InputError:
+    param = f"structured_outputs.{params.form}"
+    return InputError(f"{param} cannot be used: {reason}", param=param)
 
 
 def _source(params: StructuredOutputsParams) -> str:

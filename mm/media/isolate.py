@@ -101,6 +101,11 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T
     raise RuntimeError(f"{function.__name__} failed in the codec worker:\n{reply.text}")
 
 
+def call_worker(function: Callable[[bytes], object], data: bytes, seconds: float, memory: int) -> WorkerReply:
+    """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long."""
+    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds, memory), data)[0]
+
+
 def close_workers() -> None:
     """Stop idle workers, and busy ones once they are done. A later call starts new ones."""
     global _closes
@@ -117,9 +122,12 @@ def keep_workers(policy: MediaPolicy, owner: object) -> Callable[[], object]:
 
     Does nothing if the policy does not isolate decoding.
     """
+    return hold_workers(owner) if policy.decode_isolation == "process" else lambda: None
+
+
+def hold_workers(owner: object) -> Callable[[], object]:
+    """Keep idle workers as `keep_workers` does, whatever the policy."""
     global _owners
-    if policy.decode_isolation != "process":
-        return lambda: None
     with _lock:
         _owners += 1
     release = weakref.finalize(owner, _release, os.getpid())

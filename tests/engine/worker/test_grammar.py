@@ -11,6 +11,7 @@ import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.codec import decode, encode
 from sensorium.engine.sampling_params import StructuredOutputsParams
+from sensorium.engine.worker import grammar
 from sensorium.engine.worker.grammar import GrammarFactory
 from sensorium.engine.worker.sampler import sample
 from sensorium.engine.worker.sampling_state import SamplingState
@@ -88,11 +89,11 @@ def test_regex():
 
 def test_thousands_of_choices_of_any_text():
     choices = [*(f"class {i}" for i in range(5000)), "a|b", ".*", "/", "\x00\x7f", "#x y&&[~-]{2}$"]
-    grammar = FACTORY.make(StructuredOutputsParams(choice=choices))
+    made = FACTORY.make(StructuredOutputsParams(choice=choices))
     for choice in (choices[0], *choices[-6:]):
-        grammar.accept_tokens(TOKENIZER.encode(choice), 0)
-        assert grammar.complete
-        grammar.rollback(0)
+        made.accept_tokens(TOKENIZER.encode(choice), 0)
+        assert made.complete
+        made.rollback(0)
 
 
 def test_choice():
@@ -227,6 +228,67 @@ def test_special_tokens_are_not_allowed_as_text():
     allowed, _ = FACTORY.make(StructuredOutputsParams(regex="(?s:.*)")).allowed_tokens(EOS, False, VOCAB)
     assert allowed.any()
     assert not allowed[sorted(TOKENIZER.all_special_ids)].any()
+
+
+def chained_refs(count):
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
+    return {"json": {"$ref": "#/$defs/d0", "$defs": links | {f"d{count}": {"type": "string"}}}}
+
+
+def chained_rules(count):
+    links = [f'r{i}: "a" r{i + 1}' for i in range(count)]
+    return {"grammar": "\n".join(["start: r0", *links, f'r{count}: "b"'])}
+
+
+def many_alternatives():
+    choices = [{"type": "object", "properties": {f"a{j}": {"type": "string"}}} for j in range(30)]
+    return {"json": {"type": "object", "properties": {f"k{i}": {"anyOf": choices} for i in range(100)}}}
+
+
+@pytest.mark.parametrize("wanted", [chained_refs(1000), chained_rules(2800)], ids=["refs", "rules"])
+def test_a_grammar_that_overflows_the_compilers_stack_is_refused_and_remembered(wanted, monkeypatch):
+    params, factory = StructuredOutputsParams(**wanted), GrammarFactory(TOKENIZER, refuse_seconds=1000)
+    with pytest.raises(InputError, match="compiling it crashed") as caught:
+        factory.check(params)
+    assert caught.value.info.param == f"structured_outputs.{params.form}"
+    monkeypatch.setattr(grammar, "call_worker", None)
+    with pytest.raises(InputError, match=r"refused for another 1?[0-9]{3} s"):
+        factory.check(params)
+
+
+def test_a_long_chain_of_refs_and_rules_still_compiles():
+    for wanted in (chained_refs(100), chained_rules(200)):
+        FACTORY.check(StructuredOutputsParams(**wanted))
+
+
+def test_a_slow_grammar_is_refused():
+    factory = GrammarFactory(TOKENIZER, seconds=0.02, refuse_seconds=0)
+    with pytest.raises(InputError, match=r"took more than 0\.02 s"):
+        factory.check(StructuredOutputsParams(**many_alternatives()))
+
+
+def test_hostile_grammars_beside_a_stream():
+    """Grammars that crash the compiler, are slow or too large end their own requests; a stream goes on."""
+    hostile = [chained_refs(1000), chained_rules(2800), {"regex": "a" * (1 << 18) + "b"}, many_alternatives()]
+    with LLM(TINY, max_model_len=512) as llm:
+        stream = llm.stream("hello", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+        next(stream)
+        errors = [
+            output.error
+            for form in hostile
+            for output in llm.generate(
+                "hello", SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(**form)), use_tqdm=False
+            )
+        ]
+        assert [error.code for error in errors[:3]] == ["invalid_input"] * 3
+        assert [error.param for error in errors[:3]] == [
+            "structured_outputs.json",
+            "structured_outputs.grammar",
+            "structured_outputs",
+        ]
+        assert "max_grammar_chars" in errors[2].message
+        assert errors[3] is None
+        assert [*stream][-1].error is None
 
 
 def test_without_a_tokenizer():
