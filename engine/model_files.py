@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..mm.errors import CheckpointError, ConfigError, short_repr
+from ..mm.files import open_regular
 from ..mm.hashing import MAX_DEPTH, digest
 from ..mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import check_parts, get_text_config
@@ -122,7 +123,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
 
 def _file_digest(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.int8 import supported
-from ..mm.errors import CheckpointError, ConfigError
+from ..mm.errors import CheckpointError, ConfigError, short_repr
+from ..mm.files import open_regular
 from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Converter, Convertible, WeightedLayer
@@ -42,6 +43,7 @@ def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_regular(file).close()
         with safe_open(file, framework="pt") as tensors:
             names = deque(tensors.keys())
         while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
@@ -55,6 +57,8 @@ def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
                     del tensor
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None
     except SafetensorError as error:
         raise CheckpointError(f"{file} is not readable safetensors ({error}); download it again") from None
 
@@ -71,12 +75,15 @@ def _files(folder: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        shards = json.loads(index.read_text("utf-8"))["weight_map"].values()
-    except (ValueError, TypeError, KeyError, AttributeError):
+        with open_regular(index) as file:
+            shards = json.load(file)["weight_map"].values()
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CheckpointError(f"{index} is no index of shards; download it again") from None
-    outside = [name for name in shards if Path(str(name)).name != name]
+    outside = [name for name in shards if name in ("", "..") or "\0" in str(name) or Path(str(name)).name != name]
     if outside:
-        raise CheckpointError(f"{index} names {outside[0]!r}; shards must be plain file names in the same folder")
+        raise CheckpointError(f"{index} names {short_repr(outside[0])}; shards must be plain file names in the same folder")
     return [index.parent / name for name in sorted(set(shards))]
 
 

@@ -9,22 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from ..mm.errors import CheckpointError, ConfigError
+from ..mm.files import open_regular
 from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object; empty if the file is missing. CheckpointError if it is unreadable."""
-    if not path.is_file():
+    """Return a JSON object; empty if the file is missing. CheckpointError if it is unreadable or not a regular file."""
+    text = read_file(path)
+    if text is None:
         return {}
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return content
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return the bytes of a file; None if it is missing. CheckpointError if it is unreadable or not a regular file."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
 @dataclass(frozen=True)
@@ -90,8 +103,9 @@ def find_template(path: str | Path) -> str | None:
 
 
 def _template(folder: Path) -> str | None:
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text("utf-8")
+    jinja = read_file(folder / "chat_template.jinja")
+    if jinja is not None:
+        return jinja.decode("utf-8")
     for name in ("chat_template.json", "tokenizer_config.json"):
         template = read_json(folder / name).get("chat_template")
         if isinstance(template, list):  # several templates, by name

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...kernels import native
 from ...kernels.dispatch import active_backends
+from ...mm.files import open_regular
 from ...mm.hashing import digest
 
 QUEUE_BYTES = 256 << 20  # rows that may wait to be written to disk
@@ -191,7 +192,7 @@ class _Folder:
         """Read a file and mark it as used; None if there is none. ValueError if it is larger than `limit` bytes."""
         path = self.file(key)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self._check_owner()
                 data = file.read(limit + 1)
         except FileNotFoundError:

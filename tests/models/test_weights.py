@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -106,10 +107,28 @@ def test_a_config_that_describes_no_model_is_refused(
         LLM(tmp_path, max_model_len=128)
 
 
-@pytest.mark.parametrize("index", ["[1]", '{"weight_map": 5}', '{"weight_map": {"a": [1]}}', '{"weight_map": {"a": "../b"}}'])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "shard"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_place_of_a_file_is_refused_without_waiting(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    if name == "shard":
+        (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "shard"}}')
+    make(tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is not a regular file; replace it"):
+        list(weights.read_checkpoint(tmp_path))
+
+
+NAMES = ("../b", "/etc/passwd", "..", ".", "", "a\0b")
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["[1]", '{"weight_map": 5}', '{"weight_map": {"a": [1]}}', *(json.dumps({"weight_map": {"a": name}}) for name in NAMES)],
+)
 def test_an_index_that_names_no_shards_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(CheckpointError, match=r"no index of shards|plain names"):
+    with pytest.raises(CheckpointError, match=r"no index of shards|plain file names"):
         list(weights.read_checkpoint(tmp_path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from sensorium.mm.errors import CheckpointError
@@ -44,6 +45,20 @@ def test_what_is_no_json_object_is_named(tmp_path, content):
     with pytest.raises(CheckpointError, match=r"config\.json is not") as error:
         read_json(tmp_path / "config.json")
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "generation_config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is not a regular file; replace it by the file itself"):
+        read_preprocessors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "tekken.json"])
+def test_a_pipe_in_place_of_a_template_is_refused_without_waiting(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        find_template(tmp_path)
 
 
 @pytest.mark.parametrize(

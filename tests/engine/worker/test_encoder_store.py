@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
@@ -148,6 +149,16 @@ def is_refused(folder: Path, caplog) -> bool:
     store.put(key_of(0), rows_of(0))
     store.flush()
     return torch.equal(make(folder).load(key_of(0), 5), rows_of(0))
+
+
+def test_a_pipe_in_place_of_rows_is_deleted_without_waiting(tmp_path, caplog):
+    store = make(tmp_path)
+    store.put(key_of(0), rows_of(0))
+    store.flush()
+    (path,) = files(tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert is_refused(tmp_path, caplog)
 
 
 def test_every_flipped_bit_is_detected_or_harmless(tmp_path, caplog):
