@@ -79,7 +79,7 @@ class MultiModalProcessor:
         self._names = UuidTable()
         self.budget = MediaBudget(settings.policy)
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "sensorium-fetch")
-        self._release = keep_workers(settings.policy, self)
+        self._release = keep_workers(self)
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...mm.errors import InputError
-from ...mm.media.isolate import call_worker, hold_workers
+from ...mm.media.isolate import call_worker, keep_workers
 from ...processors.text.tokenizer import Tokenizer
 from ..sampling_params import StructuredOutputsParams
 
@@ -190,7 +190,7 @@ class GrammarFactory:
         """Raise InputError if a worker crashes or exceeds a limit when it compiles the grammar, now or a while ago."""
         with self._lock:
             if self._release is None:
-                self._release = hold_workers(self)
+                self._release = keep_workers(self)
             left = self._refused.get(params, -math.inf) - time.monotonic()
         if left > 0:
             raise _error(params, f"compiling it failed before; it is refused for another {math.ceil(left)} s")

@@ -82,6 +82,8 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[M
     item: MediaItem
     with error_context(source):
         if source.kind == "image":
+            if isinstance(source.data, bytes) and image.is_slow(source.data, policy):
+                run = codec_runner(policy, source.data, slow=True)
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
             item = _decode_audio(source.data, spec, policy)

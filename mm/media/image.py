@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -23,18 +24,25 @@ from ..types import MediaHeader
 from .policy import MediaPolicy, check_size
 
 _EXIF_ORIENTATION = 0x0112
-_TURNS = {  # EXIF orientation -> the transposition that undoes it
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+_UPRIGHT: dict[int, Callable[[Any], Any]] = {  # EXIF orientation -> view of an upright array in the order that is stored
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, 1),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a, -1),
 }
 _PNG_START = 8
 _MOST_CHUNKS = 1 << 18  # of a PNG that are looked at: two gigabytes in the usual pieces
 _MOST_READS = 1 << 16  # of a header: Pillow reads the usual ones in a few dozen, and endless ones for minutes
+_MOST_EXIF = 1 << 20  # bytes
+_STRIP_PIXELS = 1 << 18  # converted at a time
+_CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # that the codec holds for a pixel
+_MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in Pillow; others: 4
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # of a JPEG, but not inside a scan
+_STRIP_TAGS = (273, 279, 324, 325)  # of a TIFF: places and sizes of strips and tiles
+_PLAIN_TYPES = (1, 2, 6, 7)  # of a TIFF's values that Pillow keeps as bytes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's lazy image may be in several prompts; Pillow loads it without a lock
 # Exceptions of Pillow's readers on broken files, besides UnidentifiedImageError (an OSError).
@@ -97,7 +105,7 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
     if isinstance(value, np.ndarray | Tensor):
         pixels = _channels_last(value, policy)
         if pixels.shape[2] == 4:
-            return "RGBA", _flat(Image.fromarray(pixels.contiguous().numpy(), "RGBA"), policy)
+            return "RGBA", _to_rgb(Image.fromarray(pixels.contiguous().numpy(), "RGBA"), 1, policy)
         return ("RGB", pixels) if pixels.shape[2] == 3 else ("L", pixels.expand(-1, -1, 3))
     with _opened(value, policy) as (image, orientation):
         mode = image.mode
@@ -105,9 +113,16 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
         image.load()
         if image.size != size:
             raise InputError(f"it is broken (its header says {size[0]}x{size[1]}, its pixels {image.width}x{image.height})")
-        if orientation in _TURNS:
-            image = image.transpose(_TURNS[orientation])
-        return mode, _to_rgb(image, policy)
+        return mode, _to_rgb(image, orientation, policy)
+
+
+def is_slow(data: bytes, policy: MediaPolicy) -> bool:
+    """Return whether decoding holds the interpreter's lock: JPEG 2000, and what Pillow decodes in Python (QOI, plain PPM)."""
+    if not data.startswith((b"qoif", b"P", b"BM", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")):
+        return False
+    with suppress(InputError), _opened(data, policy, load=False) as (image, _):
+        return image.format == "JPEG2000" or any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ()))
+    return False
 
 
 @contextmanager
@@ -131,8 +146,9 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
                 orientation = _orientation(partial(Image.Image.getexif, value))  # a PNG's own would load it
             yield value, orientation
         else:
-            with _open(value) as image:
+            with _open(value, policy) as image:
                 check_size(image.height, image.width, policy)
+                _check_cost(image, value, policy)
                 # Pillow orients a TIFF itself and swaps its size
                 yield image, 1 if image.format == "TIFF" else _orientation(partial(_header_exif, image, value))
     except InputError:
@@ -143,9 +159,11 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
         raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes, policy: MediaPolicy) -> Image.Image:
     """Open with Pillow, without its global size limit and only formats of pixels, whose readers start no program."""
     Image.init()
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        _check_tiff(data, policy)
     for name in _FORMATS:
         reader, accepts = Image.OPEN.get(name, (None, None))
         if reader is not None and accepts is not None and accepts(data[:16]) is True:
@@ -154,8 +172,8 @@ def _open(data: bytes) -> Image.Image:
                 image = reader(file, "")
             except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
                 continue
-            # a PNG of half a gigabyte in the usual chunks needs as many; other readers may take their pixels one by one
-            file.left = _MOST_READS << 4 if name == "PNG" else math.inf
+            # Pillow reads a chunk of a PNG by four calls or less; other readers may take their pixels one by one
+            file.left = _MOST_READS + 4 * policy.max_image_pieces if name == "PNG" else math.inf
             _narrow_clear(image)
             return image
     raise UnidentifiedImageError
@@ -173,6 +191,61 @@ class _Counted(io.BytesIO):
         return super().read(size)
 
 
+def _check_cost(image: Image.Image, data: bytes, policy: MediaPolicy) -> None:
+    """Refuse an image whose decoding would hold too many bytes: the codec's buffers, Pillow's pixels and ours."""
+    each = 3 + _MODE_BYTES.get(image.mode, 4) + _CODEC_BYTES.get(image.format or "", 0)
+    if data.startswith(b"\xff\xd8") and _count_scans(data, policy) > 1:  # all coefficients are kept until the last scan
+        each += 2 * len(image.getbands())
+    if any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ())):
+        each += 8
+    needed = each * image.width * image.height
+    if needed > policy.max_decoded_bytes:
+        text = f"decoding its {image.width}x{image.height} pixels holds {needed:,} bytes"
+        limit = f"the limit max_decoded_bytes is {policy.max_decoded_bytes:,}"
+        raise InputError(f"{text}, {limit}; scale it down or raise the limit", param="max_decoded_bytes")
+
+
+def _count_scans(data: bytes, policy: MediaPolicy) -> int:
+    """Count the scans of a JPEG. Each goes over all coefficients, however few bytes it has."""
+    position = 2
+    scans = 0
+    for _ in range(policy.max_image_pieces):
+        match = _MARKER.search(data, position)
+        if match is None or match[1] == b"\xd9":
+            return scans
+        position = match.end()
+        if match[1] == b"\xda":
+            scans += 1
+            if scans > policy.max_jpeg_scans:
+                text = f"it has more than {policy.max_jpeg_scans} scans (media: max_jpeg_scans); store it anew"
+                raise InputError(text, param="max_jpeg_scans")
+        if match[1] not in (b"\x01", b"\xd8"):
+            position += int.from_bytes(data[position : position + 2], "big")
+    raise _pieces_error(policy)
+
+
+def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
+    """Refuse a TIFF with very many strips, or with other lists of numbers that Pillow would read whole."""
+    order, big = "<" if data[:2] == b"II" else ">", b"+" in data[2:4]
+    offset, count, entry = ("8xQ", "Q", "HHQ8x") if big else ("4xI", "H", "HHI4x")
+    try:
+        (start,) = struct.unpack_from(order + offset, data)
+        (entries,) = struct.unpack_from(order + count, data, start)
+        start += struct.calcsize(order + count)
+        size = struct.calcsize(order + entry)
+        for tag, kind, values in struct.iter_unpack(order + entry, data[start : start + min(entries, 1 << 16) * size]):
+            most = policy.max_image_pieces if tag in _STRIP_TAGS else max(policy.max_image_pieces, 3 << 16)
+            if values > most and kind not in _PLAIN_TYPES:
+                raise _pieces_error(policy)
+    except struct.error:
+        return  # cut off: Pillow says so
+
+
+def _pieces_error(policy: MediaPolicy) -> InputError:
+    text = f"it has more than {policy.max_image_pieces:,} strips or segments (media: max_image_pieces); store it anew"
+    return InputError(text, param="max_image_pieces")
+
+
 def _narrow_clear(image: Image.Image) -> None:
     """Reduce the transparent color of 16-bit RGB to the upper bytes that Pillow keeps; near colors become transparent too."""
     clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
@@ -182,6 +255,8 @@ def _narrow_clear(image: Image.Image) -> None:
 
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
     """Return EXIF without decoding pixels, as Pillow would do for a PNG that has none before them."""
+    if len(image.info.get("exif", b"")) > _MOST_EXIF:
+        raise InputError(f"its EXIF is over the limit of {_MOST_EXIF:,} bytes; store it without")
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
@@ -189,7 +264,7 @@ def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
         if position + 8 > len(data):
             break
         length, kind = struct.unpack(">I4s", data[position : position + 8])
-        if kind == b"eXIf":
+        if kind == b"eXIf" and length <= _MOST_EXIF:
             image.info["exif"] = data[position + 8 : position + 8 + length]
         position += length + 12
     return Image.Image.getexif(image)
@@ -199,9 +274,11 @@ def _orientation(exif: Callable[[], Image.Exif]) -> int:
     """Return 1 to 8; 1 if there is no valid orientation, also if EXIF is broken."""
     try:
         value = exif().get(_EXIF_ORIENTATION, 1)
+    except InputError:
+        raise
     except _BROKEN:
         return 1
-    return value if isinstance(value, int) and value in _TURNS else 1
+    return value if isinstance(value, int) and value in _UPRIGHT else 1
 
 
 def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
@@ -235,29 +312,38 @@ def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) ->
     return pixels
 
 
-def _to_rgb(image: Image.Image, policy: MediaPolicy) -> Tensor:
+def _to_rgb(image: Image.Image, orientation: int, policy: MediaPolicy) -> Tensor:
+    """Return upright RGB. Strips of the image are converted one after another, so that only the result is a copy."""
+    width, height = image.size
+    upright = np.empty((width, height, 3) if orientation >= 5 else (height, width, 3), np.uint8)
+    stored = _UPRIGHT[orientation](upright) if orientation in _UPRIGHT else upright
+    deep = image.mode == "I" and image.getextrema()[1] > 255  # type: ignore[operator]  # one band
+    lines = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, lines):
+        strip = image.crop((0, top, width, min(height, top + lines)))
+        stored[top : top + lines] = _strip_to_rgb(strip, deep, policy)
+    return torch.from_numpy(upright)
+
+
+def _strip_to_rgb(image: Image.Image, deep: bool, policy: MediaPolicy) -> np.ndarray[Any, Any]:
+    clear = image.info.get("transparency")
     if image.mode.startswith("I") or image.mode == "F":
         grey = np.asarray(image)
-        pixels, clear = _from_deep(grey), image.info.get("transparency")
+        pixels = np.repeat(_upper_byte(grey, deep)[..., None], 3, 2)
         if isinstance(clear, int):
-            pixels[torch.from_numpy(grey == clear)] = torch.tensor(policy.background, dtype=torch.uint8)
+            pixels[grey == clear] = policy.background
         return pixels
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return _flat(image, policy)
-    return torch.from_numpy(np.array(image if image.mode == "RGB" else image.convert("RGB")))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or clear is not None:
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        ground = Image.new("RGBA", image.size, (*policy.background, 255))
+        image = Image.alpha_composite(ground, image)
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _flat(image: Image.Image, policy: MediaPolicy) -> Tensor:
-    """Blend transparency with the background."""
-    image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    ground = Image.new("RGBA", image.size, (*policy.background, 255))
-    return torch.from_numpy(np.array(Image.alpha_composite(ground, image).convert("RGB")))
-
-
-def _from_deep(grey: np.ndarray[Any, Any]) -> Tensor:
-    """Convert 16-bit grey by its upper byte; 32-bit values that fit 8 bits are kept."""
-    if grey.dtype.kind == "f" or (grey.max(initial=0) <= 255 and grey.dtype.itemsize > 2):
-        byte = np.nan_to_num(grey).clip(0, 255).astype(np.uint8)
+def _upper_byte(grey: np.ndarray[Any, Any], deep: bool) -> np.ndarray[Any, Any]:
+    """Convert 16-bit grey by its upper byte. 32-bit values are kept unless some of the image are `deep`: over 8 bits."""
+    if grey.dtype.kind == "f" or (not deep and grey.dtype.itemsize > 2):
+        grey = np.nan_to_num(grey).clip(0, 255)
     else:
-        byte = (grey.clip(0, 65535) >> 8).astype(np.uint8)
-    return torch.from_numpy(np.repeat(byte[..., None], 3, 2))
+        grey = grey.clip(0, 65535) >> 8
+    return grey.astype(np.uint8)

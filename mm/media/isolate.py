@@ -62,9 +62,9 @@ class CodecRunner(Protocol):
     def __call__(self, function: Callable[..., T], data: Any, /, *args: object) -> T: ...
 
 
-def codec_runner(policy: MediaPolicy, data: object) -> CodecRunner:
-    """Return what runs a codec's functions on `data`: a worker for encoded bytes if the policy asks for it."""
-    return run_isolated if policy.decode_isolation == "process" and isinstance(data, bytes) else _run_inline
+def codec_runner(policy: MediaPolicy, data: object, slow: bool = False) -> CodecRunner:
+    """Return what runs a codec's functions on `data`: a worker for encoded bytes that are slow or if the policy says so."""
+    return run_isolated if (slow or policy.decode_isolation == "process") and isinstance(data, bytes) else _run_inline
 
 
 def _run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
@@ -117,16 +117,8 @@ def close_workers() -> None:
         worker.stop()
 
 
-def keep_workers(policy: MediaPolicy, owner: object) -> Callable[[], object]:
-    """Keep idle workers until the returned function is called or `owner` is gone. They stop with the last owner.
-
-    Does nothing if the policy does not isolate decoding.
-    """
-    return hold_workers(owner) if policy.decode_isolation == "process" else lambda: None
-
-
-def hold_workers(owner: object) -> Callable[[], object]:
-    """Keep idle workers as `keep_workers` does, whatever the policy."""
+def keep_workers(owner: object) -> Callable[[], object]:
+    """Keep idle workers until the returned function is called or `owner` is gone. They stop with the last owner."""
     global _owners
     with _lock:
         _owners += 1

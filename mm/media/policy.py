@@ -57,6 +57,8 @@ class MediaPolicy:
         max_redirects: redirects per fetch; each target is checked.
         max_pixels: pixels of one image or frame, checked on the header.
         max_aspect_ratio: its longer side over the shorter one. Some models resize the shorter side before they crop.
+        max_jpeg_scans: scans of one JPEG; encoders write about 10.
+        max_image_pieces: strips or tiles of one TIFF, segments of a JPEG, chunks of a PNG.
         max_video_bytes: bytes of the decoded frames of one video.
         max_audio_seconds: length of one audio.
         min_audio_rate, max_audio_rate: its sample rate in hertz. A low rate grows by resampling: 1 Hz becomes 16,000.
@@ -85,6 +87,8 @@ class MediaPolicy:
     max_redirects: int = 5
     max_pixels: int = 178_956_970  # Pillow's own limit: twice a quarter GiB of 24-bit pixels
     max_aspect_ratio: float = 200.0  # as in the published preprocessing of Qwen2-VL
+    max_jpeg_scans: int = 64
+    max_image_pieces: int = 1 << 16
     max_video_bytes: int = 4 << 30
     max_audio_seconds: float = 4 * 3600.0
     min_audio_rate: float = 1000.0  # telephones use 8,000
@@ -101,9 +105,9 @@ class MediaPolicy:
         _one_of("video_backend", self.video_backend, VIDEO_BACKENDS)
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
-        rates = ("min_audio_rate", "max_audio_rate")
-        requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes")
-        for name in (*limits, *rates, *requests, "max_aspect_ratio", "worker_memory_bytes", "worker_seconds"):
+        requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes", "max_aspect_ratio")
+        items = ("min_audio_rate", "max_audio_rate", "max_jpeg_scans", "max_image_pieces")
+        for name in (*limits, *requests, *items, "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
-from sensorium.mm.errors import MediaError
+from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy, MediaUrl
 from sensorium.mm.parse import MediaSource
@@ -66,3 +67,14 @@ def test_a_path_is_read_once_and_then_bytes(tmp_path):
 def test_what_comes_over_the_network():
     assert all(gate.is_remote(source("image", url)) for url in ("http://a/x", "HTTPS://a/x", MediaUrl("https://a/x")))
     assert not any(gate.is_remote(source("image", one)) for one in ("a.png", b"http://", MediaUrl("data:,"), DATA["image"]))
+
+
+def test_slow_formats_are_decoded_in_a_worker() -> None:
+    slow, fast = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (4, 4), (1, 2, 3)).save(slow, "QOI")
+    Image.new("RGB", (4, 4), (1, 2, 3)).save(fast, "PNG")
+    with mock.patch("sensorium.mm.media.isolate._ask", side_effect=InputError("asked")):
+        with pytest.raises(MediaError, match="asked"):
+            gate.decode(source("image", slow.getvalue()), SPEC, POLICY)
+        [item] = gate.decode(source("image", fast.getvalue()), SPEC, POLICY)
+    assert item.pixels[0, 0].tolist() == [1, 2, 3]

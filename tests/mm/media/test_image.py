@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
+import textwrap
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from sensorium.mm.errors import InputError
-from sensorium.mm.media.image import decode_image, hash_image, probe_image
+from sensorium.mm.media.image import decode_image, hash_image, is_slow, probe_image
 from sensorium.mm.media.policy import MediaPolicy
 
 POLICY = MediaPolicy()
@@ -225,6 +228,95 @@ def test_images_in_endless_pieces_are_refused():
     assert probe_image(behind, POLICY).size == PIXELS.shape[:2]
     with pytest.raises(InputError, match="more small pieces"):
         decode_image(behind, POLICY)
+
+
+@pytest.mark.parametrize(
+    ("form", "each", "options"),
+    [("PNG", 7, {}), ("JPEG", 7, {}), ("JPEG", 13, {"progressive": True}), ("WEBP", 17, {}), ("AVIF", 17, {}), ("QOI", 15, {})],
+)
+def test_what_decoding_holds_is_budgeted_from_the_header(form: str, each: int, options: dict[str, bool]) -> None:
+    data = encoded(Image.new("RGB", (100, 80)), form, **options)
+    for call in (probe_image, decode_image):
+        call(data, MediaPolicy(max_decoded_bytes=each * 8000))
+        with pytest.raises(InputError, match="limit max_decoded_bytes is") as error:
+            call(data, MediaPolicy(max_decoded_bytes=each * 8000 - 1))
+        assert error.value.info.param == "max_decoded_bytes"
+
+
+def test_one_copy_of_the_pixels_is_held() -> None:
+    """A PNG of 1 bit with transparency took 19 bytes a pixel."""
+    data = encoded(Image.new("1", (3000, 3000)), transparency=0)
+    script = f"""
+        import resource
+        from sensorium.mm.media.image import decode_image
+        from sensorium.mm.media.policy import MediaPolicy
+        data = bytes.fromhex("{data.hex()}")
+        decode_image(bytes.fromhex("{encoded(Image.new("1", (9, 9)), transparency=0).hex()}"), MediaPolicy())
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        decode_image(data, MediaPolicy())
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 < 7 * 9_000_000
+
+
+def test_strips_of_every_mode_join_to_the_whole(monkeypatch) -> None:
+    noise = np.random.default_rng(5).integers(0, 256, (41, 30, 4), dtype=np.uint8)
+    deep = noise.view(np.uint16)[..., 0]
+    images = [
+        Image.fromarray(noise, "RGBA").convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr")
+    ]
+    images += [Image.fromarray(deep), Image.fromarray(deep.astype(np.int32)), Image.fromarray(noise[..., 0].astype(np.int32))]
+    whole = [decode_image(image, POLICY) for image in images]
+    monkeypatch.setattr("sensorium.mm.media.image._STRIP_PIXELS", 100)
+    for image, want in zip(images, whole, strict=True):
+        assert torch.equal(decode_image(image, POLICY), want), image.mode
+
+
+def scanned(times: int) -> bytes:
+    """A JPEG whose last scan is repeated."""
+    jpeg = encoded(Image.fromarray(PIXELS), "JPEG", progressive=True)
+    last = jpeg.rindex(b"\xff\xda")
+    return jpeg[:-2] + jpeg[last:-2] * times + jpeg[-2:]
+
+
+def test_scans_of_a_jpeg_are_counted() -> None:
+    assert decode_image(scanned(20), POLICY).shape == (*PIXELS.shape[:2], 3)
+    for call in (probe_image, decode_image):
+        with pytest.raises(InputError, match=r"more than 64 scans \(media: max_jpeg_scans\)") as error:
+            call(scanned(5000), POLICY)
+        assert error.value.info.param == "max_jpeg_scans"
+    thumbnail = b"\xff\xe1\0\xca" + b"\xff\xda\0\2" * 50
+    plain = encoded(Image.fromarray(PIXELS), "JPEG")
+    assert decode_image(plain[:2] + thumbnail * 9 + plain[2:], POLICY).shape == (*PIXELS.shape[:2], 3)
+
+
+def test_strips_of_a_tiff_are_counted() -> None:
+    tiff = encoded(Image.new("L", (4, 4)), "TIFF")
+    offset = int.from_bytes(tiff[4:8], "little")
+    entries = [bytes(tiff[offset + 2 + 12 * i :][:12]) for i in range(int.from_bytes(tiff[offset : offset + 2], "little"))]
+    forged = [struct.pack("<HHII", 273, 4, 200_000, 8) if one[:2] == struct.pack("<H", 273) else one for one in entries]
+    data = tiff[: offset + 2] + b"".join(forged) + bytes(800_000)
+    with pytest.raises(InputError, match=r"more than 65,536 strips .* \(media: max_image_pieces\)") as error:
+        probe_image(data, POLICY)
+    assert error.value.info.param == "max_image_pieces"
+
+
+def test_slow_formats_are_told_from_fast_ones() -> None:
+    """They hold the interpreter's lock, so they are decoded in another process."""
+    grey = b"P5\n11 10\n100\n" + b"\x32" * 110
+    assert all(
+        is_slow(data, POLICY)
+        for data in (
+            grey,
+            encoded(Image.fromarray(PIXELS), "QOI"),
+            encoded(Image.fromarray(PIXELS), "JPEG2000"),
+            b"P3\n1 1\n255\n1 2 3",
+        )
+    )
+    fast = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+    assert not any(is_slow(encoded(Image.fromarray(PIXELS), form), POLICY) for form in fast)
+    assert not is_slow(b"qoif", POLICY)
 
 
 def test_limits_are_ours_and_not_pillows(monkeypatch):

@@ -335,7 +335,7 @@ class Owner:
 def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType) -> None:
     close_workers()
     one, two, plain = Owner(), Owner(), Owner()
-    release, _, nothing = keep_workers(POLICY, one), keep_workers(POLICY, two), keep_workers(MediaPolicy(), plain)
+    release, _, nothing = (keep_workers(owner) for owner in (one, two, plain))
     pid = run_isolated(codecs.pid, b"", POLICY)
     for _ in range(2):  # a second time changes nothing
         release()
