@@ -1,4 +1,4 @@
-"""Logits processors of callers. They are registered by name, so that a request is plain data."""
+"""Logits processors of callers. They are registered by name, so that a request remains plain data."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from .resolve import load_processing, resolve_engine, warn_slow_dtype
 
 
 def describe_device(name: str) -> dict[str, str]:
-    """Return facts about the device that `device=name` selects. ConfigError if it is not there."""
+    """Return facts about the device that `device=name` selects. Raise ConfigError if it does not exist."""
     device = EngineConfig("", device=name).torch_device
     found = {"device": str(device), "torch threads": str(torch.get_num_threads())}
     if device.type == "cuda":
@@ -40,7 +40,7 @@ def active_backends(name: str, overrides: str = "") -> dict[str, dict[str, str]]
 
 
 def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", device: str = "auto") -> dict[str, str]:
-    """Return how a checkpoint is served, from its JSON files. ConfigError if it cannot be.
+    """Return how a checkpoint is served, from its JSON files. Raise ConfigError if it cannot be served.
 
     `dtype`, `device`: as options of LLM.
     """
@@ -60,7 +60,7 @@ def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", dev
 
 
 def explain(config: EngineConfig) -> MemoryPlan:
-    """Return the memory plan of an engine with these options, from the checkpoint's JSON. ConfigError as LLM raises it."""
+    """Return the memory plan of an engine with these options, from the checkpoint's JSON. Raise ConfigError as LLM does."""
     files = load_model_files(config.model)
     info = load_processing(files, config.mm_processor_kwargs)
     with dispatch.use_backends(config.kernels):
@@ -69,7 +69,7 @@ def explain(config: EngineConfig) -> MemoryPlan:
 
 
 def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the memory plan of `LLM(folder, **options)`. ConfigError as LLM raises it."""
+    """Return the rows of the memory plan of `LLM(folder, **options)`. Raise ConfigError as LLM does."""
     return explain(make_config(folder, options)).rows()
 
 

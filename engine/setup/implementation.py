@@ -1,4 +1,4 @@
-"""Chooses the implementation of a checkpoint's architecture: a model of ours, or transformers' class with our attention."""
+"""Chooses the implementation of a checkpoint's architecture: our own model, or transformers' class with our attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     """Return the registry's row for a checkpoint, or FALLBACK if only transformers has its class.
 
     Raises:
-        ConfigError: neither has it.
+        ConfigError: neither the registry nor transformers has it.
     """
     name = files.architecture
     try:
@@ -48,21 +48,21 @@ def describe_implementation(row: Architecture, files: ModelFiles) -> str:
 
 
 def check_options(row: Architecture, config: EngineConfig) -> None:
-    """Raise ConfigError for options that only models of ours support."""
+    """Raise ConfigError for options that only our own models support."""
     if row is not FALLBACK:
         return
     defaults = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
     for name in defaults:
         if (value := getattr(config, name)) != defaults[name]:
             raise ConfigError(
-                f"{name}={value!r} is for models of ours; this one runs through transformers: leave it out", param=name
+                f"{name}={value!r} is not supported for this model, which runs through transformers; leave it out", param=name
             )
 
 
 def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
-    """Run a class of transformers on one item per modality, to measure its memory and to verify that our results agree.
+    """Run transformers' class on one item per modality, to measure its memory and to verify that our results agree.
 
-    Does nothing for models of ours, whose memory has closed forms. A model on the meta device is only measured.
+    Do nothing for our own models, whose memory has closed forms. A model on the meta device is only measured.
 
     Raises:
         ConfigError: our results differ, so the model cannot be served.

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 def load_core(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
 ) -> tuple[CoreClient, EngineConfig]:
-    """Load the model in this process or, with `engine_process`, in one of its own. Returns the options as settled.
+    """Load the model in this process or, with `engine_process`, in a child process. Return the core and the resolved options.
 
     Raises:
         ConfigError, CheckpointError: see `load_engine`.
@@ -50,7 +50,7 @@ def load_core(
 def load_engine(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
 ) -> tuple[EngineCore, EngineConfig]:
-    """Build the model, plan and allocate the caches, and load the weights. Returns the options as settled for the device.
+    """Build the model, plan and allocate the caches, and load the weights. Return the core and the resolved options.
 
     Raises:
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.
@@ -64,7 +64,7 @@ def load_engine(
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
-        content = "" if folder is None else files.content_digest()  # rows on disk outlive this checkpoint
+        content = "" if folder is None else files.content_digest()  # rows on disk may outlive this checkpoint
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
@@ -86,9 +86,9 @@ def build_core(
     """Join scheduler, caches and runner around a model on its device.
 
     Args:
-        prompt_attention: how its prompts attend to themselves, see `SchedulerLimits`.
+        prompt_attention: how the tokens of a prompt attend to each other, see `SchedulerLimits`.
         grammars: for structured outputs; None refuses them.
-        source: builds the model again after sleep; None: the engine cannot sleep.
+        source: builds the model again after sleep; with None, the engine cannot sleep.
     """
     blocks = num_cache_blocks(config, model.cache_specs, sizes, config.torch_device)
     block_bytes = bytes_per_block(model.cache_specs, config.block_size)

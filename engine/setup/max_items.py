@@ -50,9 +50,9 @@ class MaxItem:
     """The largest item of a modality: a square image, a video of 1280x720, or audio.
 
     Args:
-        rows: encoder rows of the item; 0: no item fits.
+        rows: encoder rows of the item; 0 if no item fits.
         limit: the setting that stops a larger item.
-        refused: a larger item is refused; if False, it is resized to this one.
+        refused: True if a larger item is refused, False if it is resized to this one.
         size: (height, width) in pixels, (0, 0) for audio.
         frames: frames of a video that are used, else 0.
         seconds: of a video or audio.
@@ -114,7 +114,7 @@ def max_samples(info: ProcessingInfo, policy: MediaPolicy, cap: int) -> int:
 
 
 def _first_taken_power(takes: Callable[[int], bool], limit: int) -> int:
-    """Return the first power of 2 for which `takes` holds, or one above `limit`. Audio can be too short to make a row."""
+    """Return the first power of 2 for which `takes` holds, or one above `limit`. Shorter audio may give no encoder row."""
     start = 1
     while start < limit and not takes(start):
         start *= 2
@@ -133,7 +133,7 @@ def _max_image(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxIt
         return MediaHeader(modality, side, side)
 
     most, least = math.isqrt(limits.policy.max_pixels), 1
-    while least < most and not num_rows(info, header(least)):  # too small an image may make no row
+    while least < most and not num_rows(info, header(least)):  # an image may be too small for one encoder row
         least *= 2
     side = last_true(lambda n: limits.exceeded_setting(info, header(n)) is None, least, most)
     rows = num_rows(info, header(side)) if side else 0
@@ -223,8 +223,8 @@ def frame_plan(count: int, fps: float) -> FramePlan:
 def _frame_plans(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> Iterator[FramePlan | None]:
     """Yield the frame plans to try: None for an image, one chunk for video chunks, doubling frame counts for a video.
 
-    All frames that come with their own timestamps are used, so the sampling policy does not bound their number. It is bounded
-    by their bytes, by the processor if it refuses that many at any size, and by the cap, as few frames share one row.
+    Frames that come with their own timestamps are all used, so the sampling policy does not bound their number. Their bytes
+    bound it, and the processor if it refuses that many at any size, and the cap, because only a few frames share a row.
     """
     fps = info.decode_spec.sampling.fps or _FPS
     if modality != "video":

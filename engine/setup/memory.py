@@ -1,4 +1,4 @@
-"""Sizes the caches of an engine and plans its memory, in closed form from its options and its model. Allocates nothing."""
+"""Sizes the caches of an engine and plans its memory, in closed form, from its options and its model. Allocates nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .memory_plan import MemoryPlan
 
 _log = logging.getLogger(__name__)
 _MIN_ENCODER_CACHE = 128 << 20
-_ITEMS_IN_ENCODER_CACHE = 4  # of the largest size, by default
+_ITEMS_IN_ENCODER_CACHE = 4  # items of the largest size that the default capacity holds
 _UNLIMITED_ROWS = 1 << 40
 _UNLIMITED_BYTES = 1 << 60
 _MAX_BLOCKS = 1 << 30
@@ -35,7 +35,7 @@ _DECODED_BY = {"image": "max_pixels", "audio": "max_audio_seconds"}  # field of 
 _SAMPLED_ROW, _SAMPLED_ROW_GPU = 24, 40
 _SORTED_ROW = 40
 _PROMPT_LOGPROBS = 16
-_TOKEN_BYTES = 160  # of a sequence's token in lists, tuples and positions
+_TOKEN_BYTES = 160  # of a token of a sequence, in lists, tuples and positions
 
 
 def max_item_rows(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> dict[str, int]:
@@ -69,7 +69,7 @@ class MaxSizes:
 
 
 def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> MaxSizes:
-    """Return the sizes of an engine. `row_bytes`: of one encoder row.
+    """Return the sizes of an engine. `row_bytes`: bytes of one encoder row.
 
     Raises:
         ConfigError: `max_model_len` leaves no room for a prompt and an answer, or `encoder_cache_budget` fails.
@@ -90,7 +90,7 @@ def num_cache_blocks(
 ) -> tuple[int, ...]:
     """Return the KV-cache blocks of each cache group.
 
-    As many as `max_num_seqs` sequences can hold or, if the budget is smaller, a share between that and one sequence.
+    It is enough for `max_num_seqs` sequences or, if the budget is smaller, for as many as fit, but at least one.
 
     Raises:
         ConfigError: the budget does not hold one sequence.
@@ -99,19 +99,19 @@ def num_cache_blocks(
     fewest = [group.max_blocks(sizes.keys, sizes.step_rows, size) for group in groups]
     most = [group.max_blocks_of_batch(config.max_num_seqs, sizes.keys, sizes.step_rows, size) for group in groups]
     one = sequence_cache_bytes(specs, sizes, size)
-    all_ = sum(count * group.block_bytes(size) for count, group in zip(most, groups, strict=True))
+    all_seqs = sum(count * group.block_bytes(size) for count, group in zip(most, groups, strict=True))
     if one > budget:
         sequence, shorter = f"a sequence of max_model_len={sizes.max_model_len} tokens", "lower max_model_len or "
         if sizes.keys > sizes.max_model_len:  # lowering max_model_len does not help
             sequence, shorter = f"a sequence whose encoder input has {sizes.keys} rows", ""
         raise ConfigError(
-            f"{sequence} needs {one:,} bytes of key/value cache, {budget:,} are allowed: "
+            f"{sequence} needs {one:,} bytes of key/value cache, but {budget:,} are allowed: "
             f"{_advise_block_size(specs, sizes, size, budget)}{shorter}raise kv_cache_memory_bytes to {one}",
             param="kv_cache_memory_bytes",
         )
-    if all_ <= budget:
+    if all_seqs <= budget:
         return tuple(most)
-    return tuple(few + (many - few) * (budget - one) // (all_ - one) for few, many in zip(fewest, most, strict=True))
+    return tuple(few + (many - few) * (budget - one) // (all_seqs - one) for few, many in zip(fewest, most, strict=True))
 
 
 def sequence_cache_bytes(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int) -> int:
@@ -121,7 +121,7 @@ def sequence_cache_bytes(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size
 
 
 def _advise_block_size(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int, budget: int) -> str:
-    """Return the beginning of an error's advice if blocks of the default size would fit into the budget, else ""."""
+    """Return advice to lower `block_size` if a sequence would fit with the default size, else ""."""
     default = EngineConfig.block_size
     fits = block_size > default and sequence_cache_bytes(specs, sizes, default) <= budget
     return f"lower block_size={block_size}, where {default} would fit, or " if fits else ""
@@ -131,7 +131,7 @@ def max_len_in_cache(config: EngineConfig, specs: Sequence[CacheSpec], device: t
     """Return the tokens, in whole blocks, of the longest single sequence that the budget of the KV cache holds.
 
     Raises:
-        ConfigError: it does not hold one block.
+        ConfigError: the budget does not hold one block.
     """
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
 
@@ -150,7 +150,7 @@ def max_len_in_cache(config: EngineConfig, specs: Sequence[CacheSpec], device: t
 
 
 def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row_bytes: int) -> int:
-    """Return the capacity of the encoder cache in bytes. `item_rows`: as `max_item_rows` returns; `row_bytes`: of one row.
+    """Return the capacity of the encoder cache in bytes. `item_rows`: from `max_item_rows`. `row_bytes`: bytes of one row.
 
     Raises:
         ConfigError: `encoder_cache_bytes` does not hold the largest item.
@@ -169,7 +169,7 @@ def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row
 
 
 def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes: MaxSizes) -> MemoryPlan:
-    """Plan the memory of an engine. The model may be on the meta device. ConfigError: as `num_cache_blocks`."""
+    """Plan the memory of an engine. The model may be on the meta device. Raise ConfigError as `num_cache_blocks` does."""
     device, dtype = config.torch_device, model.cache_specs[0].dtype
     blocks = num_cache_blocks(config, model.cache_specs, sizes, device)
     block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
@@ -211,9 +211,9 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
 
 
 def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info: ProcessingInfo) -> EngineConfig:
-    """Return the options with `kv_cache_memory_bytes` set from the free memory of a GPU, if they leave it open.
+    """Return the options with `kv_cache_memory_bytes` set from the free memory of a GPU, unless it is set already.
 
-    The KV cache gets what everything else leaves. Without `max_model_len`, the model's positions are halved until one
+    The KV cache gets what everything else leaves. If `max_model_len` is None, the model's maximum length is halved until one
     sequence of that length fits.
 
     Args:
@@ -234,7 +234,7 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
         left, one = allowed - plan.total + plan.kv_cache, sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
         if left >= one:
             if length < model.max_positions and config.max_model_len is None:
-                _log.warning("max_model_len is %d, which fits; the model has %d positions", length, model.max_positions)
+                _log.warning("max_model_len is lowered to %d to fit; the model has %d positions", length, model.max_positions)
                 return replace(unlimited, kv_cache_memory_bytes=left)
             return replace(config, kv_cache_memory_bytes=left)
         if config.max_model_len is not None or length < 2 * max(2, config.block_size):
@@ -257,7 +257,7 @@ def _item_limits(config: EngineConfig, model: Model, sizes: MaxSizes) -> ItemLim
     setting = "max_model_len" if config.max_model_len is not None else "max_position_embeddings of the model"
     if config.max_model_len is None and sizes.max_model_len < model.max_positions:
         setting = "kv_cache_memory_bytes"
-    tokens = sizes.max_model_len - 1  # one is for the answer
+    tokens = sizes.max_model_len - 1  # one token is left for the answer
     return ItemLimits(tokens, setting, sizes.encoder_cache_bytes, row_bytes(model), config.media)
 
 
@@ -279,7 +279,7 @@ def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype, de
 
 
 def decoding_bytes(modality: str, media: MediaPolicy, spec: DecodeSpec) -> int:
-    """Return the most bytes of decoding one item: its file, its RGB or samples, and a copy of those being resized or joined."""
+    """Return the maximum bytes of decoding an item: its file, its pixels or samples, and a resized or joined copy of them."""
     samples = int(media.max_audio_seconds * spec.rate)
     if spec.max_audio_samples is not None:
         samples = min(samples, spec.max_audio_samples)

@@ -11,17 +11,17 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The most bytes an engine takes, by purpose. Interpreter and libraries come on top (about 300 MiB on a CPU).
+    """The maximum memory of an engine in bytes, by purpose. Interpreter and libraries add about 300 MiB on a CPU.
 
     Args:
         weights: packed for the device.
-        kv_cache: all blocks. On a CPU, pages take memory once they are written.
+        kv_cache: all blocks. On a CPU, pages take memory only once they are written.
         encoder_cache: resident encoder rows, and rows that wait to be written to disk.
         decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call. They run one
             after the other, so the largest counts; with `encode_beside` the encoder call runs beside the others.
         media_held: processed media of running requests.
         graphs: recorded decode steps and encoder calls of a GPU.
-        media_step: media that workers process on `media_device`; part of the total if the model is there, too.
+        media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
         sequences: tokens and positions of running requests.
         decoding: media that workers decode, at the limits of `media`. It is not part of the total, since these limits are far
@@ -83,8 +83,8 @@ class MemoryPlan:
             sizes.insert(6, ("recorded steps", self.graphs))
             sizes.append(("total on the host", self.on_host))
         sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
-        codecs = f"{_mib(self.decoding)} at most, beside the total; lower media_workers, or of media {self.decoding_limits}"
-        where = "part of that total" if self.media_device == self.device else "beside the total"
+        codecs = f"{_mib(self.decoding)} at most, not in the total; lower media_workers or media's {self.decoding_limits}"
+        where = "part of that total" if self.media_device == self.device else "not in the total"
         on_media_device = f"{_mib(self.media_step)} at most, {where}; lower media_workers"
         return [
             *((name, _mib(size)) for name, size in sizes),

@@ -26,7 +26,7 @@ _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticE
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A checkpoint and the options its model is built with. `info`: its processing, built with the same options."""
+    """A checkpoint and the options that its model is built with. `info`: its processing, built with the same options."""
 
     config: EngineConfig
     files: ModelFiles
@@ -51,7 +51,7 @@ class ModelSource:
         return model
 
     def build_on_device(self) -> Model:
-        """Return the model with memory for its weights. ConfigError as `build_model` and `with_cache_dtype`."""
+        """Return the model with memory for its weights. Raise ConfigError as `build_model` and `with_cache_dtype` do."""
         return self._build(self.config.torch_device)
 
     def load_weights(self, model: Model) -> None:
@@ -86,12 +86,12 @@ class ModelSource:
 
 
 def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpec]:
-    """Return the cache specs with `kv_cache_dtype` applied; ConfigError for latent attention with 8 bits."""
+    """Return the cache specs with `kv_cache_dtype` applied. Raise ConfigError for latent attention with 8 bits."""
     if name == "auto":
         return specs
     if any(spec.kind == "latent" for spec in specs):
         raise ConfigError(
-            f"kv_cache_dtype={name!r} is for keys and values; this model keeps latent rows, which are small as they are: "
+            f"kv_cache_dtype={name!r} is for keys and values, but this model caches latent rows, which are small already; "
             "leave it out",
             param="kv_cache_dtype",
         )
@@ -99,7 +99,7 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
 
 
 def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
-    """Build a checkpoint's model without weights, with its adapters; ConfigError for a config.json that describes no model."""
+    """Build a checkpoint's model and its adapters, without weights. Raise ConfigError if config.json describes no model."""
     row = resolve_architecture(files)
     model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
     adapters = dict.fromkeys(info.adapters.values())
@@ -108,11 +108,11 @@ def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, dev
 
 
 def build_from_json(what: str, kind: Callable[..., object], *arguments: object) -> object:
-    """Return `kind(*arguments)`, whose arguments come from a checkpoint's JSON; ConfigError where that fails."""
+    """Return `kind(*arguments)`, whose arguments come from a checkpoint's JSON. Raise ConfigError if that fails."""
     try:
         return kind(*arguments)
     except SensoriumError:
         raise
     except _INVALID_JSON as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"the checkpoint's JSON does not say how its {what} can be made ({reason})") from error
+        raise ConfigError(f"the {what} cannot be built from the checkpoint's JSON files ({reason})") from error

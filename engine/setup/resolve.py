@@ -1,4 +1,4 @@
-"""Resolves an engine's options against a checkpoint and a device, for the loader and the doctor alike."""
+"""Resolves an engine's options for a checkpoint and a device. Both the loader and the doctor use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResolvedEngine:
-    """The settled options, model and sizes of an engine, before memory is allocated and weights are read.
+    """The resolved options, model and sizes of an engine, before memory is allocated and weights are read.
 
     Args:
         config: with the bytes of the KV cache, where the GPU's free memory decides them.
@@ -43,7 +43,7 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
     """Build the processing of a checkpoint.
 
     Args:
-        tokenizer: for families that write text of their own around items; None: the checkpoint's, loaded when it is needed.
+        tokenizer: for families that write text of their own around items. None loads the checkpoint's when it is needed.
 
     Raises:
         ConfigError: the options, or the checkpoint's JSON, describe no processing.
@@ -56,7 +56,7 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
         token_to_id=lambda text: get_tokenizer().token_to_id(text),
     )
     kind = resolve(resolve_architecture(files).processing)
-    return cast(ProcessingInfo, build_from_json("inputs", kind, processor_files, options))
+    return cast(ProcessingInfo, build_from_json("processor", kind, processor_files, options))
 
 
 def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool) -> ResolvedEngine:
@@ -75,7 +75,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     check_kernels(config, dtype)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):
         raise ConfigError(
-            "batch_invariant=True is for float32 and bfloat16 on a CPU; pass device='cpu' and such a dtype",
+            "batch_invariant=True needs a CPU and float32 or bfloat16; pass device='cpu' and dtype='float32' or 'bfloat16'",
             param="batch_invariant",
         )
     source = ModelSource(config, files, info)
@@ -95,7 +95,7 @@ def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
-    """Raise ConfigError for a requested backend that cannot run here, and for a broken file of launch configurations."""
+    """Raise ConfigError for a requested backend that cannot run here, or an invalid file of launch configurations."""
     media = config.torch_media_device
     for op, name in parse_overrides(config.kernels).items():
         device = media if op in MEDIA_OPS and config.media_device != "cpu" else config.torch_device
@@ -116,15 +116,15 @@ def warn_slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
     """Return a warning if the checkpoint's own dtype is slow on the device, else ""."""
     if config.dtype != "auto" or dtype != torch.float16 or config.torch_device.type != "cpu":
         return ""
-    return "the checkpoint is float16, several times slower on a CPU than others: pass dtype=float32 or dtype=bfloat16"
+    return "the checkpoint is float16, which is several times slower on a CPU; pass dtype=float32 or dtype=bfloat16"
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model) -> int:
-    """Return the option, or, without one, the model's positions as far as the KV cache has room for one such sequence."""
+    """Return `max_model_len`. If it is None, return the model's positions, or fewer if the KV cache cannot hold as many."""
     longest = check_max_model_len(config.max_model_len, model.max_positions)
     if config.max_model_len is not None:
         return longest
     room = max_len_in_cache(config, model.cache_specs, config.torch_device)
     if room < longest:
-        _log.warning("max_model_len is %d, what the key/value cache holds; the model has %d positions", room, longest)
+        _log.warning("max_model_len is lowered to %d to fit the KV cache; the model has %d positions", room, longest)
     return min(longest, room)

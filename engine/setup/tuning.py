@@ -1,4 +1,4 @@
-"""Finds launch configurations for the GPU at hand by trial, for `sensorium tune`."""
+"""Finds the fastest launch configurations for this GPU by trying them, for `sensorium tune`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..config import EngineConfig
 def tune(name: str, report: Callable[[str], None]) -> Path | None:
     """Try configurations on the device that `device=name` selects.
 
-    Returns the user's file of faster ones; None if none is faster than the shipped configuration.
+    Returns the path of the user's file, which holds the faster ones; None if none is faster than the shipped configuration.
 
     Raises:
         ConfigError: there is no GPU or no Triton, or the user's file is invalid.

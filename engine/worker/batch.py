@@ -25,7 +25,7 @@ ScheduledSequence = tuple[SequenceState, ScheduledRequest]
 class KVCaches:
     """The KV caches of all layers: `tensors[i]` belongs to the cache group `group_of[i]`, whose spec is `specs[group]`.
 
-    `invariant`: attention gives a row the same bits whatever else is in the batch.
+    `invariant`: attention gives a row the same bits regardless of the other rows in the batch.
     """
 
     tensors: Sequence[Tensor]
@@ -55,7 +55,7 @@ def build_batch(
     positions = np.empty((len(scheduled[0][0].positions), starts[-1]), dtype=np.int64)
     for (sequence, task), start in zip(scheduled, starts, strict=False):
         known = sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
-        ids += known + [0] * (task.num_tokens - len(known))  # later ones are still on the device
+        ids += known + [0] * (task.num_tokens - len(known))  # tokens after the known ones are still on the device
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     embed_index, embed_rows = _encoder_rows(scheduled, starts, encoder_rows)
     attn = [_build_attention(scheduled, tuple(starts), caches, group, to_device) for group in range(len(caches.specs))]
@@ -78,8 +78,8 @@ def _build_attention(
 ) -> AttentionMetadata:
     """Build the metadata of a cache group.
 
-    It has a key per token, which this step's rows write, or, for cross-attention, a key per encoder row, which sequences with
-    `write_cross` write.
+    A group has a key per token, written by this step's rows. A cross-attention group has a key per encoder row, written by the
+    sequences with `write_cross`.
     """
     spec, tasks = caches.specs[group], [task for _, task in scheduled]
     if spec.kind == "cross":
@@ -109,11 +109,11 @@ def _build_attention(
 
 
 def _block_tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
-    """Return int32 `[sequences, most blocks]`, padded with 0."""
+    """Return int32 `[sequences, max blocks]`, padded with 0."""
     tables = np.zeros((len(tasks), max(len(task.block_ids[group]) for task in tasks)), dtype=np.int32)
     for row, task in zip(tables, tasks, strict=True):
         row[: len(task.block_ids[group])] = task.block_ids[group]
-    return tables.clip(min=0)  # blocks that a window has passed are -1
+    return tables.clip(min=0)  # blocks behind a window are NULL_BLOCK (-1)
 
 
 def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndarray | int:
@@ -127,7 +127,7 @@ def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndar
 def _key_range(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], window: int | None) -> np.ndarray | None:
     """Return the key range of each row, int64 `[2, rows]`; None if no row is in a bidirectional span.
 
-    Rows of a span attend up to its end. In an item they keep their window, in a bidirectional prompt they attend to all of it.
+    Rows of a span attend up to its end. Those of an item keep their window; those of a bidirectional prompt see all of it.
     """
     wide = [
         (sequence, task, start)
@@ -157,7 +157,7 @@ def _spans_in_step(sequence: SequenceState, task: ScheduledRequest) -> list[Bidi
 def _modality_ids(
     scheduled: Sequence[ScheduledSequence], starts: Sequence[int], routes: Mapping[str, int], to_device: ToDevice
 ) -> Tensor | None:
-    """Return the number of each row's modality, int64 `[rows]`; None if all are 0, as in steps without items."""
+    """Return each row's modality id, int64 `[rows]`; None if all are 0, as in steps without items."""
     ids = None
     for (sequence, task), start in zip(scheduled, starts, strict=False):
         for feature in sequence.items_in_step(task):
@@ -172,7 +172,7 @@ def _modality_ids(
 def _adapter_ids(
     scheduled: Sequence[ScheduledSequence], counts: Sequence[int], adapters: Sequence[str], to_device: ToDevice
 ) -> Tensor | None:
-    """Return the number of each row's adapter, int64 `[rows]`, from 1; None if no row has one."""
+    """Return each row's adapter id, int64 `[rows]`: 0 for none, then from 1 on. Return None if no row has an adapter."""
     numbers = {name: number for number, name in enumerate(("", *adapters))}
     own = [numbers[sequence.adapter] for sequence, _ in scheduled]
     return to_device(np.repeat(own, counts)) if any(own) else None
@@ -197,10 +197,10 @@ def _encoder_rows(
 
 
 def embeds_in_range(where: PlaceholderRange, start: int, stop: int) -> tuple[Tensor, int, int] | None:
-    """Return which of the tokens `[start, stop)` are embeddings of an item, and the item's first and last row for them.
+    """Return which of the tokens `[start, stop)` are embeddings of an item, and the range of the item's rows for them.
 
-    Returns (token indices, first row, last row), or None if there are none. Example: an item at 10 of length 5 with the mask
-    F T F T T has in [12, 15) the tokens 13 and 14 and the rows 1 and 2: ([13, 14], 1, 3).
+    Returns (token indices, first row, end row), or None if there are none. Example: the item is at offset 10 and its mask is
+    F T F T T. In [12, 15), tokens 13 and 14 are its rows 1 and 2: ([13, 14], 1, 3).
     """
     begin, end = max(0, start - where.offset), min(where.length, stop - where.offset)
     if begin >= end:

@@ -20,9 +20,9 @@ from ...models.interface import ForwardBatch, Model, StepLimits
 Forward = Callable[[ForwardBatch], Tensor]
 _Key = tuple[object, ...]
 _Run = tuple[Tensor, CallGraph[Tensor] | None]
-_BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # recorded on a GPU; batches are padded to them
+_BATCH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16))  # sizes that batches are padded to on a GPU
 _MAX_GRAPHS = 64  # on a GPU
-_ROW_INPUT_BYTES = 128  # of a row's token, positions, slots and length
+_ROW_INPUT_BYTES = 128  # token, positions, slots and length of a row
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class CaptureConfig:
     """The recording settings of a device.
 
     Args:
-        batch_sizes: sizes that batches are padded to; None: every size has its own graph.
-        max_rows: larger batches are not recorded, since the overhead of calling their kernels is small.
-        max_graphs: the least recently used graph beyond that is dropped.
+        batch_sizes: sizes that batches are padded to; None gives every size its own graph.
+        max_rows: larger batches are not recorded, since launching their kernels takes a small part of their time.
+        max_graphs: number of graphs to keep; the least recently used one is dropped first.
         record: runs a forward, and returns its result and its graph, or None if it cannot be replayed.
     """
 
@@ -54,12 +54,12 @@ def capture_config(device: torch.device) -> CaptureConfig:
 
 
 def graph_bytes(model: Model, seqs: int, groups: int, blocks: int, work: StepLimits) -> int:
-    """Return the bytes that graphs of a GPU hold at most: inputs and results of each, and the memory they all share.
+    """Return the maximum bytes that graphs hold on a GPU: inputs and results of each, and the memory they all share.
 
     Args:
-        seqs: most sequences of a step.
-        groups: cache groups; each has its own block tables.
-        blocks: of the longest sequence.
+        seqs: maximum number of sequences of a step.
+        groups: number of cache groups; each has its own block tables.
+        blocks: number of blocks of the longest sequence.
     """
     if work.device.type == "cpu":
         return 0
@@ -71,10 +71,10 @@ def graph_bytes(model: Model, seqs: int, groups: int, blocks: int, work: StepLim
 
 
 class DecodeGraphs:
-    """Runs the forward pass of steps, and records and replays those of decode steps.
+    """Runs the forward pass of each step, and records and replays those of decode steps.
 
-    The second of two successive steps of the same shape is recorded, later ones replay it. Steps with prompt or encoder rows,
-    and forwards that cannot be replayed, run eagerly.
+    The second of two successive steps of the same shape is recorded; later ones replay it. Steps with prompt or encoder rows,
+    and forward passes that cannot be replayed, run eagerly.
     """
 
     def __init__(self, device: torch.device, config: CaptureConfig | None = None) -> None:
@@ -100,7 +100,7 @@ class DecodeGraphs:
         return result
 
     def _key(self, forward: Forward, batch: ForwardBatch) -> _Key | None:
-        """Return all that a graph depends on: everything but lengths and the numbers in tensors. None: it runs eagerly."""
+        """Return what a graph depends on: everything except lengths and the values in tensors. None if it runs eagerly."""
         rows, groups = len(batch.input_ids), _groups(batch)
         if rows > self._config.max_rows or batch.embed_index is not None or batch.cross_rows is not None or interpreted():
             return None
@@ -130,7 +130,7 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, kw_only=True)
 class _StaticMetadata(AttentionMetadata):
-    """Attention metadata of a graph. Before each replay its tensors are written again, `lengths` `[rows]` among them."""
+    """Attention metadata of a graph. Its tensors, including `lengths` `[rows]`, are written again before each replay."""
 
     lengths: Tensor
 
@@ -163,13 +163,13 @@ _PARTS = tuple(f.name for f in fields(AttentionMetadata) if f.name not in ("quer
 
 
 def _fixed(part: ForwardBatch | AttentionMetadata, names: Sequence[str], rows: int, size: int) -> list[object]:
-    """Return padded shapes of tensors, and all other values."""
+    """Return the values of these fields, with the padded shape in place of each tensor."""
     values = [getattr(part, name) for name in names]
     return [_padded_shape(value.shape, rows, size) if isinstance(value, Tensor) else value for value in values]
 
 
 def _padded_shape(shape: Sequence[int], rows: int, size: int) -> tuple[int, ...]:
-    """Pad the last axis if it is the batch's rows; slots of cross-attention are not."""
+    """Pad the last axis if it has one entry per row. The slots of cross-attention do not."""
     return (*shape[:-1], size) if shape[-1] == rows else tuple(shape)
 
 
@@ -186,8 +186,8 @@ def _static_metadata(attn: AttentionMetadata, size: int, watched: bool) -> _Stat
     """Make the metadata that a graph of `size` rows reads.
 
     Args:
-        watched: `seq_lens` notices when a forward reads them in Python, which cannot be replayed. Otherwise they are the
-            longest that the tables have room for.
+        watched: `seq_lens` notices when a forward pass reads it in Python, which cannot be replayed. Otherwise it holds the
+            longest lengths that the tables have room for.
     """
     width, rows = _width(attn), len(attn.seq_lens)
     lengths = WatchedInts(attn.seq_lens) if watched else (width * attn.block_size,) * size
@@ -202,7 +202,7 @@ def _static_metadata(attn: AttentionMetadata, size: int, watched: bool) -> _Stat
 
 
 def _copies(part: ForwardBatch | AttentionMetadata, names: Sequence[str], rows: int, size: int) -> dict[str, Any]:
-    """Return padded copies of tensors, and all other values, which are the same in every step of the key."""
+    """Return the values of these fields, with padded copies of tensors. Other values are the same in all steps of the key."""
     values = {name: getattr(part, name) for name in names}
     return {name: _padded(value, name, rows, size) if isinstance(value, Tensor) else value for name, value in values.items()}
 
@@ -232,7 +232,7 @@ def _write(to: Tensor, value: Tensor, rest: int) -> None:
 
 
 def _fill_group(to: _StaticMetadata, attn: AttentionMetadata) -> None:
-    """Write a step's metadata; table entries beyond those of this step are not read."""
+    """Write a step's metadata. Table entries beyond this step's are not written, because they are not read."""
     _fill(to, attn, _PARTS)
     rows, width = attn.block_tables.shape
     to.block_tables[:rows, :width].copy_(attn.block_tables)

@@ -23,17 +23,17 @@ Encode = Callable[[str, Mapping[str, Any]], Rows]
 Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, CallGraph[Rows] | None]]
 """Runs an encoder call, given the tensors that are the same in every replay, and returns its rows and its graph, if any."""
 
-MAX_ROWS = 1536  # of a recorded call, such as 30 s of audio; a larger call takes longer than launching its kernels
+MAX_ROWS = 1536  # encoder rows of a recorded call, such as 30 s of audio; larger calls outlast the launch of their kernels
 MAX_GRAPHS = 16
 _NUM_RECENT = 64  # calls that are remembered
 _log = logging.getLogger(__name__)
 
 
 def graph_bytes(model: Model, called: Mapping[str, int], work: StepLimits) -> int:
-    """Return the bytes that graphs hold at most: inputs and results of each, and the memory they all share.
+    """Return the maximum bytes that graphs hold: inputs and results of each, and the memory they all share.
 
     Args:
-        called: most encoder rows of a call, by modality.
+        called: maximum encoder rows of a call, by modality.
     """
     if work.device.type == "cpu" or not model.recordable:
         return 0
@@ -44,12 +44,12 @@ def graph_bytes(model: Model, called: Mapping[str, int], work: StepLimits) -> in
 
 
 class EncoderGraphs:
-    """Runs encoder calls, and records and replays small ones on a GPU, where launching their kernels takes longest.
+    """Runs encoder calls. On a GPU it records and replays small ones, whose time is mostly spent on launching kernels.
 
-    A call like a recent one is recorded, and later calls like it replay the graph. Calls are alike if their tensors on the
-    device have the same shapes and their tensors on the host, such as grids, the same numbers. Modalities that cannot be
-    replayed run eagerly; a call that ran out of memory is recorded later. Graphs share memory, so calls must run one after
-    another on the device.
+    A call that is alike a recent one is recorded, and later calls alike replay the graph. Calls are alike if their tensors on
+    the device have the same shapes and their tensors on the host, such as grids, have the same values. Modalities that cannot
+    be replayed run eagerly. If recording ran out of memory, it is tried again later. Graphs share memory, so calls must run
+    one after another on the device.
 
     Args:
         record: for tests. By default nothing is recorded on a CPU, where launching is cheap.
@@ -124,7 +124,7 @@ class EncoderGraphs:
         return value.shape, value.dtype, numbers
 
     def _is_input(self, leaf: object) -> bool:
-        """Return whether it is a tensor whose numbers may differ between replays: one on the device; on a CPU, a float one."""
+        """Return whether a leaf is a tensor whose values may differ between replays: any on a GPU; on a CPU, float ones."""
         if not isinstance(leaf, Tensor) or leaf.device.type != self._device.type:
             return False
         return leaf.device.type != "cpu" or leaf.is_floating_point()

@@ -1,4 +1,4 @@
-"""Runs encoders: groups items into calls, now or beside the steps of the decoder, and stores their rows."""
+"""Runs encoders: groups items into calls, runs them at once or beside decoder steps, and stores their rows."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _InflightCall:
 class EncoderRunner:
     """Encodes items on one device, by `encode` at once, or by `submit` and `poll` beside decoder steps. Rows go to the store.
 
-    Submitted calls run on a stream of their own, so that sequences which do not need their rows go on. Only one runs at a
-    time: input of a second would be copied behind the first, and the host would wait for that copy.
+    Submitted calls run on a separate stream, so that sequences which do not need their rows go on. Only one runs at a time:
+    the input of a second call would be copied only after the first call, and the host would wait for that copy.
 
     Args:
         event: makes an event of the current stream. poll_seconds: how long `poll` may wait. For tests.
@@ -74,7 +74,7 @@ class EncoderRunner:
         self._results: list[EncodeResult] = []
 
     def encode(self, model: Model, items: Items) -> tuple[EncodeResult, ...]:
-        """Encode items and store their rows. An item that breaks the encoder gets an error of its own."""
+        """Encode items and store their rows. An item that makes the encoder fail gets an error; the others are encoded."""
         missing, results = self._load_stored(items)
         for part in _group_items(missing):
             start = time.perf_counter()
@@ -129,7 +129,7 @@ class EncoderRunner:
         self.store.clear()
 
     def _load_stored(self, items: Items) -> tuple[list[MultiModalFeature], list[EncodeResult]]:
-        """Load rows from disk. Returns the items that have none there, and the results of the others."""
+        """Load rows from disk. Return the items that are not there, and the results of the others."""
         missing = [item for item in items if self.store.load(item.hash, item.range.num_embeds) is None]
         return missing, [EncodeResult(item.hash, "disk") for item in items if item not in missing]
 
@@ -170,16 +170,16 @@ class EncoderRunner:
                 results.append(_failed(item, one))
                 continue
             if one.is_cuda:
-                one.record_stream(torch.cuda.current_stream())  # steps read them there; their memory must not be reused before
+                one.record_stream(torch.cuda.current_stream())  # steps read the rows here: their memory stays until then
             self.store.put(item.hash, one, write=ROWS not in item.kwargs)
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 
     def _encode_finite(self, model: Model, items: Items) -> list[Tensor]:
-        """Encode items as `_embed` does. InputError if a number is not finite."""
+        """Encode items as `_embed` does. Raise InputError if a value is not finite."""
         rows = self._embed(model, items)
         if not all(bool(is_finite(one).all()) for one in rows):
-            raise InputError("the encoder made values that are not finite", code="not_finite")
+            raise InputError("the encoder returned values that are not finite", code="not_finite")
         return rows
 
     def _embed(self, model: Model, items: Items) -> list[Tensor]:
@@ -192,7 +192,7 @@ class EncoderRunner:
             rows = self.graphs(encode, modality, tensors) if model.recordable else encode(modality, tensors)
         for item, one in zip(items, rows, strict=True):
             if one.shape[0] != item.range.num_embeds:
-                raise InputError(f"the encoder made {one.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
+                raise InputError(f"the encoder returned {one.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
         return [one.clone() for one in rows] if len(items) > 1 else rows  # a view would keep the rows of all items alive
 
 
@@ -210,6 +210,6 @@ def _group_items(items: Items) -> list[list[MultiModalFeature]]:
 def _failed(item: MultiModalFeature, error: Exception) -> EncodeResult:
     _log.warning("encoding failed", exc_info=error if not isinstance(error, InputError) else None)
     memory = is_out_of_memory(error)
-    hint = "send fewer or smaller items at once" if memory else "send another one, this one is refused for a while"
+    hint = "send fewer or smaller items at once" if memory else "send another item; this one is refused for a while"
     code: ErrorCode = "out_of_memory" if memory else "encoder_failed"
     return EncodeResult(item.hash, "", ErrorInfo(code, f"encoding failed: {error_text(error)}; {hint}"), item_failed=not memory)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class StoreStats:
-    """Counts of the folder since the start. `skipped`: rows that were not written because the write queue was full."""
+    """Counts of file reads and writes since the start. `skipped`: rows not written because the write queue was full."""
 
     disk_hits: int = 0
     disk_misses: int = 0
@@ -56,10 +56,10 @@ class EncoderStore:
 
     Args:
         directory: created if needed; None for no files.
-        capacity_bytes: of all files in the directory; the least recently used are deleted first.
-        fingerprint: of the weights and their quantisation. The folder's name also covers the code on disk and the backend
-            of every op.
-        width, dtype: of one row; files with another width or dtype count as damaged.
+        capacity_bytes: maximum bytes of all files in the directory; the least recently used are deleted first.
+        fingerprint: hash of the weights and their quantisation. The folder's name also depends on sensorium's code and the
+            backend of every op.
+        width, dtype: width and dtype of a row; files with another width or dtype count as damaged.
         queue_bytes: rows that may wait to be written; further rows are not written.
     """
 
@@ -148,7 +148,7 @@ class EncoderStore:
             self.stats.writes += folder.write(key, _to_bytes(key, rows))
         except OSError as error:
             self.stats.failed += 1
-            folder.warn(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); going on without")
+            folder.warn(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); continuing without it")
         finally:
             with self._lock:
                 del self._pending[key]
@@ -163,7 +163,7 @@ class EncoderStore:
                 raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self.dtype}")
             return rows
         except OSError as error:
-            folder.warn(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); going on without")
+            folder.warn(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); continuing without it")
         except (ValueError, KeyError, TypeError) as error:
             self.stats.damaged += 1
             _log.warning("deleted damaged encoder rows %s: %s", folder.file(key), error)
@@ -172,7 +172,7 @@ class EncoderStore:
 
 
 class _Folder:
-    """Files `<root>/<name>/<hash>.safetensors`. The capacity is for all files below the root, other models' included."""
+    """The files `<root>/<name>/<hash>.safetensors`. The capacity covers all files below the root, also other models'."""
 
     def __init__(self, root: Path, name: str, capacity: int) -> None:
         self.root, self.path, self.capacity = root, root / name, capacity
@@ -183,13 +183,13 @@ class _Folder:
         return self.path / f"{key}.safetensors"
 
     def warn(self, text: str) -> None:
-        """Log a warning, the first time only: a full disk stays full for a while."""
+        """Log a warning the first time only, because a full disk stays full for a while."""
         if not self._warned:
             _log.warning("%s", text)
         self._warned = True
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Read a file and mark it as used; None if there is none. ValueError if it is larger than `limit` bytes."""
+        """Read a file and mark it as used; None if there is none. Raise ValueError if it is larger than `limit` bytes."""
         path = self.file(key)
         try:
             with open_regular(path) as file:
@@ -203,7 +203,7 @@ class _Folder:
         return data
 
     def write(self, key: str, data: bytes) -> bool:
-        """Write a file; False if it is larger than the capacity, and nothing is written."""
+        """Write a file. Return False, without writing, if it is larger than the capacity."""
         if len(data) > self.capacity:
             return False
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ class _Folder:
     def _evict_for(self, size: int) -> None:
         """Delete the least recently used files until `size` bytes fit.
 
-        Files are counted only after half of the free space was written, so that two processes together stay below the capacity.
+        Files are counted again after half of the free space was written, so that two processes together respect the capacity.
         """
         if size <= self._allowance:
             return
@@ -266,7 +266,7 @@ class _Folder:
             for entry in os.scandir(folder):
                 try:
                     info = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # another process was first
+                except FileNotFoundError:  # another process deleted it
                     continue
                 if entry.name.endswith(".safetensors"):
                     yield info.st_mtime, info.st_size, Path(entry)
@@ -296,7 +296,7 @@ def _to_bytes(key: str, rows: Tensor) -> bytes:
 
 
 def _from_bytes(key: str, data: bytes) -> Tensor:
-    """Return the rows that `_to_bytes` packed for this key. ValueError, KeyError or TypeError if the bytes are damaged."""
+    """Return the rows that `_to_bytes` packed for this key. Damaged bytes raise ValueError, KeyError or TypeError."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 

@@ -72,12 +72,12 @@ class Grammar:
         return bool(self._matcher.is_accepting())
 
     def allowed_tokens(self, end_ids: Sequence[int], may_end: bool, vocab: int) -> tuple[np.ndarray, bool]:
-        """Return the tokens that may come next, bool `[vocab]`, and whether only the end may, whatever `may_end` says.
+        """Return the tokens that may come next, bool `[vocab]`, and whether the answer must end here, regardless of `may_end`.
 
         Args:
             end_ids: tokens that end the answer. They are allowed if the grammar is complete and `may_end` is True, or if the
                 grammar allows nothing else.
-            vocab: logits in a row. It may exceed the tokenizer's vocabulary; tokens beyond that are never allowed.
+            vocab: number of logits in a row. It may exceed the tokenizer's vocabulary; tokens beyond that are never allowed.
         """
         words = np.zeros(self._num_words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -116,11 +116,11 @@ class GrammarFactory:
         self._pool: ThreadPoolExecutor | None = None
 
     def check(self, params: StructuredOutputsParams) -> None:
-        """Compile in the calling thread. InputError if that fails; it names the form and what is wrong with it."""
+        """Compile in the calling thread. Raise InputError if that fails; it names the format and what is wrong with it."""
         self._compiled(params)
 
     def begin(self, params: StructuredOutputsParams) -> Future[Any]:
-        """Start to compile in another thread. While the caller keeps the returned future, `make` need not compile again."""
+        """Start compiling in another thread. While the caller keeps the returned future, `make` does not compile again."""
         future, new = self._future(params)
         if new:
             if self._pool is None:
@@ -235,7 +235,7 @@ def _compile(vocabulary: Any, source: str) -> tuple[Any, str]:
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))
-    first = matcher.deep_copy()  # a grammar without any answer fails only when the first token is asked for
+    first = matcher.deep_copy()  # a grammar that matches nothing fails only when its first mask is computed
     if not first.is_error():
         first.compute_bitmask()
     return matcher, first.get_error()

@@ -12,7 +12,8 @@ Result = TypeVar("Result")
 def isolate_failures(items: Sequence[Item], attempt: Callable[[Sequence[Item]], Sequence[Result]]) -> list[Result | Exception]:
     """Return the result of `attempt` for each item in order, or the error that it raises for that item alone.
 
-    A failing call is halved until the failing items are alone: at most `1 + 2 k ceil(log2 n)` calls for k of n items.
+    A failing call is halved until the failing items are alone. For k failing items of n, it makes at most
+    `1 + 2 k ceil(log2 n)` calls.
     """
     if not items:
         return []

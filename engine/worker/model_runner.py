@@ -55,7 +55,7 @@ class AsyncStepOutput:
 
 
 class ModelRunner:
-    """Runs prompt and decode rows of all sequences in one batch a step.
+    """Runs the prompt and decode rows of all sequences, in one batch per step.
 
     SchedulerOutput describes the step. The runner keeps the states of sequences, the encoder rows and the KV caches.
     """
@@ -76,7 +76,7 @@ class ModelRunner:
         """Allocate the KV caches.
 
         Args:
-            num_blocks: of each cache group.
+            num_blocks: number of blocks of each cache group.
             grammars: compiles structured outputs; None without a tokenizer.
             prompt_attention: as in SchedulerLimits. kernels: as in EngineConfig.
             async_scheduling: a step may start before the tokens of the last one are on the host, and items are encoded
@@ -116,7 +116,7 @@ class ModelRunner:
         """Start a step.
 
         Args:
-            previous: the step before, if every row of this one is computed from the token that was sampled there.
+            previous: the previous step, if all input tokens of this step were sampled there and may still be on the device.
         """
         with use_backends(self.kernels), self.staging:
             return self._execute_model(output, previous)
@@ -175,12 +175,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _poll_encoder(self, wait: bool) -> tuple[EncodeResult, ...]:
-        """Return results of items that are encoded beside steps. `wait`: wait a moment for the first."""
+        """Return results of items that are encoded beside steps. `wait`: wait briefly for the first one."""
         with use_backends(self.kernels):
             return self.encoder_runner.poll(self.model, wait)
 
     def _forward(self, scheduled: list[ScheduledSequence], previous: AsyncStepOutput | None) -> tuple[Tensor, Sequence[int]]:
-        """Run the model. Returns hidden states `[rows, hidden]`, and the first row of each sequence."""
+        """Run the model. Return hidden states `[rows, hidden]`, and the first row of each sequence."""
         model = self.model
         batch = build_batch(scheduled, self.store.rows, self.caches, self.staging, model.routes_by_modality, model.adapters)
         if previous is not None:
@@ -195,12 +195,12 @@ class ModelRunner:
         first, task = scheduled[0]
         ahead = task.num_computed + task.num_tokens - len(first.token_ids)
         sampled = sample_async(logits, [sequence.sampling for sequence, _ in scheduled], self.staging, ahead)
-        finite = copy_to_host(is_finite(hidden))
+        read_finite = copy_to_host(is_finite(hidden))
 
         def get_output() -> StepOutput:
-            fine, results = finite(), []
+            row_is_finite, results = read_finite(), []
             for (sequence, task), found, start, stop in zip(scheduled, sampled.get(), starts, starts[1:], strict=False):
-                good = all(fine[start:stop])
+                good = all(row_is_finite[start:stop])
                 results.append(_append_token(sequence, found) if good else TokenOutput(task.request_id, (), error=NOT_FINITE))
             return StepOutput(tuple(results), self._poll_encoder(wait=False))
 
@@ -209,10 +209,10 @@ class ModelRunner:
 
     def _sample_and_pool(self, scheduled: list[ScheduledSequence], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
         """Return each sequence's token, pooled output or prompt log probabilities."""
-        # the sampler checks logits; a step that samples every row need not check hidden states as well
+        # hidden states need no check in a step that samples every row, because the sampler checks the logits
         decode = all(task.sample and task.num_tokens == 1 and sequence.request.pooling is None for sequence, task in scheduled)
-        fine = [True] * starts[-1] if decode else is_finite(hidden).tolist()
-        finite = [all(fine[start:stop]) for start, stop in pairwise(starts)]
+        row_is_finite = [True] * starts[-1] if decode else is_finite(hidden).tolist()
+        finite = [all(row_is_finite[start:stop]) for start, stop in pairwise(starts)]
         last_rows = [
             (sequence, stop - 1)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
@@ -255,7 +255,7 @@ class ModelRunner:
         }
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return these rows, which are distinct and in order."""
+        """Return `rows` of `hidden`. They must be distinct and in order."""
         return hidden if len(rows) == hidden.shape[0] else hidden[self.staging(np.array(rows))]
 
     def _prompt_logprobs(
@@ -263,7 +263,7 @@ class ModelRunner:
     ) -> tuple[dict[int, Logprob] | None, ...] | None:
         """Extend the prompt's log probabilities by this chunk. Returns all of them once the prompt is complete, else None.
 
-        A prompt that was rolled back keeps those of the tokens that are left.
+        After a rollback into the prompt, the log probabilities of the remaining tokens are kept.
         """
         count, found = sequence.request.params.prompt_logprobs, sequence.prompt_logprobs
         if count is None or found is None:
@@ -285,7 +285,7 @@ class ModelRunner:
 
 
 def _release_free_memory(device: torch.device) -> None:
-    """Give memory that allocators hold but nothing uses back to the device and the operating system."""
+    """Return unused memory from the allocators to the device and the operating system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if sys.platform == "linux":
@@ -312,7 +312,7 @@ def _sampling_error(error: Exception) -> ErrorInfo:
         info = ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_text(error))
     if info.code == "not_finite":
         return info
-    return replace(info, message=f"sampling failed: {info.message}; ask again with other parameters")
+    return replace(info, message=f"sampling failed: {info.message}; send the request again with other parameters")
 
 
 def _can_sample_async(sequence: SequenceState, task: ScheduledRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Pools the last row of a prompt: its hidden state, or logits of a few tokens, instead of an answer."""
+"""Pools the last row of a prompt: it returns the hidden state, or logits of a few tokens, instead of an answer."""
 
 from __future__ import annotations
 

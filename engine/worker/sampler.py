@@ -32,7 +32,7 @@ _NO_TOKEN = ErrorInfo(
 _NOT_FINITE_AFTER = ErrorInfo(
     "invalid_input", "logits are not finite (NaN or infinity) after logits_processors", param="logits_processors"
 )
-_RAW_NOT_FINITE = 3  # beside the numbers of `kernels.sampling`
+_RAW_NOT_FINITE = 3  # in addition to the error numbers of `kernels.sampling`
 _ERRORS = {kernels.NO_TOKEN_ALLOWED: _NO_TOKEN, kernels.NOT_FINITE: _NOT_FINITE_AFTER, _RAW_NOT_FINITE: NOT_FINITE}
 _MASK64 = (1 << 64) - 1
 _ALL = 2**31 - 1  # no vocabulary is larger
@@ -54,7 +54,7 @@ class SamplerOutput:
         sampled_token_ids: int64 `[rows]`, on the device.
         numbers: waits for the device, then returns tokens, error numbers, and one entry of `_logprob_numbers` for each row of
             `num_logprobs`.
-        errors: of rows that failed on the host.
+        errors: errors of rows that failed on the host.
         num_logprobs: number of requested log probabilities by row; rows without any are left out.
     """
 
@@ -104,12 +104,12 @@ def sample_async(
     """Sample as `sample` does, without waiting for the device.
 
     Args:
-        ahead: tokens of each sequence that are on the device only; above 0, no state may change logits.
+        ahead: number of each sequence's tokens that are only on the device; above 0, no state may change logits.
     """
     finite = logits.amax(-1).isfinite()  # NaN counts as the largest
     num_logprobs = {i: state.params.logprobs for i, state in enumerate(states) if state.params.logprobs is not None}
     changed = [i for i, state in enumerate(states) if state.changes_logits]
-    if changed and logits.device.type == "cpu":  # reading them costs nothing there: skip rows that fail anyway
+    if changed and logits.device.type == "cpu":  # reading `finite` needs no wait there, so skip rows that fail anyway
         good = finite.tolist()
         changed = [i for i in changed if good[i]]
     raw = logits.clone() if num_logprobs and changed else logits
@@ -147,7 +147,7 @@ def uniform_number(seed: int, position: int) -> float:
 def _change_logits(
     logits: Tensor, states: Sequence[SamplingState], changed: Sequence[int]
 ) -> tuple[dict[int, Exception], Tensor | None]:
-    """Apply all rules before the temperature to the rows `changed`, in place.
+    """Apply all rules that precede the temperature to the rows `changed`, in place.
 
     Returns the errors of rows that failed, and which tokens grammars allow, for `kernels.sampling.sample`.
     """
@@ -243,7 +243,7 @@ def gather_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[d
 
 
 def _logprob_numbers(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Return float64 `[rows, 2 + 2 * count]`: the token's log probability and rank, the most likely tokens, and theirs."""
+    """Return float64 `[rows, 2 + 2 * count]`: the token's log probability and rank, then the best tokens, then theirs."""
     own, ranks, ids, values = kernels.top_log_probs(logits, tokens, min(count, logits.shape[1]))
     return torch.cat((own[:, None].double(), ranks[:, None].double(), ids.double(), values.double()), 1)
 

@@ -48,8 +48,8 @@ class SamplingState:
 
     Args:
         token_ids: all tokens; the answer begins at `turn_start`.
-        seed: decides the random numbers, together with the number of tokens.
-        end_ids: EOS and stop tokens. eos_ids: tokens that end the answer of a grammar.
+        seed: determines the random numbers, together with the number of tokens.
+        end_ids: EOS and stop tokens. eos_ids: tokens that end an answer with a grammar.
         bad_word_ids: token sequences that the answer must not complete.
         grammars: makes the grammar if the parameters ask for one.
     """
@@ -67,10 +67,10 @@ class SamplingState:
     ) -> None:
         self.params, self.token_ids, self.turn_start, self.seed = params, token_ids, turn_start, seed
         self.end_ids, self.eos_ids = tuple(end_ids), tuple(eos_ids)
-        self.must_end = False  # in this step the grammar allows nothing but the end
+        self.must_end = False  # in this step the grammar allows only the end
         self._grammars = grammars
         self._counts = TokenCounts()
-        self._bad_words: dict[int, list[tuple[int, ...]]]  # those of several tokens, by the last token but one
+        self._bad_words: dict[int, list[tuple[int, ...]]]  # words of several tokens, by their second-last token
         self._bad_tokens: list[int]
         self._set_bad_words(bad_word_ids)
 
@@ -104,17 +104,17 @@ class SamplingState:
 
     @cached_property
     def processors(self) -> list[LogitsProcessor]:
-        """The request's logits processors. InputError if a factory does not take its arguments."""
+        """The request's logits processors. Raises InputError if a factory does not accept its arguments."""
         return make_processors(self.params.processors)
 
     @cached_property
     def grammar(self) -> Grammar | None:
-        """The state of the request's grammar, None if it asked for none. InputError if it cannot be compiled."""
+        """The state of the request's grammar; None if it has none. Raises InputError if the grammar cannot be compiled."""
         asked = self.params.structured_outputs
         return None if asked is None or self._grammars is None else self._grammars.make(asked)
 
     def rollback(self, num_tokens: int, turn_start: int, bad_word_ids: Sequence[Sequence[int]] = ()) -> None:
-        """Follow a sequence that was cut to `num_tokens` tokens and may have grown since; its answer begins at `turn_start`."""
+        """Follow a rollback to `num_tokens` tokens. The list may have grown since; its answer begins at `turn_start`."""
         grammar = self.__dict__.get("grammar")
         if grammar is not None:
             grammar.rollback(max(0, num_tokens - self.turn_start) if turn_start == self.turn_start else 0)
@@ -140,7 +140,7 @@ class SamplingState:
             InputError: the grammar allows no token, or cannot be compiled.
         """
         if self.grammar is None:
-            raise InputError("the parameters ask for no structured outputs, or there is no tokenizer to make them with")
+            raise InputError("the parameters ask for no structured outputs, or there is no tokenizer to compile them")
         self.grammar.accept_tokens(self.token_ids, self.turn_start)
         may_end = self.num_output_tokens >= self.params.min_tokens and not self.params.ignore_eos
         allowed, self.must_end = self.grammar.allowed_tokens(self.eos_ids, may_end, vocab)

@@ -18,14 +18,14 @@ class SequenceState:
     """One sequence, from its EngineRequest on.
 
     Args:
-        rope_axes: axes of a position, as the model declares.
+        rope_axes: number of axes of a position, as the model declares.
         prompt_attention: as in SchedulerLimits; the tokens of a bidirectional span attend to each other.
         grammars: compiles the grammar if the request asks for one.
 
     Attributes:
-        token_ids: all tokens that are known here; the answer begins at `turn_start`.
+        token_ids: all tokens that are known on the host; the answer begins at `turn_start`.
         prompt_length: tokens that the sequence began with; fewer after a rollback into them.
-        positions: int64 `[axes, tokens]`, of the tokens that were given; media_end: the end of the last item.
+        positions: int64 `[axes, tokens]`, positions of the tokens that were not sampled; media_end: end of the last item.
         spans: bidirectional spans of the prompt, in order.
         prompt_logprobs: log probabilities of the prompt so far; None once they were returned.
     """
@@ -75,7 +75,7 @@ class SequenceState:
             yield from (f for f in self.features if f.range.offset < stop and f.range.end > start)
 
     def update(self, change: RequestUpdate) -> None:
-        """Roll back to `change.num_tokens`, then append; positions are those of a prompt with the same tokens and items."""
+        """Roll back to `change.num_tokens`, then append. Positions become those of a prompt with these tokens and items."""
         turn_start = min(self.turn_start, change.num_tokens)
         del self.token_ids[change.num_tokens :]
         self.prompt_length = min(self.prompt_length, change.num_tokens)
@@ -91,7 +91,7 @@ class SequenceState:
         self._compute_positions()
 
     def _compute_positions(self) -> None:
-        """Set what follows from tokens and items: positions, the end of the last item, and bidirectional spans."""
+        """Compute positions, the end of the last item, and bidirectional spans from the tokens and items."""
         placed = [(feature.range, feature.geometry) for feature in self.features]
         # sampled tokens are at their index plus the delta
         positions, self._position_delta = mrope_positions(len(self.token_ids), placed, self._rope_axes)

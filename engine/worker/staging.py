@@ -1,7 +1,7 @@
 """Copies the small tensors of a step to the device, through pinned buffers.
 
-A copy out of pinned memory goes on while the host prepares the next step. Two buffers take turns, so that one is written again
-only when all copies out of it are done.
+A copy from pinned memory continues while the host prepares the next step. Two buffers take turns, and a buffer is written
+again only when all copies from it are done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIGN = 64  # bytes between the beginnings of two arrays
 
 @dataclass(eq=False)
 class _PinnedBuffer:
-    """Pinned memory, the bytes of it that this step has used, and the event after the last copy out of it."""
+    """Pinned memory, the bytes of it that this step has used, and the event after the last copy from it."""
 
     event: Event
     memory: Tensor
@@ -32,10 +32,10 @@ class _PinnedBuffer:
 
 
 class StagingBuffers:
-    """A ToDevice, and a context manager around each step. On a CPU it returns the array's own memory.
+    """Copies arrays to the device (a ToDevice). It is also the context manager of each step. On a CPU it copies nothing.
 
     Args:
-        pin, event: allocate pinned memory and make an event; for tests.
+        pin, event: functions that allocate pinned memory and make an event; for tests.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StagingBuffers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the step: all its copies were started."""
+        """End the step, after all its copies were started."""
         if self._buffers:
             self._buffers[self._turn].event.record()
 

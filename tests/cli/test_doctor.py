@@ -53,9 +53,7 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
         assert shown["checkpoint"]["dtype"] == "float32"
         assert {"weights", "encoder cache", "activations", "total", "largest image", "largest video"} <= found.keys()
         assert found["key/value cache"] == f"{mib} MiB"
-        assert found["media codecs"].endswith(
-            "beside the total; lower media_workers, or of media max_bytes and max_video_bytes"
-        )
+        assert found["media codecs"].endswith("not in the total; lower media_workers or media's max_bytes and max_video_bytes")
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_length=5"]) == 2
     assert "max_model_len" in capsys.readouterr().err
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len"]) == 2
@@ -88,7 +86,7 @@ def test_warning_for_float16_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: 
     for dtype, warned in (("auto", True), ("float32", False)):
         assert main(["doctor", "--model", str(folder), "--device", "cpu", "--option", f"dtype={dtype}"]) == 0
         said = sections(capsys.readouterr().out)["checkpoint"].get("warning", "")
-        assert said.endswith("on a CPU than others: pass --option dtype=float32 or --option dtype=bfloat16") == warned
+        assert said.endswith("on a CPU; pass --option dtype=float32 or --option dtype=bfloat16") == warned
 
 
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

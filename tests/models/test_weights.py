@@ -90,9 +90,17 @@ def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("part", "change", "text"),
     [
-        ("vision_config", {"window_size": "x"}, r"does not say how its model can be made \(TypeError"),
-        ("vision_config", {"rope_parameters": 5}, r"does not say how its model can be made \(AttributeError"),
-        ("text_config", {"intermediate_size": 1 << 60}, r"does not say how its model can be made \(RuntimeError"),
+        ("vision_config", {"window_size": "x"}, r"the model cannot be built from the checkpoint's JSON files \(TypeError"),
+        (
+            "vision_config",
+            {"rope_parameters": 5},
+            r"the model cannot be built from the checkpoint's JSON files \(AttributeError",
+        ),
+        (
+            "text_config",
+            {"intermediate_size": 1 << 60},
+            r"the model cannot be built from the checkpoint's JSON files \(RuntimeError",
+        ),
         ("vision_config", {"num_heads": 3}, r"a tower of width 64 \(vision_config\) cannot have 3 heads"),
     ],
 )

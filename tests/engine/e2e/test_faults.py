@@ -99,7 +99,7 @@ def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_another_number(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(llm, monkeypatch, lambda rows: rows[:-1])
     error = fails_alone(llm, asked(marked()))
-    assert "image 0: encoding failed: the encoder made 7 rows for 8" in error
+    assert "image 0: encoding failed: the encoder returned 7 rows for 8" in error
 
 
 def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))
     assert "sampling failed" in error
     assert "out of range" in error
-    assert "ask again" in error
+    assert "send the request again" in error
 
 
 @pytest.mark.parametrize("stop", [None, ["never"]])  # with stop strings the text is decoded at every step, else at the end

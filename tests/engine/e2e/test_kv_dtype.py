@@ -167,9 +167,11 @@ def test_what_cannot_be_kept_so_is_refused(checkpoint: Path, tmp_path: Path) -> 
         LLM(checkpoint, kv_cache_dtype="int4")
     latent = save(ROWS["kimi_k25"], tmp_path / "latent")
     for ask_for in (lambda: LLM(latent, kv_cache_dtype="int8"), lambda: describe_memory(latent, {"kv_cache_dtype": "int8"})):
-        with pytest.raises(ConfigError, match="kv_cache_dtype='int8' is for keys and values; this model keeps latent rows"):
+        with pytest.raises(
+            ConfigError, match="kv_cache_dtype='int8' is for keys and values, but this model caches latent rows"
+        ):
             ask_for()
     borrowed = fallbacks.build(tmp_path / "borrowed", "ovis2")
     for ask_for in (lambda: LLM(borrowed, kv_cache_dtype="fp8"), lambda: describe_memory(borrowed, {"kv_cache_dtype": "fp8"})):
-        with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is for models of ours"):
+        with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not supported for this model"):
             ask_for()

@@ -109,7 +109,7 @@ def test_an_item_that_breaks_the_encoder_fails_only_its_request(toy):
     for request in (talks, sees, both):
         core.add(request)
     got = toy.drain(core)
-    assert got["both"][-1].error.message.startswith("image 1: encoding failed: the encoder made values that are not finite")
+    assert got["both"][-1].error.message.startswith("image 1: encoding failed: the encoder returned values that are not finite")
     for request in (talks, sees):
         assert toy.tokens_of(got[request.request_id]) == toy.alone(request)[0]
     assert core.stats.quarantined == 1

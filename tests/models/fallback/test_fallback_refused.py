@@ -56,9 +56,9 @@ def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypat
 
 
 def test_what_only_models_of_ours_can_do_is_refused(built):
-    with pytest.raises(ConfigError, match="quantization='int8' is for models of ours"):
+    with pytest.raises(ConfigError, match="quantization='int8' is not supported for this model"):
         LLM(built("aya_vision"), quantization="int8")
-    with pytest.raises(ConfigError, match="media_device='cuda' is for models of ours"):
+    with pytest.raises(ConfigError, match="media_device='cuda' is not supported for this model"):
         LLM(built("aya_vision"), media_device="cuda")
 
 
