@@ -152,7 +152,7 @@ def machine() -> str:
 
 def put(section: str, text: str) -> None:
     """Replace one section of the results file."""
-    old = RESULT.read_text() if RESULT.exists() else "# Measured\n"
+    old = RESULT.read_text() if RESULT.exists() else "# Benchmarks\n"
     head, _, rest = old.partition(f"\n## {section}\n")
     after = rest.partition("\n## ")
     RESULT.write_text(f"{head}\n## {section}\n\n{text}\n" + (f"\n## {after[2]}" if after[1] else ""))

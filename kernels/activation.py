@@ -31,7 +31,7 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu_pytorch_tanh": tanh_gelu,
 }
-"""By the names that config.json uses."""
+"""Activation functions by their names in config.json."""
 _KERNEL_IDS = {name: number for number, name in enumerate(REFERENCES)}  # enum of the C++ kernel
 
 

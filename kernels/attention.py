@@ -17,12 +17,12 @@ _NATIVE_QUANT = {torch.int8: 1, torch.uint8: 2}
 def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
     """Write `k, v [rows, kv_heads, dim]` into `kv_cache` at their slots."""
     slots = kv_cache.flatten(1, 2)  # [planes, blocks * block_size, kv_heads, dim or bytes per head]
-    for plane, rows_ in zip(slots, (k, v), strict=False):
-        assert rows_ is not None, "a cache of two planes takes keys and values"
+    for plane, rows in zip(slots, (k, v), strict=False):
+        assert rows is not None, "a cache of two planes takes keys and values"
         if kv_quant.is_quantized(kv_cache):
-            kv_quant.write_quantized(rows_, plane, meta.slot_mapping)
+            kv_quant.write_quantized(rows, plane, meta.slot_mapping)
         else:
-            plane.index_copy_(0, meta.slot_mapping, rows_)
+            plane.index_copy_(0, meta.slot_mapping, rows)
 
 
 def paged_attention_reference(
@@ -64,8 +64,8 @@ def paged_attention_native(
     cache = (kv_cache, slots, kv_cache.stride(2), _NATIVE_QUANT.get(kv_cache.dtype, 0))
     where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), *cache, out)
     sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
-    sees = (int(meta.causal), meta.window or 0, meta.key_range, n)
-    call("paged_attention", q.dtype, *where, *sizes, *meta.cpu_starts_and_lens, *numbers, meta.slot_mapping, k.shape[0], *sees)
+    reads = (int(meta.causal), meta.window or 0, meta.key_range, n)
+    call("paged_attention", q.dtype, *where, *sizes, *meta.cpu_starts_and_lens, *numbers, meta.slot_mapping, k.shape[0], *reads)
     return out
 
 
@@ -85,8 +85,8 @@ def paged_attention(
         k, v: `[rows, kv_heads, dim]` of this step, one row per slot of `meta.slot_mapping`. v is None if keys are also the
             values (MLA). Both are None if they are in the cache already (`qkv_prepare.prepare_qkv`).
         kv_cache: `[2, blocks, block_size, kv_heads, dim]`, or `[1, ...]` if keys are also the values. A quantised cache
-            (`kv_quant`) has `bytes_per_head` in place of `dim`. Written in place. Rows attend to what the cache then holds,
-            so to quantised keys even in the step that writes them.
+            (`kv_quant`) has `bytes_per_head` in place of `dim`. Written in place. Rows attend to the cached keys: with a
+            quantised cache, to quantised keys even in the step that writes them.
         scale: factor of the scores, usually `dim ** -0.5`.
         soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`. None: no cap.
 
@@ -129,7 +129,7 @@ def paged_attention(
 
 
 def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeGroup, scale: float, soft_cap: float | None) -> Tensor:
-    """Attend with one row per request. Query heads of one key head become query rows, so keys are not repeated."""
+    """Attend with one row per request. The query heads that share a key head become query rows, so keys are not repeated."""
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
     found = [_dequantized(side.index_select(0, plan.blocks), dim, q.dtype) for side in kv_cache]
@@ -157,13 +157,13 @@ def _attend_unmasked(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
     n, length = q.shape[0], k.shape[0]
     mask = None if n == length or not causal else torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, rows, dim]
-    alone = causal and mask is None
-    done = F.scaled_dot_product_attention(q, k, v, mask, is_causal=alone, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    is_causal = causal and mask is None
+    done = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return done[0].transpose(0, 1)
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None) -> Tensor:
-    """Attend with a mask, bool `[rows, keys]`. Query heads of one key head become query rows."""
+    """Attend with a mask, bool `[rows, keys]`. The query heads that share a key head become query rows."""
     n, kv_heads, dim = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.view(n, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * group, dim]
     mask = mask.repeat_interleave(q.shape[1] // kv_heads, 0)

@@ -1,4 +1,4 @@
-"""Sampling on a CPU, one row at a time in numpy, which partitions and sorts float32 many times faster than torch does there.
+"""Sampling on a CPU, one row at a time in numpy, which partitions and sorts float32 many times faster than torch.
 
 A row's token depends on that row alone. `sampling.sample_reference` states the rules.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 NO_TOKEN_ALLOWED, NOT_FINITE = 1, 2
 """Reasons why a row cannot be sampled: no token is allowed; a logit is NaN or plus infinity."""
-_CANDIDATES = 4096  # most likely tokens that usually hold all of top_p; where they do not, all tokens are sorted
+_CANDIDATES = 4096  # likeliest tokens, which usually hold all of top_p; if they do not, all tokens are sorted
 _CHUNK = 256  # probabilities that are summed at once
 
 
@@ -32,7 +32,7 @@ def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tup
             good = math.isfinite(values[i, tokens[i]])
         else:
             probs: np.ndarray = (row / temperature).softmax(-1).numpy()
-            good = not math.isnan(probs[0])  # else all of them are NaN
+            good = not math.isnan(probs[0])  # one NaN logit makes all of them NaN
             if good:
                 threshold = _threshold(probs, int(top_k), top_p, math.exp(log_min_p))
                 tokens[i] = _first_above(probs if threshold is None else probs * (probs >= threshold), number)
@@ -72,12 +72,12 @@ def _largest(probs: np.ndarray, count: int, threshold: np.float32 | None) -> np.
 
 
 def _nucleus(ascending: np.ndarray, share: float) -> np.float32:
-    """Return the smallest of the largest values whose sum reaches this share of the total."""
+    """Return the smallest value of the nucleus: of the largest values whose sum reaches this share of the total."""
     return ascending[_first_above(ascending, 1.0 - share)]  # type: ignore[no-any-return]
 
 
 def _first_above(values: np.ndarray, share: float) -> int:
-    """Return the index at which the running sum exceeds this share of the total, in [0, 1); its value is never 0.
+    """Return the first index at which the running sum exceeds `share` (in [0, 1)) of the total. The value there is never 0.
 
     Chunks are summed first, because a running sum over all values adds them one by one.
     """
@@ -89,6 +89,6 @@ def _first_above(values: np.ndarray, share: float) -> int:
 
 
 def _search(sums: np.ndarray, target: float) -> int:
-    """Return the first running sum above the target; where rounding leaves none, the first that equals the last."""
+    """Return the index of the first running sum above the target; if rounding leaves none, of the first equal to the last."""
     found = int(sums.searchsorted(target, "right"))
     return found if found < len(sums) else int(sums.searchsorted(sums[-1]))

@@ -45,9 +45,9 @@ _MAX_WIDTH = {
     "rotary": 512,
     "qkv_prepare": 512,
 }
-"""Widest row, or head, that each Triton kernel takes; these kernels hold a whole row in one tile."""
+"""Widest row or head that these Triton kernels take: they hold all of it in one tile."""
 _SLOW_IN_FP32 = {"varlen_attention"}
-"""Ops whose Triton kernel is slower than torch in float32: it runs only if requested."""
+"""Ops whose Triton kernel is slower than torch in float32 and runs there only if requested."""
 _overrides: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 
 
@@ -55,7 +55,7 @@ _overrides: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 def parse_overrides(text: str) -> dict[str, str]:
     """Parse `"linear=torch,attention=reference"` into a table of op -> backend.
 
-    A backend without an op applies to all ops that have it and are not named.
+    A backend without an op applies to every op that has this backend and is not named itself.
 
     Raises:
         ValueError: an op or backend is unknown; the message lists the known ones.
@@ -92,9 +92,9 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 @contextmanager
-def use_backends(wanted: str) -> Iterator[None]:
-    """Run ops with the backends that `wanted` names (see `parse_overrides`), inside the context and in this thread."""
-    token = _overrides.set(wanted)
+def use_backends(overrides: str) -> Iterator[None]:
+    """Run ops with the backends that `overrides` names (see `parse_overrides`), inside the context and in this thread."""
+    token = _overrides.set(overrides)
     try:
         yield
     finally:
@@ -117,14 +117,14 @@ def fused(op: str, device: torch.device, dtype: torch.dtype) -> bool:
 @functools.cache
 def _choose_backend(op: str, device: torch.device, dtype: torch.dtype, width: int, overrides: str, debug: str) -> str:
     try:
-        wanted = {**parse_overrides(overrides), **parse_overrides(debug)}.get(op)
+        requested = {**parse_overrides(overrides), **parse_overrides(debug)}.get(op)
     except ValueError as error:
         raise ValueError(f"SENSORIUM_KERNELS: {error}") from None
-    if wanted is not None and can_run(op, wanted, device, dtype, width):
-        return wanted
+    if requested is not None and can_run(op, requested, device, dtype, width):
+        return requested
     slow = op in _SLOW_IN_FP32 and dtype == torch.float32
-    kept_back = "triton" if device.type == "cpu" or slow else None  # the interpreter runs only if requested
-    return next(name for name in BACKENDS[op] if name != kept_back and can_run(op, name, device, dtype, width))
+    on_request = "triton" if device.type == "cpu" or slow else None  # on a CPU, Triton runs in its slow interpreter
+    return next(name for name in BACKENDS[op] if name != on_request and can_run(op, name, device, dtype, width))
 
 
 def can_run(op: str, name: str, device: torch.device, dtype: torch.dtype, width: int = 0) -> bool:
@@ -158,7 +158,7 @@ def has_triton() -> bool:
 
 
 def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
-    """Return whether the CPU has the instructions of a C++ kernel: matmuls need VNNI and AVX-512 BF16, the others nothing."""
+    """Return whether the CPU has the instructions of a C++ kernel: matmuls need VNNI and AVX-512 BF16; others run anywhere."""
     if op not in ("linear", "int8_linear"):
         return True
     both = native.has_avx512_bf16() and native.has_vnni()

@@ -17,12 +17,12 @@ from .dispatch import backend
 FP8_MAX = 448.0  # largest value of the format
 _MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
 _CHUNK_OUTPUTS = 256  # outputs whose weights torch dequantises at a time
-_MIN_ROWS = 16  # rows of a product are padded to this many, see `linear`
+_MIN_ROWS = 16  # fewer rows are padded to this many, for the reason given in linear.py
 
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight:
-    """`weight` float8_e4m3fn `[out, in]` and `scale` float32 `[out]`; the original is about `weight * scale[:, None]`."""
+    """`weight` float8_e4m3fn `[out, in]` and `scale` float32 `[out]`; `weight * scale[:, None]` approximates the original."""
 
     weight: Tensor
     scale: Tensor
@@ -30,7 +30,7 @@ class Fp8Weight:
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise `x [rows, n]` to float8_e4m3fn; each row's absmax becomes 448. Returns it with float32 scales `[rows, 1]`."""
+    """Quantise `x [rows, n]` to float8_e4m3fn; each row's absmax becomes 448. Return it and the float32 scales `[rows, 1]`."""
     scale = x.abs().amax(1, keepdim=True).float().clamp_(min=_MIN_ABSMAX).div_(FP8_MAX)
     return x.float().div(scale).to(torch.float8_e4m3fn), scale
 
@@ -46,8 +46,8 @@ def fp8_linear_reference(x: Tensor, weights: Fp8Weight) -> Tensor:
     out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _MIN_ROWS - len(x))))
     for start in range(0, len(weights.weight), _CHUNK_OUTPUTS):
         part = slice(start, start + _CHUNK_OUTPUTS)
-        made = (wide @ weights.weight[part].float().t()).mul_(weights.scale[part])
-        out[:, part] = (made if weights.bias is None else made.add_(weights.bias[part]))[: len(x)]
+        product = (wide @ weights.weight[part].float().t()).mul_(weights.scale[part])
+        out[:, part] = (product if weights.bias is None else product.add_(weights.bias[part]))[: len(x)]
     return out
 
 

@@ -1,7 +1,7 @@
 """Record a forward pass once and replay it: as a CUDA graph, or as a list of calls on a CPU.
 
-A decode step is a hundred short kernels. On a CPU, the Python code and allocations around them take as long as some kernels
-do. A replay only makes the calls again on the same memory: `native.call` with its addresses, torch operators with their
+A decode step is a hundred short kernels. On a CPU, the Python code and allocations around a kernel can take as long as the
+kernel. A replay only makes the calls again on the same memory: `native.call` with its addresses, torch operators with their
 tensors. It gives the same bits as the forward, since the same kernels run on the same values.
 
 A forward cannot be replayed if it reads a value into Python, makes a result whose size depends on data, or draws random
@@ -39,8 +39,8 @@ _ALLOCATIONS = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-_READ = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
+_READ_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_READ_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _WRITES = {_aten.index_put.default, _aten.index_put_.default}
 
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -82,7 +82,7 @@ class CapturePool:
     """Memory and capture stream of graphs that never run at the same time.
 
     torch has one cuBLAS workspace per stream, and a graph writes to that of its capture stream wherever it is replayed. Graphs
-    that may run at the same time therefore need pools of their own.
+    that may run at the same time therefore need separate pools.
     """
 
     handle: Any  # from `torch.cuda.graph_pool_handle`
@@ -103,7 +103,7 @@ def capture_pool(device: torch.device) -> CapturePool:
 
 
 def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Result, CallGraph[Result] | None]:
-    """Do what `capture` does, on a GPU. Raises CaptureFailed if only the capture fails.
+    """Do what `capture` does, on a GPU. Raises CaptureFailed if the forward succeeds but its capture fails.
 
     The forward first runs eagerly, because compilation and allocation on first use cannot be captured.
     """
@@ -120,8 +120,8 @@ def capture_cuda(forward: Callable[[], Result], pool: CapturePool) -> tuple[Resu
     try:
         with capture_tables() as tables, _recording(graph, pool), sent:
             kept = forward()
-    except RuntimeError as error:  # it synchronises in a way that was not detected, or memory is short
-        _log.warning("a forward is not recorded", exc_info=True)
+    except RuntimeError as error:  # the forward synchronises in a way that was not detected, or memory is short
+        _log.warning("a forward could not be captured as a CUDA graph and runs without one", exc_info=True)
         _end(graph, pool)
         raise CaptureFailed(result, str(error)) from error
     return result, CallGraph([graph.replay], [graph, *sent.captured, *tables.values()], kept)
@@ -140,8 +140,9 @@ def _end(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
     """Clean up after a failed capture, so that torch allocates and frees memory normally again.
 
     If the driver refuses to end a capture, some versions of torch leave their allocators in capture mode: memory that other
-    streams used never comes back, and emptying the cache fails. The device allocator is reset here; its answer tells whether
-    this was the case. The host allocator cannot be reset: it asks the graph, which is kept, and its pool captures no other.
+    streams used is never reused, and emptying the cache fails. The device allocator is reset here; an error means that it was
+    not in capture mode. The host allocator cannot be reset: it asks the failed graph, so that graph is kept alive, and no other
+    graph is captured in its pool.
     """
     graph.reset()
     try:
@@ -154,7 +155,7 @@ def _end(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
 def capture(
     forward: Callable[[], Result], watched: Sequence[WatchedInts] = (), constants: Sequence[Tensor] = ()
 ) -> tuple[Result, CallGraph[Result] | None]:
-    """Run `forward` once. Returns its result and its graph, or None if it cannot be replayed.
+    """Run `forward` once. Return its result, and its graph or None if it cannot be replayed.
 
     Inputs must be written in place before a replay. `constants` are tensors that never change and may be read in Python.
     Memory that one part of the forward has released is reused by later parts, so a graph holds about as much as the forward.
@@ -177,22 +178,22 @@ def _on_host(tensor: Tensor) -> bool:
 
 
 class _HostReadDetector(TorchFunctionMode):
-    """Detect tensors that are read in Python without torch's dispatcher, except constants."""
+    """Detect tensors, constants excepted, whose values Python reads without torch's dispatcher."""
 
-    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
-        self.found, self._is_constant = False, constants
+    def __init__(self, is_constant: Callable[[Tensor], bool]) -> None:
+        self.found, self._is_constant = False, is_constant
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= func in _READS and not self._is_constant(args[0])
+        self.found |= func in _READ_METHODS and not self._is_constant(args[0])
         return func(*args, **(kwargs or {}))
 
 
 class _OperatorMode(TorchDispatchMode, ABC):
     """Intercept every primitive operator, and detect those whose result depends on the values of non-constant tensors."""
 
-    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
+    def __init__(self, is_constant: Callable[[Tensor], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.data_dependent, self._is_constant = False, constants
+        self.data_dependent, self._is_constant = False, is_constant
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -206,24 +207,24 @@ class _OperatorMode(TorchDispatchMode, ABC):
         """Run one primitive operator."""
 
     def reads(self, func: Any, args: Any, masked: set[Any]) -> bool:
-        """Return whether the host reads values or a data-dependent size. An index by a mask has such a size."""
+        """Return whether the host reads values, or a size that depends on data (as of an index by a mask)."""
         if func in masked:
             return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        return bool(_READ.intersection(func.tags)) and not all(map(self._is_constant, tensors))
+        return bool(_READ_TAGS.intersection(func.tags)) and not all(map(self._is_constant, tensors))
 
 
 class UploadCache(_OperatorMode):
     """Upload host tensors once and reuse the copies, so that a second run of the same forward uploads nothing.
 
-    A host tensor is identified by its values.
+    Host tensors with equal values share a copy.
     """
 
     def __init__(self) -> None:
         super().__init__(_on_host)
         self.capturing = False
         self.captured: list[Tensor] = []
-        self._there: dict[object, Tensor] = {}
+        self._uploaded: dict[object, Tensor] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -237,27 +238,28 @@ class UploadCache(_OperatorMode):
             self.data_dependent |= self.reads(func, args, {_aten.index.Tensor, *_WRITES})
             self.data_dependent |= func is _aten.copy_.default and _on_host(args[0])
             device = next(iter(devices))
-            given = {id(leaf) for leaf in tensors if _on_host(leaf) and (leaf.ndim or func in _WRITES)}  # others are scalars
-            args = tree_map_only(Tensor, lambda leaf: self._upload(leaf, device) if id(leaf) in given else leaf, args)
+            # host tensors without dimensions are scalars, which operators take from the host
+            from_host = {id(leaf) for leaf in tensors if _on_host(leaf) and (leaf.ndim or func in _WRITES)}
+            args = tree_map_only(Tensor, lambda leaf: self._upload(leaf, device) if id(leaf) in from_host else leaf, args)
         return func(*args, **kwargs)
 
     def _upload(self, tensor: Tensor, device: torch.device) -> Tensor:
         """Return the copy on the device, which must not be written to."""
         key = (device, tensor.dtype, tensor.shape, tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        if key not in self._there:
+        if key not in self._uploaded:
             if self.capturing:  # the values differ from those of the first run
                 return tensor
-            self._there[key] = tensor.to(device)
+            self._uploaded[key] = tensor.to(device)
         elif self.capturing:
-            self.captured.append(self._there[key])
-        return self._there[key]
+            self.captured.append(self._uploaded[key])
+        return self._uploaded[key]
 
 
 class _CallRecorder(_OperatorMode):
-    """Record native calls and operators in order. Allocations reuse memory of tensors that no longer exist."""
+    """Record native calls and operators in order. Allocations reuse the memory of tensors that no longer exist."""
 
-    def __init__(self, constants: Callable[[Tensor], bool]) -> None:
-        super().__init__(constants)
+    def __init__(self, is_constant: Callable[[Tensor], bool]) -> None:
+        super().__init__(is_constant)
         self.calls: list[Callable[[], object]] = []
         self._external: dict[int, Tensor] = {}  # by address: tensors that existed before, such as weights
         # by address: memory, and the tensors that use it
@@ -275,8 +277,8 @@ class _CallRecorder(_OperatorMode):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        there = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in there]
+        inputs = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _address(leaf) not in inputs]
         if func in _ALLOCATIONS:
             if not self._reuse_memory(result, copied=False):
                 self._allocated[_address(result)] = (result.detach(), [weakref.ref(result)])
@@ -289,17 +291,17 @@ class _CallRecorder(_OperatorMode):
             self._allocated.setdefault(_address(leaf), (leaf.detach(), []))
         if fresh or func._schema.is_mutable:
             # the call keeps the memory but not the tensors, so that the memory can be released
-            args, kwargs, to = tree_map_only(Tensor, Tensor.detach, (args, kwargs, fresh))
-            self.calls.append(partial(_rerun_into, func, args, kwargs, to) if fresh else partial(func, *args, **kwargs))
+            args, kwargs, targets = tree_map_only(Tensor, Tensor.detach, (args, kwargs, fresh))
+            self.calls.append(partial(_rerun_into, func, args, kwargs, targets) if fresh else partial(func, *args, **kwargs))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and _address(leaf) in self._allocated:
                 self._allocated[_address(leaf)][1].append(weakref.ref(leaf))
         return result
 
     def _reuse_memory(self, tensor: Tensor, copied: bool) -> bool:
-        """Move a new tensor into memory of its size that no tensor of the forward uses any more; False if there is none.
+        """Move a new tensor into memory of the same size that no tensor uses any more. Return False if there is none.
 
-        `copied`: with its content.
+        `copied`: its content is copied, too.
         """
         if _address(tensor) == 0:
             return False
@@ -319,7 +321,7 @@ def _address(tensor: Tensor) -> int:
     return 0 if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-def _rerun_into(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> None:
+def _rerun_into(func: Any, args: Any, kwargs: Any, targets: Sequence[Tensor]) -> None:
     """Run the operator again and copy its results into the tensors of the first run."""
-    for to, leaf in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
-        to.copy_(leaf)
+    for target, leaf in zip(targets, tree_leaves(func(*args, **kwargs)), strict=True):
+        target.copy_(leaf)

@@ -1,6 +1,6 @@
 """W8A8 linear layers: int8 weights with one scale per output, int8 activations with one scale per row.
 
-Both are symmetric (zero is zero). A row's scale comes from that row alone and integer sums have no order, so a row's result
+Both are symmetric (zero stays zero). A row's scale comes from that row alone and integer sums have no order, so a row's result
 has the same bits in every batch. The scheme is from arXiv 2206.01861, section 4.1 (ZeroQuant).
 """
 
@@ -21,7 +21,7 @@ _MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
 
 @dataclass(frozen=True, eq=False)
 class Int8Weight:
-    """`weight` int8 `[out, in]` and `scale` float32 `[out]`; the original is about `weight * scale[:, None]`."""
+    """`weight` int8 `[out, in]` and `scale` float32 `[out]`; `weight * scale[:, None]` approximates the original."""
 
     weight: Tensor
     scale: Tensor
@@ -34,9 +34,9 @@ class Int8PanelWeight:
 
     Args:
         panels: int8, see `panels.to_panels`.
-        shift: int32, one per output of all panels: 128 times the sum of the output's weights.
-        scale, bias: float32, one per output of all panels.
-        outputs: `out` without padding.
+        shift: int32, for every output with padding: 128 times the sum of the output's weights.
+        scale, bias: float32, for every output with padding.
+        outputs: number of outputs without padding.
     """
 
     panels: Tensor
@@ -54,7 +54,7 @@ def supported(device: torch.device) -> bool:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise `x [rows, n]` to int8; each row's absmax becomes 127. Returns it with float32 scales `[rows, 1]`."""
+    """Quantise `x [rows, n]` to int8; each row's absmax becomes 127. Return it and the float32 scales `[rows, 1]`."""
     largest = x.abs().amax(1, keepdim=True).float().clamp_(min=_MIN_ABSMAX)
     return x.float().mul(largest.reciprocal().mul_(INT8_MAX)).round_().to(torch.int8), largest / INT8_MAX
 
@@ -79,7 +79,7 @@ def int8_linear_reference(x: Tensor, weights: Int8Weight) -> Tensor:
 
 
 def int8_linear(x: Tensor, weights: Int8Weight | Int8PanelWeight) -> Tensor:
-    """Compute `int8_linear_reference` with the same bits. Rows that are not finite give results that are not finite."""
+    """Compute `int8_linear_reference` with the same bits. Rows with NaN or infinity give results that are not finite."""
     if isinstance(weights, Int8Weight):
         if backend("int8_linear", x.device, x.dtype) == "triton":
             from .gpu import linear

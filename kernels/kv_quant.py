@@ -27,7 +27,7 @@ def is_quantized(kv_cache: Tensor) -> bool:
 
 
 def bytes_per_head(kv_heads: int, dim: int) -> int:
-    """Return the bytes of a row divided by its heads: the last size of a cache `[planes, blocks, block_size, kv_heads, n]`."""
+    """Return the bytes of a row divided by its heads: n in a cache `[planes, blocks, block_size, kv_heads, n]`."""
     step = max(_ALIGN // gcd(_ALIGN, kv_heads), _SCALE)  # a multiple of a scale, since rows are also viewed as float32
     return -(-(dim + _SCALE) // step) * step
 
@@ -38,23 +38,23 @@ def split_scales(kv_cache: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return rows[..., : heads * dim].unflatten(-1, (heads, dim)), rows[..., -_SCALE * heads :].view(torch.float32)
 
 
-def quantize(x: Tensor, codes: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise `x [..., dim]` and return it with float32 scales `[...]`. A row with NaN or infinity gets such a scale."""
-    scale = x.abs().amax(-1).float().clamp_(min=_MIN_ABSMAX).div_(MAX_VALUES[codes])
+def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Quantise `x [..., dim]` and return it with float32 scales `[...]`. A row with NaN or infinity has a scale like it."""
+    scale = x.abs().amax(-1).float().clamp_(min=_MIN_ABSMAX).div_(MAX_VALUES[dtype])
     scaled = x.float().div(scale[..., None])
-    if codes == torch.int8:
+    if dtype == torch.int8:
         return scaled.round_().to(torch.int8), scale
     return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
 def dequantize(kv_cache: Tensor, dim: int) -> Tensor:
     """Dequantise a cache, or part of one, to float32 `[..., kv_heads, dim]`."""
-    codes, scales = split_scales(kv_cache, dim)
-    numbers = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
-    return numbers.float().mul_(scales[..., None])
+    values, scales = split_scales(kv_cache, dim)
+    values = values if values.dtype == torch.int8 else values.view(torch.float8_e4m3fn)
+    return values.float().mul_(scales[..., None])
 
 
 def write_quantized(rows: Tensor, plane: Tensor, slots: Tensor) -> None:
     """Quantise `rows [n, kv_heads, dim]` into a plane `[slots, kv_heads, bytes_per_head]` of a cache."""
-    for part, made in zip(split_scales(plane, rows.shape[2]), quantize(rows, plane.dtype), strict=True):
-        part.index_copy_(0, slots, made)
+    for part, values in zip(split_scales(plane, rows.shape[2]), quantize(rows, plane.dtype), strict=True):
+        part.index_copy_(0, slots, values)

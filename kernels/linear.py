@@ -1,14 +1,14 @@
 """Linear layers. Weights are packed once for the CPU and left as they are on other devices.
 
 Packed weights are 1.3 to 3 times faster than `F.linear` for the 1 to 32 rows of a decode step, because they are not reordered
-at every call. In bfloat16 the C++ kernel, which prefetches weights, takes another 10 to 30 % off.
+at every call. In bfloat16 the C++ kernel, which prefetches weights, takes 10 to 30 % less time than that.
 
 On a CPU a row's result has the same bits whatever other rows are in the batch. This needs rows of zeros as padding in two
 cases: oneDNN sums in another order for a single row, so one row is padded to two (which takes as long); and MKL, used for
-dense float32 weights, has other kernels for less than 12 rows, so these are padded to 16.
+dense float32 weights, has other kernels for fewer than 12 rows, so these are padded to 16.
 
 oneDNN also compiles code for every number of rows, about 1 MB each, and frees it slowly: 600 different batch sizes through
-four float32 layers left 1.6 GB behind. With 8 batch sizes per power of two it is 0.27 GB, at the same speed.
+four float32 layers left 1.6 GB behind. Rows are therefore padded to 8 sizes per power of two: 0.27 GB, at the same speed.
 """
 
 from __future__ import annotations

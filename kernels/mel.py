@@ -19,9 +19,9 @@ class MelFilterBank:
 
     Args:
         window: float32 `[samples]`.
-        groups: neighbouring filters: their bands, the frequency bins that any of them covers, and their weights there.
+        groups: for each group of neighbouring filters: its bands, the frequency bins that it covers, and the weights there.
         first: int32 `[bands]`, first frequency bin of each filter.
-        taps: float32 `[max_bins, bands]`, weights of each filter from its first bin on.
+        taps: float32 `[max_bins, bands]`: the weights of each filter from its first bin on.
     """
 
     window: Tensor

@@ -27,7 +27,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Where the rows, keys and values of a packed batch are. Prompt chunks and decode rows may be mixed.
+    """The places of the rows, keys and values of a packed batch. Prompt chunks and decode rows may be mixed.
 
     Request i owns the query rows `[query_start_loc[i], query_start_loc[i + 1])`. They are the *last* rows of its
     `seq_lens[i]` positions (causal). Offsets and lengths are Python ints, so CPU code never reads a tensor back.
@@ -41,7 +41,7 @@ class AttentionMetadata:
         causal: False if every row attends to all keys of its request (cross-attention). Keys are then not rows of the
             batch, and `slot_mapping` has one slot per key that this step writes.
         batch_invariant: a row's bits must not depend on the rest of the batch or on where its prompt is chunked, at any cost.
-        window: a row attends to this many keys up to its own (sliding window); earlier keys are not read. None: to all.
+        window: a row attends to this many keys up to its own (sliding window); earlier keys are not read. None: no window.
         key_range: int64 `[2, rows]`, first key and end of keys of each row, for batches where some rows attend to later keys
             (bidirectional items and prompts). None: `causal` and `window` decide.
     """
@@ -76,10 +76,10 @@ class AttentionMetadata:
         """Data that a backend prepares once per step for all layers, under its own keys."""
         return {}
 
-    def on_device(self, made: Tensor) -> Tensor:
+    def on_device(self, tensor: Tensor) -> Tensor:
         """Copy a CPU tensor to the device of the block tables, without waiting for the copy."""
         device = self.block_tables.device
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     @property
     def full_attention(self) -> bool:
@@ -135,18 +135,18 @@ class AttentionMetadata:
         device, size = self.block_tables.device, self.block_size
         first = torch.tensor([self.first_block(i) for i in requests], device=device)
         stop = torch.tensor([self.seq_lens[i] for i in requests], device=device)
-        everything = len(requests) == self.num_rows
-        tables = self.block_tables if everything else self.block_tables[torch.tensor(requests, device=device)]
+        all_rows = len(requests) == self.num_rows
+        tables = self.block_tables if all_rows else self.block_tables[torch.tensor(requests, device=device)]
         if self.window is None:
             blocks, start = tables[:, :width], None
-        else:  # entries after the end of a table are those of block 0
-            there = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
-            blocks, start = tables.gather(1, there), stop - self.window
+        else:  # unused entries of a table name block 0
+            columns = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
+            blocks, start = tables.gather(1, columns), stop - self.window
         key = first[:, None] * size + torch.arange(width * size, device=device)
         whole = self.window is None and all(self.seq_lens[i] == width * size for i in requests)
         mask = key < stop[:, None] if start is None else (key < stop[:, None]) & (key >= start[:, None])
         return DecodeGroup(
-            rows=None if everything else torch.tensor([self.query_start_loc[i] for i in requests], device=device),
+            rows=None if all_rows else torch.tensor([self.query_start_loc[i] for i in requests], device=device),
             blocks=blocks.long().flatten(),
             mask=None if whole else mask[:, None, None],
         )

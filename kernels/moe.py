@@ -1,7 +1,7 @@
 """Mixture of experts: routing, and the MLPs of the chosen experts; in torch, or in Triton with stacked weights.
 
-A row's result does not depend on the other rows of the step: scores, choices and sums are computed per row, and each sum is
-in the order of the row's own choices.
+A row's result does not depend on the other rows of the step: scores, choices and sums are computed per row, and each sum
+adds the row's experts in the order of its choices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .fp8 import Fp8Weight, fp8_linear_reference
 from .int8 import Int8Weight, int8_linear_reference
 
 Expert = Callable[[int, Tensor], Tensor]
-"""Computes the rows `[n, dim]` of the expert with this number."""
+"""Function from an expert's number and its rows `[n, dim]` to their results."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def route(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = 
 def route_reference(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute `route` in torch."""
     scores = logits.softmax(-1) if rule.scoring == "softmax" else _sigmoid(logits)
-    offered = scores if correction_bias is None else scores + correction_bias
+    candidates = scores if correction_bias is None else scores + correction_bias
     if rule.num_expert_group > 1:
-        offered = _best_groups(offered, rule)
-    topk_ids = offered.topk(rule.top_k, -1).indices
+        candidates = _best_groups(candidates, rule)
+    topk_ids = candidates.topk(rule.top_k, -1).indices
     topk_weights = scores.gather(1, topk_ids)
     if rule.renormalize:
         topk_weights = topk_weights / topk_weights.sum(-1, keepdim=True).clamp_(min=1e-20)
@@ -92,9 +92,9 @@ def _sigmoid(x: Tensor) -> Tensor:
     return torch.stack((x, torch.zeros_like(x)), -1).softmax(-1)[..., 0]
 
 
-def _best_groups(offered: Tensor, rule: RoutingConfig) -> Tensor:
+def _best_groups(candidates: Tensor, rule: RoutingConfig) -> Tensor:
     """Set the scores of experts outside the best groups to -inf."""
-    grouped = offered.unflatten(1, (rule.num_expert_group, -1))
+    grouped = candidates.unflatten(1, (rule.num_expert_group, -1))
     counts = grouped.amax(-1) if rule.group_score == "max" else grouped.topk(2, -1).values.sum(-1)
     best = counts.topk(rule.topk_group, -1).indices
     outside = torch.ones_like(counts, dtype=torch.bool).scatter_(1, best, False)
@@ -114,13 +114,13 @@ def loop_experts_reference(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, ex
 def loop_experts(x: Tensor, topk_weights: Tensor, topk_ids: Tensor, experts: int, expert: Expert) -> Tensor:
     """Run `expert(number, rows)` once per expert on all its rows, and sum the weighted results: `[rows, dim]`."""
     order = topk_ids.flatten().argsort(stable=True)
-    made = x.new_empty(len(order), x.shape[1])
+    results = x.new_empty(len(order), x.shape[1])
     for number, start, end in _expert_runs(torch.bincount(topk_ids.flatten(), minlength=experts).tolist()):
-        made[start:end] = expert(number, x.index_select(0, order[start:end] // topk_ids.shape[1]))
+        results[start:end] = expert(number, x.index_select(0, order[start:end] // topk_ids.shape[1]))
     where = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device)).view(topk_ids.shape)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for place, weight in zip(where.unbind(1), topk_weights.unbind(1), strict=True):
-        out += made.index_select(0, place) * weight[:, None]
+        out += results.index_select(0, place) * weight[:, None]
     return out.to(x.dtype)
 
 
@@ -131,7 +131,7 @@ def fused_experts(
 
     Args:
         topk_ids: int32 `[rows, top_k]`; rows whose first id is -1 are skipped.
-        out: `[rows, dim]`, into which the other rows are written; None: all rows, into a new tensor.
+        out: tensor `[rows, dim]` for the results of the other rows; None: a new tensor.
     """
     from .gpu import moe
 

@@ -47,7 +47,7 @@ def library() -> ctypes.CDLL | None:
             for name, types in _SIGNATURES.items():
                 function = getattr(found, f"sensorium_{name}")
                 function.argtypes, function.restype = types, None
-        except (OSError, AttributeError):  # built for another system, or from other sources
+        except (OSError, AttributeError):  # built for another system, or from another version of the sources
             continue
         if hides_avx512():
             level(found).value = min(level(found).value, LEVELS.index("avx2"))

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm over the last axis, in torch, C++ and Triton.
 
-`F.rms_norm` is not used: it rounds half precision once less than the published models do, and on a CPU (torch 2.13) it takes
-seven times as long for a bfloat16 image (1024 x 512).
+`F.rms_norm` is not used: in half precision it rounds once less than the published models do, and on a CPU (torch 2.13) it
+takes seven times as long for 1024 x 512 bfloat16 numbers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _PAGE, _CHUNK, _LINE = 2 << 20, 64 << 20, 64  # bytes; untouched pages take no m
 
 
 class _Arena(threading.local):
-    """The chunk that a thread's next weights go to, and its used bytes. A chunk lives as long as any weight in it."""
+    """The chunk of memory for a thread's next weights, and its used bytes. A chunk lives as long as any weight in it."""
 
     chunk: weakref.ref[mmap.mmap] | None = None
     used = 0
@@ -39,7 +39,7 @@ def to_panels(weight: Tensor) -> Tensor:
 
 
 def pad_outputs(values: Tensor) -> Tensor:
-    """Pad `[out]` with zeros to the outputs of all panels."""
+    """Pad `[out]` with zeros to whole panels."""
     return F.pad(values, (0, -values.shape[0] % PANEL_WIDTH))
 
 

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from .dispatch import backend
 
-_BITS = 15  # of a weight, without its sign
-_MOST = 22  # largest number of fraction bits
+_BITS = 15  # bits of a weight, without its sign
+_MAX_BITS = 22  # most fraction bits of a weight
 Numbers = NDArray[np.float64]
 
 
@@ -129,7 +129,7 @@ def resize_weights(size: int, target: int, filter: str) -> tuple[Tensor, int]:
     values = np.where(tap < count, curve((tap + first - centre + 0.5) * (1.0 / stretch)), 0.0)
     values = values / values.cumsum(0)[-1]  # sequential sum, as in torch
     largest = values.max()
-    shift = next((bits for bits in range(_MOST) if int(0.5 + largest * (1 << bits + 1)) >= 1 << _BITS), _MOST)
+    shift = next((bits for bits in range(_MAX_BITS) if int(0.5 + largest * (1 << bits + 1)) >= 1 << _BITS), _MAX_BITS)
     whole = np.trunc(values * (1 << shift) + np.where(values < 0, -0.5, 0.5)).astype(np.int32)
     return torch.from_numpy(np.concatenate((first[None].astype(np.int32), whole[: count.max()]))), shift
 

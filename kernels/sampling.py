@@ -1,6 +1,6 @@
 """Sampling of tokens and log probabilities for all rows of a batch, in torch and Triton; on a CPU, numpy samples.
 
-Tokens that tie with the last kept one are kept too, so the result never depends on a sort order.
+Tokens as likely as the last kept one are kept, too, so the result never depends on a sort order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .dispatch import backend
 
 
 def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sample one token per row. Returns tokens and status (0, or one of the reasons above), int64 `[rows]` each.
+    """Sample one token per row. Returns tokens and status (0, NO_TOKEN_ALLOWED or NOT_FINITE), int64 `[rows]` each.
 
     On a GPU, nothing is read on the host.
 
@@ -25,12 +25,12 @@ def sample(logits: Tensor, params: Tensor, bitmask: Tensor | None = None) -> tup
             random number in [0, 1) that picks one of the kept tokens, in the order of their ids.
         bitmask: int32 `[rows, words]`, one bit per token, lowest first; None allows all tokens.
     """
-    found = backend("sample", logits.device, logits.dtype)
-    if found == "triton":
+    chosen = backend("sample", logits.device, logits.dtype)
+    if chosen == "triton":
         from .gpu import sampling
 
         return sampling.sample(logits, params, bitmask)
-    if found == "numpy":
+    if chosen == "numpy":
         return cpu_sampling.sample(logits, params, bitmask)
     return sample_reference(logits, params, bitmask)
 
@@ -42,7 +42,7 @@ def sample_reference(logits: Tensor, params: Tensor, bitmask: Tensor | None = No
         logits = logits.masked_fill(~unpack_bitmask(bitmask, logits.shape[1]), -torch.inf)
     best = logits.amax(-1)  # NaN compares as the largest value
     wrong = torch.where(best == -torch.inf, NO_TOKEN_ALLOWED, torch.where(best.isfinite(), 0, NOT_FINITE))
-    logits = logits.masked_fill((wrong > 0)[:, None], 0.0)  # sampled and discarded
+    logits = logits.masked_fill((wrong > 0)[:, None], 0.0)  # their tokens are sampled and discarded
     greedy = params[:, 0] == 0
     scaled = logits / params[:, 0].masked_fill(greedy, 1.0).to(logits.dtype)[:, None]
     mass = scaled.masked_fill(scaled < min_kept_logit(scaled, params), -torch.inf).softmax(-1).cumsum(-1, dtype=torch.float64)
@@ -112,7 +112,7 @@ def top_log_probs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, T
 
 
 def top_log_probs_fused(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute `top_log_probs` by `log_probs`, without a table of all log probabilities."""
+    """Compute `top_log_probs` with `log_probs`, without a table of all log probabilities."""
     own, ranks, totals = log_probs(logits, tokens)
     best = logits.topk(count, -1)
     return own, ranks, best.indices, best.values.float() - totals[:, None]

@@ -1,4 +1,4 @@
-"""Copies between host and device that neither waits for: events, pinned memory, and vectors that are read later."""
+"""Asynchronous copies between host and device: events, pinned memory, and vectors that the host reads later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """The part of torch.cuda.Event that is used."""
+    """The methods of torch.cuda.Event that this package uses."""
 
     def record(self) -> None: ...
 
@@ -32,17 +32,17 @@ class CompletedEvent:
 
 
 def new_event(device: torch.device) -> Event:
-    """Make an event for the device's current stream."""
+    """Create an event for the device's current stream."""
     return torch.cuda.Event() if device.type == "cuda" else CompletedEvent()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def pinned_buffer(size: int) -> Tensor:
-    """Allocate so many bytes of pinned memory, from which a device copies without the host waiting."""
+    """Allocate `size` bytes of pinned memory, from which a device copies while the host goes on."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def copy_to_host(*vectors: Tensor) -> Callable[[], list[float]]:
-    """Start to copy vectors to the host. The returned function waits for the copy and returns their numbers, end to end."""
+    """Start to copy vectors to the host. The returned function waits for the copy and returns their numbers, concatenated."""
     if vectors[0].device.type == "cpu":
         return lambda: list(chain.from_iterable(vector.tolist() for vector in vectors))
     joined = vectors[0] if len(vectors) == 1 else torch.cat([vector.double() for vector in vectors])

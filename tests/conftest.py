@@ -1,4 +1,4 @@
-"""Set up every test: offline, seeded, helpers importable, small checkpoints made once per session."""
+"""Setup of all tests: offline, seeded, with tests/helpers importable and small checkpoints made once per session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if "shared" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="../shared/data is not here"))
+            item.add_marker(pytest.mark.skip(reason="../shared/data is missing"))
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ struct Problem {
     bool causal;
     int64_t window;       // sliding window: keys up to the row's own, 0: all
     const int64_t* key_range;  // [2, rows]: first key and end of keys of each row; null: by causal and window
-    int64_t rows;         // of key_range
+    int64_t rows;         // number of rows in key_range
     float cap;            // soft cap times log2(e), 0: none; scale is then the factor of 2 log2(e) score / cap
     int quant;            // format of a quantised cache, whose rows end with one scale per head; strides are then in bytes
 

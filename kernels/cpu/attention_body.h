@@ -61,7 +61,7 @@ static void multiply(int rows, const float* a, int64_t lda, const float* b, int6
     by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, vectors, rescale);
 }
 
-// Copy one row of dim elements as words, padded with zeros to `words`.
+// Copy one row of `dim` elements as words, padded with zeros to `words` words.
 template <class T>
 INLINE void stage(float* to, const T* from, int64_t dim, int64_t words) {
     if (sizeof(T) * PER_WORD == 4) {
@@ -119,8 +119,8 @@ struct Tile {
     float *k_scales, *v_scales, *own;  // scales of a quantised cache [TILE]; dequantised rows of a tile
 };
 
-// Find the slots of up to a tile of keys from `start` on, and prefetch them: short pieces in memory that the hardware prefetcher
-// does not predict. Returns their number.
+// Find the slots of up to a tile of keys from `start` on, and prefetch them: they are short and scattered in memory, so that the
+// hardware prefetcher does not predict them. Returns their number.
 template <class T>
 INLINE int find_slots(const Problem& p, const Work& w, int64_t start, int64_t end, int64_t* slots) {
     int count = (int)(end - start < TILE ? end - start : TILE);
@@ -138,7 +138,7 @@ INLINE int find_slots(const Problem& p, const Work& w, int64_t start, int64_t en
 }
 
 #ifdef PAIRS
-// Two rows of 16 bfloat16 as pairs.
+// Interleave two rows of 16 bfloat16 to pairs.
 INLINE v16 pair(const bf16* even, const bf16* odd) {
     __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
     __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
@@ -187,8 +187,8 @@ INLINE void widen(int quant, const uint8_t* from, T* to, int64_t n) {
     }
 }
 
-// Find the row of one head at each slot from the `skip`th on: its address or, in a quantised cache, its converted values in `own`
-// and its scale. Other scales are 0.
+// Find one head's row at each slot from the `skip`th on: its address; in a quantised cache, its values converted into `own`, and
+// its scale (0 for skipped slots).
 template <class T>
 INLINE void load_heads(const Problem& p, const Work& w, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
                     const T** found, float* scales, T* own) {
@@ -205,8 +205,8 @@ INLINE void load_heads(const Problem& p, const Work& w, const char* base, int64_
     }
 }
 
-// Prepare the keys and values of one head at `count` slots: keys transposed, zeros up to a multiple of 16 keys and for the first
-// `skip` keys. Keys that fill whole words and vectors are read in place.
+// Prepare the keys and values of one head at `count` slots. Keys are transposed; the first `skip` keys and those up to a multiple
+// of 16 are zeros. Keys that fill whole words and vectors are read in place.
 template <class T>
 static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int skip, int count, const Tile& t) {
     const T *k[TILE], *v[TILE];

@@ -15,7 +15,7 @@
 // Instruction sets that kernels are compiled for, in rising order; kernels/native.py has their names.
 enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
 
-// The level in use: the best one of the CPU, or a lower one set by kernels/native.py or a test.
+// The level in use: the best one that the CPU has, or a lower one set by kernels/native.py or a test.
 extern "C" int sensorium_level;
 
 #ifdef __x86_64__
@@ -160,8 +160,8 @@ static void parallel_for(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
-// Call f(i, end, t, threads) for i in [0, n). Each thread t has a share that ends at `end`; it works through it in order and then
-// takes what is left of other shares.
+// Call f(i, end, t, threads) for i in [0, n). Each thread t works through its own share, which ends at `end`, in order, and then
+// takes what is left of the others' shares.
 template <class F>
 static void parallel_shares(int threads, int64_t n, const F& f) {
     struct Share {
@@ -193,7 +193,7 @@ static void parallel_shares(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
-// Call f(first, last) for pieces of `rows` rows. A small number of rows stays on the calling thread.
+// Call f(first, last) for pieces of `rows` rows. Few rows are one piece, which stays on the calling thread.
 template <class F>
 static void parallel_rows(int threads, int64_t rows, int64_t width, const F& f) {
     int64_t piece = width < 8192 ? 8192 / width : 1;

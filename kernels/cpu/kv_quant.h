@@ -8,7 +8,7 @@ typedef uint8_t v16b __attribute__((vector_size(16)));
 
 static const float LEAST = 0x1p-6f;   // smallest normal number of e4m3
 static const float ONES = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-static const float STEPS = 16384.f;    // likewise for steps of 2^-9, e4m3's spacing below LEAST
+static const float STEPS = 16384.f;    // the same for steps of 2^-9, e4m3's spacing below LEAST
 static const float TINY = 1e-30f;      // lower bound of a head's absmax
 
 // Round to the nearest value of the format, ties to even; x is within its range.

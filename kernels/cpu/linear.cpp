@@ -1,10 +1,10 @@
-// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, or int8 (W8A8), which quantises, multiplies and rescales
-// rows in one call and gives the bits of int8_linear_reference in kernels/int8.py.
+// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, or int8 (W8A8). int8 quantises, multiplies and rescales
+// rows in one call, with the bits of int8_linear_reference in kernels/int8.py.
 // A weight [out, in] is packed as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], padded with zeros. One
 // instruction multiplies 16 outputs by the inputs in a 32-bit word and adds. Every sum adds words in order, so a row's bits do
 // not depend on the rest of the batch.
-// The int8 instruction takes unsigned activations, so these are stored 128 too high, and `shift`, 128 times the sum of an
-// output's weights, is subtracted from the result.
+// The int8 instruction takes unsigned activations. They are therefore stored 128 too high, and `shift`, 128 times the sum of
+// an output's weights, is subtracted from the result.
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -98,7 +98,7 @@ static void quantize(const T* x, int64_t n, char* row, int64_t width) {
     memcpy(row + width, &scale, 4);
 }
 
-// Multiply R rows with one panel, from output `first` on, and prefetch `ahead`, 4 * pace bytes per word.
+// Multiply R rows with the panel of output `first`, and prefetch from `ahead` on, 4 * pace bytes per word.
 template <class Kind, class T, int R>
 static void product(const Weights& w, Rows rows, int64_t first, const char* ahead, int64_t pace, T* out) {
     typename Kind::Sum acc[R][4];
@@ -136,7 +136,7 @@ static void product(const Weights& w, Rows rows, int64_t first, const char* ahea
     }
 }
 
-// Multiply n rows with one panel. What comes next is prefetched in equal shares by each tile of rows.
+// Multiply n rows with one panel. Each tile of rows prefetches an equal share of the memory at `ahead`, which is needed next.
 template <class Kind, class T>
 static void products(const Weights& w, Rows rows, int64_t n, int64_t first, const char* ahead, T* out) {
     typedef void Product(const Weights&, Rows, int64_t, const char*, int64_t, T*);
@@ -156,7 +156,7 @@ static void products(const Weights& w, Rows rows, int64_t n, int64_t first, cons
     }
 }
 
-// A model uses its weights in the same order in every step: the weight that followed another one will follow it again.
+// A model uses its weights in the same order in every step: the weight that followed this one last time will follow it again.
 struct NextWeight {
     const char *weights, *next;
     int64_t panels, bytes;  // of the next weight: its panels, and bytes of each

@@ -12,7 +12,7 @@ from . import launch_config
 
 @triton.jit
 def activate(x, NAME: tl.constexpr, KIND: tl.constexpr):
-    """Apply `activation.REFERENCES[NAME]` to float32 values that were KIND, rounding to KIND wherever the reference rounds."""
+    """Apply `activation.REFERENCES[NAME]` to float32 values loaded as KIND, and round to KIND where the reference does."""
     if NAME == "silu":
         made = x * tl.sigmoid(x)
     elif NAME == "gelu":

@@ -25,7 +25,7 @@ from .varlen import split_head_dim
 
 LOG2E = math.log2(math.e)
 MIN_TILES = 2  # least number of key tiles in a split
-UNSPECIALIZED = ["table_stride", "num_rows", "window"]  # differ from step to step and must not cause a recompilation
+UNSPECIALIZED = ["table_stride", "num_rows", "window"]  # these differ from step to step and must not cause a recompilation
 UNALIGNED = ["tile_ptr", "start_ptr", "length_ptr", "table_ptr", "key_range_ptr"]
 
 
@@ -53,7 +53,7 @@ def _load_blocks(table_ptr, key, inside, BLOCK_SIZE: tl.constexpr):  # type: ign
 def _row_and_head(lane, offset, count, head_tile, GROUP: tl.constexpr, HEADS_PER_TILE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return for each lane of a tile: the row of its request, the query head within its group, and whether it has work.
 
-    Lanes without work repeat the last row or head, so that their loads are in bounds and attend to no other keys.
+    Lanes without work repeat the last row or head, so that their loads are in bounds and they attend to no other keys.
     """
     offs_m, head = offset + lane // HEADS_PER_TILE, head_tile * HEADS_PER_TILE + lane % HEADS_PER_TILE
     mine = (lane < ROWS * HEADS_PER_TILE) & (offs_m < count) & (head < GROUP)
@@ -83,7 +83,7 @@ def _key_range(key_range_ptr, row, offs_m, count, length, num_rows, window, CAUS
 def _key_bounds(  # type: ignore[no-untyped-def]
     first, stop, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, MIN_TILES: tl.constexpr, BATCH_INVARIANT: tl.constexpr
 ):  # fmt: skip
-    """Return the start of a program's keys, start and end of those that all its rows attend to, and the end of its keys."""
+    """Return the first key of a program, the first and end of those that all its rows attend to, and the end of its keys."""
     at, end = tl.min(first, 0) // BLOCK_N * BLOCK_N, tl.max(stop, 0)
     if SPLIT:
         steps = tl.cdiv(tl.maximum(end - at, 0), BLOCK_N)
@@ -105,8 +105,8 @@ def _accumulate(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Add a tile of keys and values to the online softmax: m_i `[BLOCK_M]`, l_i `[BLOCK_M]` and both parts of the output.
 
-    The tile is at `at` and has keys `key`; only if MASKED, some rows do not attend to all of it. Scales of a quantised cache
-    are at `scale_at` and are multiplied into scores and weights.
+    The tile is at `at` and has keys `key`. MASKED: some rows do not attend to all of these. The scales of a quantised cache are
+    at `scale_at` and are multiplied into scores and weights.
     """
     k_lo = widen(_load_columns(k_ptr, at, inside, 0, DIM_LO, DIM, MASKED), q_lo.dtype)
     score = tl.dot(q_lo, tl.trans(k_lo), input_precision="ieee")
@@ -126,7 +126,7 @@ def _accumulate(  # type: ignore[no-untyped-def]
     alpha = tl.exp2((m_i - m_new) * qk_scale)
     weight = tl.exp2(score * qk_scale - (m_new * qk_scale)[:, None])
     l_i = l_i * alpha + tl.sum(weight, 1)
-    # times its scale, a weight may be too small for float16
+    # a weight multiplied with its scale may be too small for float16
     kind: tl.constexpr = tl.bfloat16 if q_lo.dtype == tl.float16 else q_lo.dtype
     if v_scale_ptr is not None:
         weight = weight * tl.load(v_scale_ptr + scale_at, mask=inside, other=0.0)[None, :]
@@ -149,7 +149,7 @@ def _store_tile(  # type: ignore[no-untyped-def]
     tile, column = tl.program_id(0), tl.program_id(1)
     HEAD_TILES: tl.constexpr = (GROUP + HEADS_PER_TILE - 1) // HEADS_PER_TILE
     share = 1.0 / tl.where(l_i > 0.0, l_i, 1.0)
-    # Computed again, with a 0 that the compiler cannot know: else it keeps them in registers during the loop over keys.
+    # The lanes are computed again, with a 0 that the compiler cannot know; otherwise they take registers in the loop over keys.
     lane = tl.arange(0, BLOCK_M) + tl.load(start_ptr, volatile=True)
     rows: tl.constexpr = BLOCK_M // HEADS_PER_TILE
     offs_m, head, mine = _row_and_head(lane, offset, count, column % HEAD_TILES, GROUP, HEADS_PER_TILE, rows)
@@ -186,7 +186,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     qk_scale,  # factor from q . k, or from a capped score, to log2(e) score
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per key head
-    HEADS_PER_TILE: tl.constexpr,  # of these in a tile
+    HEADS_PER_TILE: tl.constexpr,  # query heads in a tile
     DIM: tl.constexpr,
     ROW: tl.constexpr,
     DIM_LO: tl.constexpr,  # DIM as the sum of two powers of two, the second may be 0
@@ -232,7 +232,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     table_ptr += request.to(tl.int64) * table_stride
 
     lanes = tl.arange(0, BLOCK_N)
-    # Keys before those that all rows attend to, those keys, and the keys after them.
+    # Phase 1: the keys that all rows attend to, without a mask. Phases 0 and 2: the keys before and after them.
     for phase in tl.static_range(3):
         from_, to = at, full_start
         if phase == 1:
@@ -332,10 +332,10 @@ def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, s
 
     Launches depend on shapes and on the Python ints of `meta`, never on the content of a tensor. A captured decode step can
     therefore be replayed with other lengths, tables and slots in the same tensors. A request of length 0 gives zeros. With
-    `meta.batch_invariant` all tiles have one size and keys are not split.
+    `meta.batch_invariant` all tiles have the same size and keys are not split.
     """
     assert kv_cache.is_contiguous(), "a slot's address follows from its number"
-    assert scale > 0.0, "the largest product makes the largest score"
+    assert scale > 0.0, "the largest product must make the largest score"
     q, group = contiguous_heads(q), q.shape[1] // kv_cache.shape[3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kinds = ("invariant",) if meta.batch_invariant else ("decode" if group <= 16 else "heads", "prompt")

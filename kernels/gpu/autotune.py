@@ -17,20 +17,20 @@ _PAGE = 16
 
 
 def search(measure: Measure, report: Callable[[str], None], device: torch.device) -> dict[tuple[str, str], Config]:
-    """Return (op, shape class) -> configuration faster than the current one. Takes a few minutes, mostly compilation."""
+    """Return (op, shape class) -> configuration, where one is faster than the current. Takes minutes, mostly to compile."""
     found: dict[tuple[str, str], Config] = {}
     for run in workloads(device):
         for op, shape in launch_config.requested_configs(run):
-            usual = launch_config.get_config(op, shape)
-            chosen = descend(op, usual, run, measure)
+            current = launch_config.get_config(op, shape)
+            chosen = descend(op, current, run, measure)
             report(f"{op} {shape or 'any'}: " + ", ".join(f"{name}={value}" for name, value in chosen.items()))
-            if chosen != usual:
+            if chosen != current:
                 found[op, shape] = chosen
     return found
 
 
 def descend(op: str, config: Config, run: Run, measure: Measure) -> Config:
-    """Halve or double one number after the other (stages: one less or more) as long as that helps."""
+    """Change one number after the other while that helps: halve or double it, or take one stage less or more."""
     for name in config:
         better = True
         while better:
@@ -47,20 +47,20 @@ def _near(config: Config, name: str) -> Iterator[Config]:
 
 
 def workloads(device: torch.device) -> Iterator[Run]:
-    """Yield launches in bfloat16, each of few ops."""
+    """Yield functions that launch one or a few ops each, in bfloat16."""
 
-    def made(*shape: int) -> torch.Tensor:
+    def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=device)
 
     for dim in (1280, 3584):
-        x, weight = made(_ROWS, dim), made(dim)
+        x, weight = noise(_ROWS, dim), noise(dim)
         yield lambda x=x, weight=weight: norm.rms_norm(x, weight, 1e-6, x)  # type: ignore[misc]
-    x = made(_ROWS, 2 * 18944)
+    x = noise(_ROWS, 2 * 18944)
     yield lambda: activation.act_and_mul("silu", x)
     for q_heads, kv_heads, dim in ((28, 4, 128), (14, 2, 64)):
-        qkv, weight = made(_ROWS, q_heads + 2 * kv_heads, dim), made(dim)
+        qkv, weight = noise(_ROWS, q_heads + 2 * kv_heads, dim), noise(dim)
         cos_sin = torch.rand(2, _ROWS, dim // 2, device=device).unbind()
-        cache = made(2, 8 * _ROWS // _PAGE, _PAGE, kv_heads, dim)
+        cache = noise(2, 8 * _ROWS // _PAGE, _PAGE, kv_heads, dim)
         for meta in (_step([_ROWS], 1, device), _step([_ROWS] * 8, _ROWS, device)):  # a prompt, decode rows
             part = qkv[: meta.num_rows, :q_heads]
             yield lambda part=part, cache=cache, meta=meta: attention.attend(part, cache, meta, 0.1)  # type: ignore[misc]
@@ -68,12 +68,12 @@ def workloads(device: torch.device) -> Iterator[Run]:
         yield lambda a=qkv, c=cache, w=weight, t=cos_sin, s=slots: rope.prepare_qkv_(a, c, s, t, False, (w, w, 1e-6, 0.0))  # type: ignore[misc]
         yield lambda qkv=qkv, cos_sin=cos_sin: rope.rotate_(qkv, *cos_sin)  # type: ignore[misc]
     for dim in (72, 80, 128):
-        q, k, v = made(_ROWS, 3, 16, dim).unbind(1)
+        q, k, v = noise(_ROWS, 3, 16, dim).unbind(1)
         yield lambda q=q, k=k, v=v: varlen.varlen_attention(q, k, v, [_ROWS], 0.1)  # type: ignore[misc]
 
 
 def _step(lengths: list[int], first: int, device: torch.device) -> AttentionMetadata:
-    """Metadata of requests with `lengths` keys each, whose query rows start at key `first`."""
+    """Return the metadata of requests with `lengths` keys, whose query rows start at the `first` key (counted from 1)."""
     blocks = -(-max(lengths) // _PAGE)
     tables = torch.arange(len(lengths) * blocks, dtype=torch.int32, device=device).view(len(lengths), blocks)
     rows = [length - first + 1 for length in lengths]

@@ -1,6 +1,6 @@
 """Quantised KV cache in Triton: quantised writes, and helpers for kernels that read it.
 
-Bytes of 8-bit floats are made and read with integer operations, so that GPUs without such a dtype work too.
+8-bit floats are written and read as bytes with integer operations, so that GPUs without such a dtype work, too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _requested: dict[tuple[str, str], None] | None = None
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """What launchers need to know of the GPU: its row in the table (`"sm_90"`) and its number of multiprocessors."""
+    """What launchers need to know about the GPU: its architecture (`"sm_90"`) and its number of multiprocessors."""
 
     arch: str
     num_sms: int
@@ -70,7 +70,7 @@ def _default_config(op: str, shape: str) -> Config:
 
 
 def _table_row(arch: str) -> str:
-    """Return the table row of an architecture: the one before it if it has none, or "any" if its shared memory is smaller."""
+    """Return the table row of an architecture: its own, or that of an older one with no more shared memory, or "any"."""
     if not arch.startswith("sm_"):
         return arch
     number = int(arch[3:])
@@ -95,7 +95,7 @@ def user_config_path(name: str) -> Path:
 
 @functools.cache
 def user_configs() -> dict[str, dict[str, Config]]:
-    """Return op -> shape class -> the user's changes for this GPU. ValueError if the file is invalid."""
+    """Return op -> shape class -> the user's changes for this GPU; ValueError if their file is invalid."""
     import torch
 
     return read_configs(user_config_path(torch.cuda.get_device_name())) if torch.cuda.is_available() else {}
@@ -111,7 +111,7 @@ def read_configs(path: Path) -> dict[str, dict[str, Config]]:
             for shape, config in shapes.items():
                 _check(op, shape, config)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no file of launch configurations ({error!r}); mend or delete it") from error
+        raise ValueError(f"{path} is not a file of launch configurations ({error!r}); fix or delete it") from error
     return found  # type: ignore[no-any-return]
 
 
@@ -123,9 +123,9 @@ def _check(op: str, shape: str, config: Any) -> None:
         if name not in known:
             raise ValueError(f"{op} has no {name!r}; it has {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
-            raise ValueError(f"{name} of {op} is {value!r}, no number of things")
+            raise ValueError(f"{name} of {op} is {value!r}; it must be an integer from 1 to 65536")
         if name == "num_warps" and value not in (1, 2, 4, 8, 16, 32):
-            raise ValueError(f"num_warps of {op} is {value}, no power of two up to 32")
+            raise ValueError(f"num_warps of {op} is {value}; it must be a power of two up to 32")
 
 
 def fastest_config(
@@ -138,11 +138,11 @@ def fastest_config(
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    taken: list[tuple[float, Config]] = []
+    timed: list[tuple[float, Config]] = []
     for config in candidates:
         with override_config(op, config), contextlib.suppress(CompilationError, OutOfResources, PTXASError):
-            taken.append((measure(run), config))
-    return min(taken, key=lambda one: one[0])[1]
+            timed.append((measure(run), config))
+    return min(timed, key=lambda one: one[0])[1]
 
 
 def save_config(name: str, op: str, shape: str, config: Config) -> Path:
@@ -152,7 +152,7 @@ def save_config(name: str, op: str, shape: str, config: Config) -> Path:
     launches = read_configs(path)
     launches.setdefault(op, {})[shape] = config
     path.parent.mkdir(parents=True, exist_ok=True)
-    spare = path.with_suffix(f".{os.getpid()}")
-    spare.write_text(json.dumps({"card": name, "launches": launches}, indent=1, sort_keys=True) + "\n", "utf-8")
-    spare.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"card": name, "launches": launches}, indent=1, sort_keys=True) + "\n", "utf-8")
+    temporary.replace(path)
     return path

@@ -1,8 +1,8 @@
 """Shipped launch configurations of Triton kernels, read by kernels/gpu/launch_config.py.
 
 TABLE[op][shape class][architecture] holds keyword arguments of a launch: block sizes, num_warps, num_stages. The row "any" is
-complete and fits every GPU (up to 64 KiB of shared memory). A row of an architecture, "sm_80", "sm_90" or "gfx942", holds only
-what differs from it. The shape class "" is used for classes without rows.
+complete and fits every GPU (at most 64 KiB of shared memory). The row of an architecture, "sm_80", "sm_90" or "gfx942", holds
+only what differs from it. The shape class "" is used for classes without rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         "256": {"any": {"HEADS": 4, "num_warps": 4, "num_stages": 1}},
         "512": {"any": {"HEADS": 2, "num_warps": 4, "num_stages": 1}},
     },
-    # A tile of pairs of one expert times BLOCK_N of its outputs; classes by pairs of a tile, "wide" for float32.
+    # A tile of one expert's pairs (of row and expert) times BLOCK_N outputs; classes by pairs of a tile, "wide" for float32.
     "experts": {
         "": {"any": {"BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 8, "num_warps": 4, "num_stages": 3}},
         "64": {"any": {"BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 8, "num_warps": 4, "num_stages": 3}},
@@ -168,8 +168,8 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     # A program gathers the candidates of a row in blocks of BLOCK tokens, or searches them.
     "gather_candidates": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
     "sample": {"": {"any": {"BLOCK": 1024, "num_warps": 8, "num_stages": 1}}},
-    # A tile of BLOCK_M rows and BLOCK_N outputs, weights in 8 bits; "few", "some": up to 16, up to 64 rows; else by the bits of
-    # an activation.
+    # A tile of BLOCK_M rows and BLOCK_N outputs, weights in 8 bits; "few": up to 16 rows, "some": up to 64; "wide": float32;
+    # otherwise by the bits of an activation.
     "linear": {
         "": {"any": {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP": 8, "num_warps": 8, "num_stages": 2}},
         "few": {"any": {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 1, "num_warps": 4, "num_stages": 4}},
@@ -189,7 +189,7 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
     "linear_sum": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "penalties": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},
-    # ROWS x COLUMNS pixels per program, in all channels when columns are resized, of one channel when lines are.
+    # ROWS x COLUMNS pixels per program: of all channels when columns are resized, of one channel when lines are ("rows").
     "pixels": {
         "": {"any": {"ROWS": 4, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},
         "rows": {"any": {"ROWS": 16, "COLUMNS": 128, "num_warps": 4, "num_stages": 1}},

@@ -11,13 +11,13 @@ from ..fp8 import FP8_MAX, Fp8Weight
 from ..int8 import INT8_MAX, Int8Weight
 from . import launch_config
 
-_FEW = 64  # rows that fit one tile in a decode step
+_FEW = 64  # up to this many rows, as in a decode step, are one tile
 _SHORTEST = 512  # least depth of a split
 
 
 @triton.jit
 def dot_tiles(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.constexpr):
-    """Multiply `x [m, depth]` with `w [n, depth]` transposed: `[m, n]`, int32 if both are int8, else float32.
+    """Multiply `x [m, depth]` with `w [n, depth]` transposed: `[m, n]`, int32 if both are int8, otherwise float32.
 
     Args:
         x, w: pointers to the first value of each row, `[m]` and `[n]`. If the dtypes differ, `w` is converted to that of

@@ -96,7 +96,7 @@ def _sort_pairs_kernel(
     topk_ids_ptr, counts_ptr, slots_ptr, owners_ptr, pairs, chunks, TILE: tl.constexpr, CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (chunks,): store each pair of a chunk at its place among those of its expert, and the expert of each tile.
+    """Grid (chunks,): store each pair of a chunk at its place among the pairs of its expert; store the expert of each tile.
 
     counts `[chunks, COLUMNS]`, slots `[tiles * TILE]`: sorted pairs, owners `[tiles]`: experts.
     """
@@ -128,8 +128,8 @@ def _expert_kernel(
 ):  # fmt: skip
     """Grid (tiles * blocks of width,): multiply a tile of pairs with a block of their expert's outputs.
 
-    x `[rows, depth]`, w `[experts, width, depth]`, out `[pairs, width]`, or `[pairs, width / 2]` if GATED. Then the first half
-    of an expert's outputs are gates; a gate and its partner are computed next to each other and multiplied here.
+    x `[rows, depth]`, w `[experts, width, depth]`, out `[pairs, width]`, or `[pairs, width / 2]` if GATED. If so, the
+    first half of an expert's outputs are gates; each gate is computed next to its partner and multiplied with it here.
     """
     program = tl.program_id(0)
     blocks = tl.cdiv(width, BLOCK_N)

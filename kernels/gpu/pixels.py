@@ -1,4 +1,4 @@
-"""Image preprocessing as two Triton kernels: resize along columns; then resize along lines, normalise and lay out."""
+"""Image preprocessing in two Triton kernels: one resizes columns, the other resizes lines, normalises and lays out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _lines_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """planes uint8 `[n, 3, h, w]` -> out; grid (tiles of the target, 3 channels, frames): resize lines, normalise, lay out.
 
-    Without patches, `row` is the width of a line.
+    `row`: numbers of a patch row, or of a line if there are no patches.
     """
     across = tl.cdiv(target_width, COLUMNS)
     y = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)

@@ -12,12 +12,12 @@ from torch import Tensor
 from ..metadata import AttentionMetadata
 
 MAX_SPLITS = 64
-_NEAR = 0.85  # share of the best balance that is good enough: fewer splits are combined faster
+_NEAR = 0.85  # share of the best balance that is good enough, because fewer splits are combined faster
 
 
 @dataclass(frozen=True, eq=False)
 class QueryTiles:
-    """Some of a step's rows in tiles, each of one request.
+    """Tiles of some of a step's rows. A tile's rows are of one request.
 
     Args:
         table: int32 `[count, 2]`: request and first row of each tile, longest context first; None: tile i is request i.
@@ -48,7 +48,7 @@ def _lay_out(meta: AttentionMetadata, few: int, many: int) -> tuple[QueryTiles, 
 
 
 def _tiles(meta: AttentionMetadata, requests: np.ndarray, offsets: np.ndarray, rows: int) -> QueryTiles:
-    """Make tiles of up to `rows` rows, starting at row `offset` of each request."""
+    """Make a tile of up to `rows` rows for each request and the offset of its first row in it."""
     if not len(requests):
         return QueryTiles(None, 0, 0, 0)
     keys = np.array(meta.seq_lens)[requests]

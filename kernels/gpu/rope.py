@@ -12,7 +12,7 @@ from .kv_quant import quantize_with_scale, row_absmax, scale_from_absmax, scale_
 
 @triton.jit
 def _at(PART: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the index in a head of the first (PART 0) or second (PART 1) value of each pair; unrotated values pair up too."""
+    """Return the index in a head of the first (PART 0) or second (PART 1) value of each pair; unrotated ones pair up, too."""
     pair = tl.arange(0, BLOCK)
     if 2 * HALF == DIM:
         return pair + PART * HALF
@@ -20,7 +20,7 @@ def _at(PART: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _pairs(ptr, at, inside, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+def _load_pairs(ptr, at, inside, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
     """Load HEADS heads at `at` as pairs: first and second values, float32 `[HEADS, BLOCK]` each."""
     if INTERLEAVED:  # contiguous loads, so that they are vectorised
         column = tl.arange(0, 2 * BLOCK)
@@ -34,8 +34,8 @@ def _pairs(ptr, at, inside, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, 
 
 
 @triton.jit
-def _put(ptr, at, inside, a, b, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store pairs: the inverse of `_pairs`."""
+def _store(ptr, at, inside, a, b, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """Store pairs: the inverse of `_load_pairs`."""
     if INTERLEAVED:
         column = tl.arange(0, 2 * BLOCK)
         both = tl.reshape(tl.join(a, b), (HEADS, 2 * BLOCK))
@@ -47,8 +47,8 @@ def _put(ptr, at, inside, a, b, DIM, HALF: tl.constexpr, INTERLEAVED: tl.constex
 
 
 @triton.jit
-def _turned(a, b, cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """Rotate pairs by the angles of a row, float32 `[HALF]`. Pairs beyond HALF stay."""
+def _rotated(a, b, cos_ptr, sin_ptr, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Rotate pairs by the angles of a row, float32 `[HALF]`. Pairs beyond HALF stay as they are."""
     pair = tl.arange(0, BLOCK)
     c = tl.load(cos_ptr + pair, mask=pair < HALF, other=1.0)[None, :]
     s = tl.load(sin_ptr + pair, mask=pair < HALF, other=0.0)[None, :]
@@ -84,18 +84,18 @@ def _part(
     head = tile * HEADS + tl.arange(0, HEADS)
     kind: tl.constexpr = x_ptr.dtype.element_ty
     stored: tl.constexpr = out_ptr.dtype.element_ty
-    a, b = _pairs(x_ptr, head * apart, head < heads, DIM, HALF, INTERLEAVED, HEADS, BLOCK)
+    a, b = _load_pairs(x_ptr, head * apart, head < heads, DIM, HALF, INTERLEAVED, HEADS, BLOCK)
     if weight_ptr is not None:
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / DIM + eps)[:, None]
         one = tl.arange(0, 1)
-        w_a, w_b = _pairs(weight_ptr, one, one == 0, DIM, HALF, INTERLEAVED, 1, BLOCK)
+        w_a, w_b = _load_pairs(weight_ptr, one, one == 0, DIM, HALF, INTERLEAVED, 1, BLOCK)
         if OFFSET:
             a, b = a * scale * (w_a + offset), b * scale * (w_b + offset)
         else:
             a, b = _rounded(a * scale, kind) * w_a, _rounded(b * scale, kind) * w_b
         a, b = _rounded(a, kind), _rounded(b, kind)
     if cos_ptr is not None:
-        a, b = _turned(a, b, cos_ptr, sin_ptr, HALF, BLOCK)
+        a, b = _rotated(a, b, cos_ptr, sin_ptr, HALF, BLOCK)
     if scale_ptr is not None:
         a, b = _rounded(a, kind), _rounded(b, kind)
         scale = scale_from_absmax(tl.maximum(row_absmax(a), row_absmax(b)), stored)
@@ -103,7 +103,7 @@ def _part(
         a, b = quantize_with_scale(a, scale, stored), quantize_with_scale(b, scale, stored)
     else:
         a, b = a.to(kind).to(stored), b.to(kind).to(stored)
-    _put(out_ptr, head * apart, head < heads, a, b, DIM, HALF, INTERLEAVED, HEADS, BLOCK)
+    _store(out_ptr, head * apart, head < heads, a, b, DIM, HALF, INTERLEAVED, HEADS, BLOCK)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Sampling in Triton without sorting the vocabulary: gather candidates, then search the threshold among them.
 
-The candidates of a row are all tokens that may be kept: those above a bound that follows from the largest logit, the largest
-logit of every column of blocks, and the sampling parameters; usually some hundreds, in the order of their ids. The exact
-threshold is found by bisection over the bits of their logits. No sum depends on the order in which programs run.
+The candidates of a row are all tokens that may be kept: those above a bound that follows from the sampling parameters and the
+largest logit in each lane of the row's blocks. There are usually some hundreds, in the order of their ids. The exact threshold
+is found by bisection over the bits of their logits. No sum depends on the order in which programs run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _gather_kernel(
     wrong = tl.where(tl.max(odd, 0) > 0, _ODD, tl.where(top == float("-inf"), _NOTHING, 0))
     floor = top + log_min_p
     bound = tl.maximum(floor, top - _FAR)
-    if (top_k > 0) & (top_k < vocab):  # at least top_k columns have a token above this bound
+    if (top_k > 0) & (top_k < vocab):  # at least top_k lanes have a token above this bound
         width = top * 0.0 + 0.25
         while (tl.sum((largest >= top - width).to(tl.int32), 0) < top_k) & (width < _FAR):
             width *= 1.25

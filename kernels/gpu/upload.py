@@ -20,9 +20,9 @@ def upload(table: Tensor, device: torch.device) -> Tensor:
         return table
     stream = _stream(device)
     with torch.cuda.stream(stream):
-        there = table.pin_memory().to(device, non_blocking=True)
+        uploaded = table.pin_memory().to(device, non_blocking=True)
     stream.synchronize()
-    return there
+    return uploaded
 
 
 def keep_alive(table: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def keep_alive(table: Tensor) -> Tensor:
 
 @contextmanager
 def capture_tables() -> Iterator[dict[int, Tensor]]:
-    """Collect the tables that a CUDA graph captured in this thread reads. Outside, such tables are kept forever."""
+    """Collect the tables that a CUDA graph captured in this thread reads. Outside this context, they are kept forever."""
     tables: dict[int, Tensor] = {}
     token = _captured.set(tables)
     try:

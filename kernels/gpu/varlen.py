@@ -1,7 +1,7 @@
-"""Attention over packed segments in Triton; a program has some queries of one head.
+"""Attention over packed segments in Triton; a program computes some queries of one head.
 
-The head size is split into a power of two and a smaller one (80 into 64 and 16), so that odd sizes waste little work; the rest
-is zero in registers. The largest sizes would not fit into registers and are split in halves. Scores are in base 2, and only the
+The head size is split into a power of two and a smaller one (72 into 64 and 16, of which 8 are zeros), so that odd sizes waste
+little work. The largest sizes would not fit into registers and are split in halves. Scores are in base 2, and only the
 last keys of a segment are masked.
 """
 

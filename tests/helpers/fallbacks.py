@@ -28,7 +28,7 @@ SLOT = {"video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamin
 
 
 def words(family):
-    """Return the small tokenizer, wrapped by transformers, with a family's tokens appended."""
+    """Return the small tokenizer, wrapped for transformers, with a family's tokens appended."""
     import transformers as tf
 
     tok = Tokenizer.from_str(tokenizer().to_str())
@@ -112,7 +112,7 @@ def glm4v_moe(tok):
 
 
 def audioflamingo3(tok):
-    """Build Audio Flamingo 3: windows of a Whisper encoder, with as many tokens as the audio lasts."""
+    """Build Audio Flamingo 3: windows of a Whisper encoder; the number of tokens follows from the length of the audio."""
     import transformers as tf
 
     audio = tf.AudioFlamingo3EncoderConfig(

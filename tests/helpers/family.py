@@ -125,7 +125,7 @@ def run_oracle(model: Any, inputs: Mapping[str, Any], answer: Sequence[int], pos
 
 
 def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """ProcessedItem tensors of all items concatenated, paired with the oracle's of the same name."""
+    """Yield the name and the processed tensors of all items, concatenated, with the oracle's tensor of that name."""
     ours: dict[str, list[torch.Tensor]] = {}
     for feature in features:
         for name, element in feature.kwargs.items():
@@ -138,7 +138,7 @@ def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[t
 def patches_in_squares(
     merge: int, patch: int
 ) -> Callable[[Mapping[str, Any], Sequence[Any]], Iterator[tuple[str, torch.Tensor, torch.Tensor]]]:
-    """`Family.tensors` for families that take patches in squares of merge x merge where transformers has whole images."""
+    """Return `Family.tensors` for families that take patches in squares of merge x merge where transformers has images."""
 
     def pairs(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         ordered = sorted(features, key=lambda feature: feature.range.offset)
@@ -161,7 +161,7 @@ def rope_index(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def takes_all(modality: str, size: Sequence[int]) -> bool:
-    """Return False: no size is refused."""
+    """Refuse no size: return False."""
     return False
 
 
@@ -209,8 +209,8 @@ class Family:
             disk are always tried.
         silent: prefix of an oracle tensor's name -> why the logits do not depend on it.
         tolerance: tolerance of float32 logits, as a factor of max(1, std); `tolerance_note` says why it is not 2e-4.
-        half: largest standard deviation of bfloat16's and float16's errors, relative to that of the logits.
-        fullest: modality -> sizes of items with the most memory per row, if sizes differ in that.
+        half: largest standard deviation of the errors in bfloat16 and in float16, relative to that of the logits.
+        fullest: modality -> sizes of items with the most memory per row, if that depends on the size.
         options: options of `LLM`.
         finish: called with the folder after a checkpoint is saved, to write files that are missing in it. processor_config.json
             is always removed; a processor with keys of its own (`image_seq_len`) needs it back.
@@ -288,7 +288,7 @@ def make_media(modality: str, size: Sequence[int], seed: int) -> Any:
 
 
 def ask(family: Family, case: str, seed: int = 0, sizes: Sequence[tuple[int, ...]] | None = None) -> Question:
-    """Make a question with one item per letter; `sizes` gives one size per letter instead of the family's in turn."""
+    """Make a question with one item per letter; `sizes`: one size per letter, instead of those of the family."""
     data: dict[str, list[Any]] = {}
     slots = []
     for number, letter in enumerate(case):

@@ -42,7 +42,7 @@ LOUDEST = 1e10  # louder or non-finite audio is refused
 SECONDS = 120  # seconds for one case, after which it counts as hung
 
 
-# The bare codecs: an array, or None for refused or too large input.
+# The bare codecs: each returns an array, or None for input that is refused or too large.
 
 
 def bare_image(data: bytes) -> np.ndarray[Any, Any] | None:
@@ -105,7 +105,7 @@ def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
             if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate:
                 return None
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
-    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # the last error is for files it takes for raw samples
+    except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: a file that it takes for raw samples
         heard = _bare_container(data)
         if heard is None:
             return None
@@ -150,7 +150,8 @@ class Wrong(AssertionError):
 
 
 def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]:
-    """Return whether our decoder accepts it, the bare codec does, both agree, and seeking gives the frames of playing.
+    """Return whether our decoder accepts the file ("taken"), the bare codec does ("bare"), both give equal content
+    ("agreed"), and seeking gives the same frames as decoding in order ("jumped").
 
     `whole`: the file is undamaged, so its header must be right.
     """
@@ -159,7 +160,7 @@ def check(modality: str, data: bytes, whole: bool, info: Any) -> dict[str, bool]
     if item is None or header is None:
         return {"bare": bare is not None}
     if whole and header.exact and not _as_planned(header, item):
-        raise Wrong(f"the header is exact but says {header}, decoded is {item.header}")
+        raise Wrong(f"the header counts as exact and says {header}, but decoding gave {item.header}")
     processed(header, item, info)
     jumped = _same_when_sampled(data, item) if isinstance(item, VideoItem) else True
     got = _array(item)
@@ -190,7 +191,7 @@ def processed(header: MediaHeader, item: MediaItem, info: Any) -> None:
     except InputError as error:
         return _one_line(error)
     if grid.num_embeds > planned.num_embeds or grid != info.geometry(item.header):
-        raise Wrong(f"{grid} is not what was planned, {planned}")
+        raise Wrong(f"the processor made {grid}, but {planned} was planned")
 
 
 def _one_line(error: InputError) -> None:
@@ -237,7 +238,7 @@ def _array(item: MediaItem) -> np.ndarray[Any, Any]:
     return item.samples.numpy() if isinstance(item, AudioItem) else item.frames.numpy()
 
 
-# The loop runs in its own process: it may crash, and its memory is measured.
+# The loop runs in its own process, because it may crash and its memory is measured.
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
-NO_NUMBER = "<|vision_pad|>"  # prompts that end in it get the logits of `numberless`
+NO_NUMBER = "<|vision_pad|>"  # sequences with this token get non-finite hidden states, see `numberless`
 MARK = (255, 0, 255)  # no other image has a patch of this colour
 
 
@@ -49,7 +49,7 @@ def has_mark(patches: torch.Tensor) -> torch.Tensor:
 
 
 class Poisoned:
-    """Wrap `embed_multimodal`: rows of marked images go through `harm`, which may raise. `calls` counts the calls."""
+    """Wraps `embed_multimodal`: rows of marked images go through `harm`, which may raise. `calls` counts the calls."""
 
     def __init__(self, real: Callable[..., list[torch.Tensor]], harm: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.real, self.harm, self.calls = real, harm, 0
@@ -64,7 +64,7 @@ class Poisoned:
 
 
 def raising(kind: type[BaseException], *args: object) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A harm that raises. Each error is new, because a reused one would keep the frames of all earlier ones."""
+    """Return a `harm` that raises. Each error is new, because a reused one would keep the frames of all earlier ones."""
 
     def harm(rows: torch.Tensor) -> torch.Tensor:
         raise kind(*args)
@@ -73,7 +73,7 @@ def raising(kind: type[BaseException], *args: object) -> Callable[[torch.Tensor]
 
 
 def numberless(real: Callable[[Any], torch.Tensor], token: int, value: float) -> Callable[[Any], torch.Tensor]:
-    """Wrap `forward`: hidden states, keys and values become `value` for sequences that have `token` in this step."""
+    """Wrap `forward`: the hidden states, keys and values of sequences with `token` in this step become `value`."""
 
     def forward(batch: Any) -> torch.Tensor:
         hidden = real(batch)

@@ -15,7 +15,7 @@ Made = TypeVar("Made", bound=torch.nn.Module)
 
 
 def filled(model: Made) -> Made:
-    """Fill with random weights and pack them."""
+    """Fill the model with random weights, pack them, and return the model."""
     draw = torch.Generator().manual_seed(0)
     views = dict(view for _, layers in named_layers(model).values() for view in layers.items())
     weights = [(name, torch.randn(view.shape, generator=draw).to(view.dtype)) for name, view in views.items()]
@@ -24,7 +24,7 @@ def filled(model: Made) -> Made:
 
 
 def held(model: torch.nn.Module) -> int:
-    """Return the bytes of all tensors of the layers, each counted once; packed weights have no address."""
+    """Return the bytes of all tensors of the layers, each counted once, by object: packed weights have no address."""
     seen: dict[int, int] = {}
     for module in model.modules():
         for value in vars(module).values():
@@ -47,7 +47,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def allocating_at_most(size: int) -> Iterator[None]:
-    """Fail if Python (numpy included) allocates more bytes inside the context; slow algorithms would, on any machine."""
+    """Fail if Python (numpy included) allocates more than `size` bytes inside the context, as slow algorithms would."""
     tracemalloc.start()
     try:
         yield

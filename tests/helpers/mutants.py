@@ -113,7 +113,7 @@ def audio_files() -> dict[str, bytes]:
     others = {
         "m4a": ("ipod", "aac"),
         "webm": ("webm", "libopus"),
-        "ogg": ("ogg", "vorbis"),  # soundfile writes dates or random numbers into these three
+        "ogg": ("ogg", "vorbis"),  # in this and the next two, soundfile would write dates or random numbers
         "opus": ("ogg", "libopus"),
         "wav-float": ("wav", "pcm_f32le"),
     }
@@ -167,7 +167,7 @@ def fill(rng: random.Random, data: bytearray, files: dict[str, bytes]) -> None:
 
 
 def number(rng: random.Random, data: bytearray, files: dict[str, bytes]) -> None:
-    """Return a size or count at a limit, in either byte order."""
+    """Overwrite bytes with a number at a limit, in either byte order: a wrong size or count."""
     size = rng.choice([1, 2, 4])
     at, value = _place(rng, data, size), rng.choice(NUMBERS) % (1 << 8 * size)
     data[at : at + size] = value.to_bytes(size, rng.choice(["little", "big"]))

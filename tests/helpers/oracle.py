@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
     "{% elif 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_KEEP: list[Any] = []  # a torch Library is unregistered with its Python object
+_KEEP: list[Any] = []  # torch unregisters a Library when its Python object is freed
 
 
 def ensure_torchvision() -> None:
@@ -144,7 +144,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def sharpen(tower: torch.nn.Module) -> None:
-    """Scale attention scores up: over hundreds of rows, attention with small scores is a plain mean."""
+    """Scale attention scores up, because attention with small scores over hundreds of rows is a plain mean."""
     for name, p in tower.named_parameters():
         if "q_proj" in name or "k_proj" in name:
             p.data.mul_(3)
@@ -297,18 +297,18 @@ def build_checkpoint(path: str | os.PathLike[str], family: str = "qwen2_5_vl", s
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: Any, processor: Any, shard_size: str = "5GB") -> Path:
-    """Split the processor's JSON into one file per part, as Hub checkpoints have it."""
+    """Save model and processor, with the processor's JSON split into one file per part, as in Hub checkpoints."""
     target = Path(path)
     model.save_pretrained(target, max_shard_size=shard_size)
     processor.save_pretrained(target)
     parts = [getattr(processor, name, None) for name in ("image_processor", "video_processor", "feature_extractor")]
-    file, said = target / "preprocessor_config.json", {}  # one for images and audio
+    file, merged = target / "preprocessor_config.json", {}  # one for images and audio
     for part in parts:
         if part is not None:
             part.save_pretrained(target)
-            said |= json.loads(file.read_text()) if file.is_file() else {}
-    if said:
-        file.write_text(json.dumps(said | ({"processor_class": type(processor).__name__} if parts[0] is not None else {})))
+            merged |= json.loads(file.read_text()) if file.is_file() else {}
+    if merged:
+        file.write_text(json.dumps(merged | ({"processor_class": type(processor).__name__} if parts[0] is not None else {})))
     (target / "processor_config.json").unlink(missing_ok=True)
     return target
 

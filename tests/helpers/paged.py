@@ -46,19 +46,19 @@ def case(
     return q, k, v if planes == 2 else None, cache, AttentionMetadata(starts, tuple(lengths), tables, torch.cat(slots), block)
 
 
-def quantized_copy(cache: Tensor, codes: torch.dtype | None) -> Tensor:
-    """Return the case with its keys and values quantised; non-finite rows get a non-finite scale."""
-    if codes is None:
+def quantized_copy(cache: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a quantised copy of the cache (None: the cache itself); non-finite rows get a non-finite scale."""
+    if dtype is None:
         return cache
     heads, dim = cache.shape[3:]
-    made = torch.zeros(*cache.shape[:3], heads, kv_quant.bytes_per_head(heads, dim), dtype=codes)
-    for plane, numbers in zip(made.flatten(1, 2), cache.flatten(1, 2), strict=True):
+    copy = torch.zeros(*cache.shape[:3], heads, kv_quant.bytes_per_head(heads, dim), dtype=dtype)
+    for plane, numbers in zip(copy.flatten(1, 2), cache.flatten(1, 2), strict=True):
         kv_quant.write_quantized(numbers, plane, torch.arange(len(plane)))
-    return made
+    return copy
 
 
 def sees_itself(meta: AttentionMetadata, spans: dict[int, tuple[int, int]]) -> AttentionMetadata:
-    """Let the tokens `[first, last)` of a request's step attend to each other as well."""
+    """Return metadata in which the tokens `[first, last)` of a request's step also attend to each other."""
     key_range = torch.cat([meta.key_ranges(i) for i in range(len(meta.seq_lens))], 1)
     for request, (first, last) in spans.items():
         start = meta.query_start_loc[request]

@@ -1,4 +1,4 @@
-"""Shared state of the family tests: checkpoints, both sides loaded, and their answers."""
+"""Shared state of the family tests: checkpoints, our model and the oracle of each, and their answers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor
 
 
 def positions(llm: LLM, question: Question, more: int) -> torch.Tensor | None:
-    """Return the engine's positions of the prompt and `count` tokens after it; None if they are a plain range."""
+    """Return the engine's positions of the prompt and `more` tokens after it; None if they are a plain range."""
     axes = llm._engine_loop.core.runner.model.rope_axes
     if axes == 1:
         return None

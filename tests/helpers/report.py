@@ -1,6 +1,6 @@
 """Run every test, print the slowest files, and write tests/RESULTS.md: commit, date, counts (`make test-all`).
 
-Arguments go to pytest; then nothing is written (`make test`).
+With arguments, which go to pytest, nothing is written (`make test`).
 """
 
 from __future__ import annotations

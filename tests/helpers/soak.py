@@ -27,9 +27,9 @@ from sensorium.engine.types import EngineStats
 
 CLIENTS = 96  # concurrent requests
 SEQS = 32  # concurrent sequences
-KV_SHARE = 0.4  # share of what that many sequences need
+KV_SHARE = 0.4  # KV-cache size, as a share of what SEQS sequences need
 POOL = 24  # images that are repeated
-MEAN_TOKENS = 48  # tokens of a good request, prompt and answer; `demand` measures it
+MEAN_TOKENS = 48  # tokens of a good request, prompt and answer; `Report.kv_share` shows whether it holds
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -54,7 +54,7 @@ TIE = 1e-4  # tokens with log probabilities this close may swap
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `same`: requests with an equal key have equal answers; `error`: the expected error instead."""
+    """One request. `same`: requests with an equal key have equal answers; `error`: an error is expected."""
 
     kind: str
     prompt: Any
@@ -78,7 +78,7 @@ class Report:
     seconds: float = 0.0
     breaks: list[str] = field(default_factory=list)  # failed steps and interrupted loops
     stats: EngineStats = field(default_factory=EngineStats)
-    left: list[str] = field(default_factory=list)  # what is not freed
+    left: list[str] = field(default_factory=list)  # what was not freed
 
     @property
     def slope(self) -> float:
@@ -95,7 +95,7 @@ class Report:
         curve = " ".join(f"{resident:.0f}" for _, resident in self.memory[:: max(1, len(self.memory) // 10)])
         return (
             f"{self.counts['asked']} requests in {self.seconds:.0f} s; slope {self.slope:+.2f} MiB per 1,000 ({curve});"
-            f" keys and values have {self.kv_share:.0%} of the demand\n"
+            f" the KV cache has {self.kv_share:.0%} of the demand\n"
             f"{dict(sorted(self.counts.items()))}\n{asdict(self.stats)}\n"
             f"failed {self.failed}, differing {len(self.differing)}, breaks {self.breaks}, left {self.left}"
         )
@@ -190,12 +190,12 @@ def salted(rng: random.Random, number: int) -> Call:
 
 
 def bad(make: Callable[[random.Random, int], Any], **params: Any) -> Callable[[random.Random, int], Call]:
-    """Make a request that must be refused."""
+    """Return a function that makes requests which must be refused."""
     return lambda rng, number: Call("", make(rng, number), {"max_tokens": 6, **params}, error=True)
 
 
 def with_poison(rng: random.Random, number: int) -> Any:
-    """Make a failing image, new or one of a few that are soon quarantined."""
+    """Make a prompt with a failing image: a new one, or one of a few that are soon quarantined."""
     return asked(pooled(rng)[1], marked(rng.choice((rng.randrange(4), 8 * number))), text="x")
 
 
@@ -231,7 +231,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
 
 
 def run(seed: int, count: int) -> Report:
-    """Serve everything with one engine, and compare with the answers of each request alone."""
+    """Serve all requests with one engine, and compare with the answers that each gets alone."""
     calls = partial(make_call, seed)
     expected = answers_alone(calls, count)
     engine = AsyncLLM(MODEL, **OPTIONS)

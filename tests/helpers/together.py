@@ -10,7 +10,7 @@ from waiting import wait_until
 
 
 def generate_together(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> list[Any]:
-    """Like `llm.generate`, but the first prompts start together and in order."""
+    """Return what `llm.generate` does; the first prompts start together and in order."""
     hold_until_prepared(llm, min(len(prompts), 2 * llm.config.max_num_seqs))
     return llm.generate(prompts, params, use_tqdm=False, priority=list(range(len(prompts))))
 

@@ -28,7 +28,7 @@ IMAGE_GRIDS = tuple((1, h, w) for _, h, w in SIZES)
 
 @dataclass(frozen=True)
 class Case:
-    """`build` gives the oracle, `run` its states for frames `[t, 3, h, w]` of each item and for their patches in squares."""
+    """`build` returns the oracle, `run` its states, from each item's frames `[t, 3, h, w]` or all patches in squares."""
 
     spec: TowerSpec
     build: Callable[[], Any]
@@ -38,7 +38,7 @@ class Case:
 
 
 def patches(frames: Tensor, merge: int, per_step: int) -> Tensor:
-    """Convert `[t, 3, h, w]` to `[patches, 3 * per_step * PATCH * PATCH]`; each frame is repeated to fill a temporal patch."""
+    """Cut `[t, 3, h, w]` into `[patches, 3 * per_step * PATCH * PATCH]`; each frame is repeated to fill a temporal patch."""
     cut = frames.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).permute(0, 2, 3, 1, 4, 5)  # [t, h, w, 3, p, p]
     cut = cut[:, :, :, :, None].expand(-1, -1, -1, -1, per_step, -1, -1)
     return torch.cat([in_squares(frame, merge).flatten(0, 1) for frame in cut]).flatten(1)

@@ -16,12 +16,12 @@ def wait_until(true: Callable[[], object]) -> None:
     """Wait until the condition holds; AssertionError after LONG seconds."""
     end = time.monotonic() + LONG
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"the condition did not hold within {LONG:.0f} s"
         time.sleep(0.001)
 
 
 def heard(engine_loop: Any) -> bool:
-    """Return whether every caller has taken its outputs."""
+    """Return whether the callers have taken all of their outputs."""
     return not any(handle.posted for handle in list(engine_loop._names.values()))
 
 
@@ -40,7 +40,7 @@ def assert_idle(llm: Any) -> None:
 
 
 def hold_steps(core: Any, until: Callable[[], object]) -> None:
-    """Make each step of this engine wait for the condition before it computes."""
+    """Make each step of this core wait for the condition before it computes."""
     step = core.step
 
     def held() -> Any:

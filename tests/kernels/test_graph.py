@@ -222,7 +222,7 @@ def test_what_the_host_sends_is_there_the_second_time(forward: Any) -> None:
     assert not sent.data_dependent
     assert not missed
     assert sent.captured
-    assert {id(tensor) for tensor in sent.captured} == {id(tensor) for tensor in sent._there.values()}
+    assert {id(tensor) for tensor in sent.captured} == {id(tensor) for tensor in sent._uploaded.values()}
 
 
 def test_numbers_of_the_host_are_used_where_they_are() -> None:
@@ -235,7 +235,7 @@ def test_numbers_of_the_host_are_used_where_they_are() -> None:
 def test_what_was_sent_is_nobodys_to_write_to() -> None:
     made = []
     sent, _ = twice(lambda: made.append(torch.ones(3).to(THERE)))
-    (kept,) = sent._there.values()
+    (kept,) = sent._uploaded.values()
     assert all(tensor is not kept for tensor in made)
 
 
@@ -379,7 +379,7 @@ def test_what_cannot_be_recorded_there_has_run_once(
     with pytest.raises(CaptureFailed, match="CUDA out of memory") as caught:
         capture_cuda(driver.forward, pool)
     assert caught.value.result.shape == (2, 4)
-    assert "a forward is not recorded" in caplog.text
+    assert "could not be captured as a CUDA graph" in caplog.text
     driver.error = None
     assert capture_cuda(driver.forward, pool)[1] is not None
 

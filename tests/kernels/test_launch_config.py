@@ -52,13 +52,13 @@ def test_the_users_file_changes_the_shipped_row(path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "mend or delete it"),
-        ("[]", "is no file of launch configurations"),
+        ("{", "fix or delete it"),
+        ("[]", "is not a file of launch configurations"),
         ('{"launches": {"nrm": {"": {}}}}', "unknown op 'nrm'"),
         ('{"launches": {"norm": {"": {"BLOCKS": 1}}}}', "norm has no 'BLOCKS'"),
         ('{"launches": {"norm": {"": {"ROWS": "8"}}}}', "is '8'"),
-        ('{"launches": {"norm": {"": {"num_warps": 3}}}}', "no power of two"),
-        ('{"launches": {"norm": {"": 4}}}', "mend or delete it"),
+        ('{"launches": {"norm": {"": {"num_warps": 3}}}}', "must be a power of two"),
+        ('{"launches": {"norm": {"": 4}}}', "fix or delete it"),
     ],
 )
 def test_a_broken_file_is_refused(path: Path, text: str, message: str) -> None:
@@ -67,7 +67,7 @@ def test_a_broken_file_is_refused(path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         launch_config.read_configs(path)
     assert str(path) in str(caught.value)
-    with pytest.raises(ValueError, match="mend or delete it"):
+    with pytest.raises(ValueError, match="fix or delete it"):
         launch_config.save_config("NVIDIA H100 80GB/HBM3", "norm", "", {"ROWS": 1})
     assert path.read_text() == text, "what the user wrote stays"
 
