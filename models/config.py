@@ -30,7 +30,7 @@ class Stack:
 
     Args:
         defaults: values of keys that config.json may leave out.
-        bias, out_bias: the q, k, v projections have a bias; the output projection has one. None: read from the config.
+        bias: the q, k, v projections have a bias. out_bias: the output projection has one. None: read from the config.
         qk_norm: as in AttentionSpec; None: read from the config. norms: as in LayerSpec.
         interleaved: as in RopeSpec.
         axes: function from mrope_section to the axis of each frequency; None: chunked, unless the config says interleaved.
@@ -65,13 +65,13 @@ ALIASES = {
 PER_MODALITY = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
 """Keys that configs with modality experts may repeat for each modality; the first value counts."""
 
-_COUNT_KEYS, _MAX_COUNT = ("layers", "depth", "experts"), 4096  # with larger counts, modules would be built forever
+_COUNT_KEYS, _MAX_COUNT = ("layers", "depth", "experts"), 4096  # a larger count would build modules forever
 _MAX_HEAD_DIM = 1 << 14
 _AXES = (1, 3, 4)  # numbers of position axes: one; time, height, width; or a text axis and these three
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of a config.json: `text_config`, `language_config`, `llm_config`, or all of it."""
+    """Return the text part of a config.json: the first nested section of three names, or all of it."""
     nested = (config.get(key) for key in ("text_config", "language_config", "llm_config"))
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
@@ -182,7 +182,7 @@ def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
 
 
 def _window(text: Mapping[str, Any], layer: int) -> int | None:
-    """Return a layer's sliding window, None for full attention, from `layer_types`, a pattern, or the first such layer."""
+    """Return a layer's sliding window, None for full attention, by layer type, by pattern, or from a certain layer on."""
     window, layer_types = text.get("sliding_window"), text.get("layer_types")
     if layer_types:
         kind = layer_types[layer]
@@ -299,5 +299,5 @@ def _positive(config: Mapping[str, Any], key: str) -> float:
 def require(config: Mapping[str, Any], key: str, file: str = "config.json") -> Any:
     """Return the value under `key`; ConfigError names the key and the file if it is missing."""
     if config.get(key) is None:
-        raise ConfigError(f"{file} lacks {key!r}; it is not complete")
+        raise ConfigError(f"{file} lacks {key!r}; download it again")
     return config[key]

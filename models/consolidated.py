@@ -154,7 +154,7 @@ def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str
         raise ConfigError(f"{found[0]} in {FILE} is not supported; use the checkpoint in the Hub's layout")
     missing = [key for key in needed if part.get(key) is None]
     if missing:
-        raise ConfigError(f"{FILE} lacks {missing[0]!r}; it is not complete")
+        raise ConfigError(f"{FILE} lacks {missing[0]!r}; download it again")
 
 
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

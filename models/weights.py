@@ -80,7 +80,7 @@ def _shards(index: Path) -> list[Path]:
     except CheckpointError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise CheckpointError(f"{index} is no index of shards; download it again") from None
+        raise CheckpointError(f"{index} is not an index of shards; download it again") from None
     outside = [name for name in shards if name in ("", "..") or "\0" in str(name) or Path(str(name)).name != name]
     if outside:
         raise CheckpointError(f"{index} names {short_repr(outside[0])}; shards must be plain file names in the same folder")

@@ -151,7 +151,7 @@ class DeepseekOcr(DecoderModel):
 
 
 class DeepseekOcr2(DeepseekOcr):
-    """DeepSeek-OCR 2: decoder layers with learned queries over SAM's rows. An image is its tiles, the whole, a learned row."""
+    """DeepSeek-OCR 2: decoder layers with learned queries over SAM's rows. Order: tiles, whole image, a learned row."""
 
     ignored = ()
     down = _DOWN

@@ -93,8 +93,8 @@ def tensor_name(stem: str, letter: str, adapter: str) -> str:
 def adapter_bytes(adapters: Sequence[LowRank], limits: StepLimits, dtype: torch.dtype) -> int:
     """Return the bytes per row alive in one of these adapters, beside the layer it belongs to.
 
-    The result of `up` is counted only for a whole layer that does not halve the width. The layer's own formula has room for the
-    others, whose peak it counts at another moment.
+    The result of `up` is counted only for a whole layer that does not halve the width. For the others
+    it fits into the layer's own formula, whose peak is at another moment.
     """
     ops = OpBytes(dtype, limits)
     most = 0

@@ -27,7 +27,7 @@ class StoredTensor(WeightedLayer):
 class Builder:
     """Creates layers and registers each in `root` under `prefix` + name.
 
-    Callers keep the returned layers in plain containers (tuples, lists, objects that are no modules), so that each layer is
+    Callers keep the returned layers in plain containers (tuples, lists, objects that are not modules), so that each layer is
     registered under its checkpoint name only.
     """
 

@@ -149,7 +149,7 @@ def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapte
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, ops) for layer in c.layers)
     mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers)
-    # alive beside attention: its normed input, the previous layer's output; beside the MLP also attention's
+    # alive beside attention: its normed input and the previous output; beside the MLP also attention's output
     parts = max(attention + adapters[0], mlp + adapters[1])
     return limits.rows * (step + max(2 * row + ops.norm(c.hidden_size, True), parts))
 

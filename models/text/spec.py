@@ -16,7 +16,7 @@ class RopeSpec:
         dim: leading numbers of a head that are rotated (all of them, or a part).
         axes: for each of the `dim // 2` frequencies, the position axis it rotates by; see the three functions at the end of
             this file.
-        num_axes: number of position axes. May exceed those in `axes`: positions also advance along an axis without frequency.
+        num_axes: number of position axes, also of those that no frequency rotates by: items advance along all of them.
         interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
         scaling: the raw rope parameters of a type other than default ("linear", "llama3", "yarn", ...), or empty.
     """
@@ -35,7 +35,7 @@ class AttentionSpec:
 
     Args:
         scale: factor of the scores.
-        bias, out_bias: the q, k, v projections have a bias; the output projection has one.
+        bias: the q, k, v projections have a bias. out_bias: the output projection has one.
         qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation.
         rope: None for a layer without positions.
         window: sliding window in keys, the row's own included; None: full attention.

@@ -76,7 +76,7 @@ class TableSpec:
             resampled. "buckets": a patch takes the position in which its upper left corner lies.
         align_corners: resampling keeps the centres of the corner positions in place, otherwise their outer edges.
         antialias: the table is low-pass filtered before it is downsampled.
-        frames: the most frames of an item, which get sinusoidal time embeddings; 0: no time embeddings.
+        frames: most frames of an item; they get sinusoidal time embeddings. 0: no time embeddings.
     """
 
     side: int

@@ -52,7 +52,7 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
         ({"layer_types": ["sliding_attention"]}, "lacks 'sliding_window'"),
         ({"layer_types": ["chunked_attention"]}, "layer type 'chunked_attention' is not supported"),
         ({"hidden_act": "relu"}, "relu"),
-        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
         ({"num_key_value_heads": "2"}, "num_key_value_heads in config.json is '2'; it must be a positive integer"),
         ({"head_dim": 1 << 40}, "wider than the limit"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps in config.json is 'small'; it must be a number above 0"),
