@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from ..mm.errors import ErrorInfo, SensoriumError, one_line
+from ..mm.errors import ErrorInfo, SensoriumError, clip, one_line
 
 _MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def error_info(error: BaseException, action: str) -> ErrorInfo:
 
 def error_text(error: BaseException) -> str:
     """Return an exception on one line, with its type unless it is a SensoriumError."""
-    text = one_line(str(error))
+    text = clip(one_line(str(error)))
     return text if isinstance(error, SensoriumError) else f"{type(error).__name__}: {text}"
 
 

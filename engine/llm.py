@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..mm.cache import CacheStats
-from ..mm.errors import InputError, hint, typed
+from ..mm.errors import InputError, hint, short_repr, typed, utf8
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import find_template
@@ -238,7 +238,8 @@ class LLM:
         (params,) = self._params(sampling_params, 1)
         (priority,) = _priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
-            raise InputError(f"request_id must be a non-empty string, not {str(request_id)[:40]!r}")
+            raise InputError(f"request_id must be a non-empty string, not {short_repr(request_id)}", param="request_id")
+        utf8(request_id or "", "request_id")
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         if chat:
@@ -320,7 +321,12 @@ class LLM:
         """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
         for name in options:
             if name not in (*_RENDERING, *_REQUEST):
-                raise InputError(f"unknown argument {name!r} for messages; {hint(name, (*_RENDERING, *_REQUEST))}")
+                raise InputError(
+                    f"unknown argument {short_repr(name, 40)} for messages; {hint(name, (*_RENDERING, *_REQUEST))}"
+                )
+        for name, kind, form in (("chat_template", str, "a string"), ("chat_template_kwargs", Mapping, "a mapping")):
+            if not isinstance(options.get(name), kind | None):
+                raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
         template = options.pop("chat_template", None) or self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
@@ -373,7 +379,7 @@ def _listed(prompts: object) -> Sequence[object]:
 def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
     several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
     if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
-        raise InputError(f"priority={given!r} must be an integer, or one per prompt ({count} here)")
+        raise InputError(f"priority={short_repr(given)} must be an integer, or one per prompt ({count} here)")
     return several
 
 

@@ -97,10 +97,9 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         CheckpointError: a file is not a JSON object, or is nested too deeply.
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise ConfigError(
-            f"{os.fspath(folder)!r} is not a folder; give the path of a downloaded checkpoint (hf download NAME --local-dir D)"
-        )
+    if not os.path.isdir(path):  # False for a name that no folder can have
+        how = "give the path of a downloaded checkpoint (hf download NAME --local-dir D)"
+        raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}
     config = contents["config.json"] or _read_publisher_layout(path)
     for name, content in contents.items():

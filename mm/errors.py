@@ -25,6 +25,7 @@ ErrorCode = Literal[
     "internal",  # a bug of sensorium
 ]
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
+_MAX_MESSAGE = 960  # characters of a message; a longer one loses its middle
 _MAX_VALUE = 80  # characters of a value in a message
 
 
@@ -77,8 +78,9 @@ class SensoriumError(ValueError):
     default_code: ClassVar[ErrorCode] = "invalid_input"
 
     def __init__(self, message: str = "", *, code: ErrorCode | None = None, param: str | None = None) -> None:
+        message = clip(message)
         super().__init__(message)
-        self.info = ErrorInfo(code or self.default_code, one_line(message), param=param)
+        self.info = ErrorInfo(code or self.default_code, one_line(message), param=param and clip(param, _MAX_NAME))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -113,6 +115,7 @@ class MediaError(InputError):
     def __init__(
         self, modality: str, index: int, reason: str, *, code: ErrorCode | None = None, param: str | None = None
     ) -> None:
+        reason = clip(reason)
         super().__init__(f"{modality} {index}: {reason}", code=code, param=param)
         self.info = replace(self.info, modality=modality, index=index)
         self.reason = reason
@@ -165,6 +168,14 @@ def utf8(text: str, param: str = "prompt") -> str:
         reason = f"{short_repr(param, 100)[1:-1]} has a lone surrogate (half a character) at position {error.start}; remove it"
         raise InputError(reason, param=param[:100]) from None
     return text
+
+
+def clip(text: str, limit: int = _MAX_MESSAGE) -> str:
+    """Return a text for a message: without its middle if it is longer than `limit`, and with lone surrogates escaped."""
+    if len(text) > limit:
+        text = f"{text[: limit * 2 // 3]} ... {text[-limit // 4 :]}"
+    safe = text.encode("utf-8", "backslashreplace").decode()
+    return safe if len(safe) <= limit else clip(safe, limit)
 
 
 def one_line(text: str) -> str:

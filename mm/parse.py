@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_embeddings
-from .errors import InputError, MediaError, media_error, typed
+from .errors import InputError, MediaError, media_error, short_repr, typed, utf8
 from .media.chunks import read_entry
 from .media.source import path_of
 from .types import EmbeddingItem, Media
@@ -72,7 +72,7 @@ class MultiModalDataParser:
         for name in (*data, *uuids):
             if name not in self.modalities:
                 known = ", ".join(self.modalities) or "text only"
-                raise InputError(f"unknown modality {name!r}; this model takes {known}", param="multi_modal_data")
+                raise InputError(f"unknown modality {short_repr(name, 40)}; this model takes {known}", param="multi_modal_data")
         sources = {}
         for name in dict.fromkeys((*data, *uuids)):
             given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
@@ -103,7 +103,8 @@ class MultiModalDataParser:
         data = media.data
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
-            raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}")
+            raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
+        utf8(media.uuid or "", "uuid")
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or the uuid of an earlier item")
         spec = self.embeddings.get(modality)

@@ -82,11 +82,12 @@ def path_of(text: str) -> str:
         return text
     try:
         parts = urlsplit(text)
-    except ValueError:
+        path = os.fsdecode(unquote_to_bytes(parts.path))
+    except ValueError:  # includes UnicodeError
         raise InputError(f"{text[:200]!r} is not a URL; write file:///path") from None
     if parts.netloc not in ("", "localhost"):
         raise InputError(f"a file: URL names no host, not {parts.netloc[:80]!r}; write file:///path")
-    return os.fsdecode(unquote_to_bytes(parts.path))
+    return path
 
 
 def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -> bytes:

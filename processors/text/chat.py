@@ -126,7 +126,10 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
     if isinstance(value, Mapping):
-        return {_plain(key, name): _plain(entry, f"{name}.{short_repr(key, 40)}", depth + 1) for key, entry in value.items()}
+        return {
+            _plain(key, name): _plain(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_plain(entry, f"{name}[{i}]", depth + 1) for i, entry in enumerate(value)]
     if value is None or isinstance(value, int | float):
