@@ -26,7 +26,7 @@ class AsyncLLM:
 
     Args:
         model: path of a checkpoint's folder, or an `LLM` to share with synchronous callers.
-        max_waiting: maximum number of requests in the engine. The prompts of further requests are not read before one ends.
+        max_waiting: maximum number of requests in the engine. Further requests wait, unread, until one ends.
         options: options of `LLM`.
 
     Raises:

@@ -50,7 +50,7 @@ class EngineConfig:
         block_size: number of tokens per block of the KV cache.
         kv_cache_memory_bytes: size of the KV cache in bytes. None sizes it automatically. On a CPU it holds `max_num_seqs`
             sequences of `max_model_len` tokens, but takes at most 4 GiB and a quarter of the host's memory. On a GPU it takes
-            the part of `gpu_memory_fraction` of the free memory that weights, encoder cache and the largest step leave.
+            `gpu_memory_fraction` of the free memory, less weights, encoder cache and the largest step.
         gpu_memory_fraction: fraction of the free GPU memory that the engine may use, in (0, 1].
         limit_mm_per_prompt: maximum number of items per prompt, by modality.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.

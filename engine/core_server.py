@@ -1,4 +1,4 @@
-"""The program that a core's own process runs. It loads the model and answers the verbs of `core_process.ProcessCore`."""
+"""The program of the core's child process. It loads the model and answers the verbs of `core_process.ProcessCore`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 def error_info(error: BaseException, action: str) -> ErrorInfo:
     """Return the ErrorInfo of an exception that failed a request.
 
-    A SensoriumError has one. Any other exception means that memory ran out, or a bug; it is logged with its traceback.
+    A SensoriumError carries its own. Any other exception is a lack of memory or a bug, and is logged with its traceback.
 
     Args:
         action: what failed, as in "a step" or "reading a prompt".

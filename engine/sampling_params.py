@@ -135,7 +135,7 @@ class SamplingParams:
         min_tokens: minimum number of tokens to generate before EOS, stop tokens and stop strings can end the answer.
         stop: string or list of strings that end the answer. The text does not contain them.
         stop_token_ids: token ids that end the answer. `token_ids` contains them, the text does not.
-        ignore_eos: whether to continue generating after the EOS token.
+        ignore_eos: if True, continue generating after the EOS token.
         seed: random seed. The same seed gives the same answer regardless of other requests. None derives a seed from the
             engine's seed and the number of the request.
         logprobs: number of log probabilities to return per generated token: those of the most likely tokens and of the sampled
@@ -147,8 +147,8 @@ class SamplingParams:
         frequency_penalty: subtracted from a token's logit once per occurrence in the answer so far, in [-2, 2].
         bad_words: strings that must not be generated. Only the last token of a matching sequence is forbidden.
         logit_bias: token id -> value that is added to its logit, in [-100, 100].
-        skip_special_tokens: whether to leave special tokens out of the text.
-        include_stop_str_in_output: whether the text contains the stop string.
+        skip_special_tokens: if True, leave special tokens out of the text.
+        include_stop_str_in_output: if True, the text contains the stop string.
         structured_outputs: format that the answer must have: a JSON schema, a regular expression, choices or a grammar.
         logits_processors: names of registered logits processors, or a mapping from names to their arguments.
         repetition_detection: ends or repairs answers that repeat themselves. None disables it.
@@ -255,17 +255,17 @@ class SamplingLimits:
             asked = getattr(params, name) or 0
             if asked > self.max_logprobs or asked * answers > _MAX_ANSWERS * self.max_logprobs:
                 limit = f"{self.max_logprobs}, and {_MAX_ANSWERS} times as many for all answers of a request"
-                reason = f"for n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
+                reason = f"with n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
                 raise _error(name, asked, reason)
         for name, strings in ("stop", params.stop_strings), ("bad_words", tuple(params.bad_words or ())):
             chars = sum(map(len, strings))
             if chars > self.max_sampling_chars:
-                reason = f"{name} has {chars:,} characters, the limit is {self.max_sampling_chars:,}"
+                reason = f"{name} has {chars:,} characters, but the limit is {self.max_sampling_chars:,}"
                 raise InputError(f"{reason}; give fewer, or raise max_sampling_chars", param=name)
         wanted = params.structured_outputs
         size = 0 if wanted is None else wanted.num_chars
         if size > self.max_grammar_chars:
-            reason = f"structured_outputs has {size:,} characters, the limit is {self.max_grammar_chars:,}"
+            reason = f"structured_outputs has {size:,} characters, but the limit is {self.max_grammar_chars:,}"
             raise InputError(f"{reason}; give a smaller form, or raise max_grammar_chars", param="structured_outputs")
 
 
@@ -308,7 +308,7 @@ def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
 
 
 def check_token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-    """Return token ids as a tuple. Raise InputError that names the parameter if they are none."""
+    """Return token ids as a tuple. Raise InputError that names the parameter for anything else."""
     return tuple(_check_token(name, token) for token in _as_tuple(name, value))
 
 

@@ -92,7 +92,7 @@ class LiveSession:
     def truncate(self, num_tokens: int) -> None:
         """Roll the sequence and its KV cache back to `num_tokens` tokens. Raise InputError if that cuts an item."""
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
-            raise InputError(f"truncate takes a number of tokens, not {str(num_tokens)[:40]!r}")
+            raise InputError(f"num_tokens must be an integer, not {str(num_tokens)[:40]!r}")
         self.answer()
         handle = self._handle
         self._engine_loop.call(lambda engine_loop: engine_loop.core.truncate(_sequence(handle), num_tokens)).result()

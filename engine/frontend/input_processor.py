@@ -66,7 +66,7 @@ class ParsedPrompt:
     Args:
         token_ids: tokens with one placeholder per item.
         reserve: tokens that `fit="context"` leaves for the answer.
-        ledger: bytes of its media; `finish` closes it.
+        ledger: counts the bytes of its media; `finish` closes it.
     """
 
     inputs: InputProcessor

@@ -54,8 +54,8 @@ class InputQueue:
     that are not parsed yet and may do so.
 
     Args:
-        window: maximum number of prompts being parsed, plus either those held or those whose media are not processed yet,
-            whichever are more.
+        window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
+            media are not processed yet.
         workers: number of threads that decode and process.
         capacity: maximum bytes of processed media that are held. If nothing is held, one larger prompt is processed.
     """

@@ -34,8 +34,8 @@ from ..errors import error_text, is_out_of_memory
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
 
 _log = logging.getLogger(__name__)
-_DOWNLOADS = 6  # of one request at a time
-_FETCHERS = 32 * _DOWNLOADS  # threads, which start when they are needed: 32 prompts are fetched at a time
+_DOWNLOADS = 6  # that one request runs at a time
+_FETCHERS = 32 * _DOWNLOADS  # threads, enough for 32 prompts at a time; they start when they are needed
 
 LoadedSource = tuple[MediaSource, float]
 """A source with its bytes, and the seconds that loading took."""
@@ -119,7 +119,7 @@ class MultiModalProcessor:
         return [source for several in sources.values() for source in several]
 
     def fetch(self, sources: Sequence[MediaSource], ledger: Ledger) -> dict[int, Future[LoadedSource]]:
-        """Part 2 of `open`: start all downloads, by index of the source. Equal URLs have one download, a few run at a time."""
+        """Part 2 of `open`: start all downloads, by index of the source. Equal URLs share a download; a few run at a time."""
         futures: dict[object, Future[LoadedSource]] = {}
         found: dict[int, Future[LoadedSource]] = {}
         waiting: deque[tuple[Future[LoadedSource], MediaSource]] = deque()

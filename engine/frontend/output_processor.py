@@ -39,7 +39,7 @@ class CompletionBuilder:
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output. Return True if a stop string ends the answer, which the core has not ended."""
+        """Add a step's output. Return True if a stop string ends an answer that the core is still computing."""
         if output.num_removed:
             self._remove(output.num_removed)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -153,7 +153,7 @@ class OutputBuilder:
         self.timings.update(prepared.timings)
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output to its answer. Return True if a stop string ends the answer, which the core has not ended.
+        """Add a step's output to its answer. Return True if a stop string ends an answer that the core is still computing.
 
         Tokens after a stop string are dropped.
         """

@@ -20,14 +20,14 @@ class CacheGroup:
         return len(self.layers) * block_size * self.spec.bytes_per_token
 
     def max_blocks(self, length: int, rows: int, block_size: int) -> int:
-        """Return the maximum blocks of a sequence of `length` tokens if a step computes at most `rows` of them."""
+        """Return the maximum number of blocks of a sequence of `length` tokens if a step computes at most `rows` of them."""
         whole = -(-length // block_size)
         if self.spec.window is None:
             return whole
         return min(whole, (self.spec.window + rows + block_size - 3) // block_size + 1)  # at the worst alignment of the window
 
     def max_blocks_of_batch(self, num_seqs: int, length: int, rows: int, block_size: int) -> int:
-        """Return the maximum blocks of `num_seqs` such sequences if a step computes at most `rows` rows for all of them."""
+        """Return the maximum number of blocks of `num_seqs` such sequences if a step computes at most `rows` rows in all."""
         one = self.max_blocks(length, rows, block_size)
         if self.spec.window is None:
             return num_seqs * one

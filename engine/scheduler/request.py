@@ -112,7 +112,9 @@ class Request:
     def truncate(self, num_tokens: int, block_size: int) -> None:
         """Keep the first `num_tokens` tokens and the items among them. Raise InputError if this cuts an item."""
         if not 1 <= num_tokens <= len(self.token_ids):
-            raise InputError(f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)}, keep 1 or more")
+            raise InputError(
+                f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)} and must keep 1 or more"
+            )
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         check_features(kept, 0, num_tokens)
         self.epoch += 1

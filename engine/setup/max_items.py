@@ -223,8 +223,8 @@ def frame_plan(count: int, fps: float) -> FramePlan:
 def _frame_plans(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> Iterator[FramePlan | None]:
     """Yield the frame plans to try: None for an image, one chunk for video chunks, doubling frame counts for a video.
 
-    Frames that come with their own timestamps are all used, so the sampling policy does not bound their number. Their bytes
-    bound it, and the processor if it refuses that many at any size, and the cap, because only a few frames share a row.
+    Frames that come with their own timestamps are all used, so the sampling policy does not bound their number. Three things
+    bound it: their bytes, the processor if it refuses that many at any size, and the cap, because few frames share a row.
     """
     fps = info.decode_spec.sampling.fps or _FPS
     if modality != "video":

@@ -23,7 +23,7 @@ Encode = Callable[[str, Mapping[str, Any]], Rows]
 Record = Callable[[Callable[[], Rows], Sequence[Tensor]], tuple[Rows, CallGraph[Rows] | None]]
 """Runs an encoder call, given the tensors that are the same in every replay, and returns its rows and its graph, if any."""
 
-MAX_ROWS = 1536  # encoder rows of a recorded call, such as 30 s of audio; larger calls outlast the launch of their kernels
+MAX_ROWS = 1536  # encoder rows of a recorded call, such as 30 s of audio; in larger ones, launching kernels costs little
 MAX_GRAPHS = 16
 _NUM_RECENT = 64  # calls that are remembered
 _log = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ def graph_bytes(model: Model, called: Mapping[str, int], work: StepLimits) -> in
 class EncoderGraphs:
     """Runs encoder calls. On a GPU it records and replays small ones, whose time is mostly spent on launching kernels.
 
-    A call that is alike a recent one is recorded, and later calls alike replay the graph. Calls are alike if their tensors on
-    the device have the same shapes and their tensors on the host, such as grids, have the same values. Modalities that cannot
-    be replayed run eagerly. If recording ran out of memory, it is tried again later. Graphs share memory, so calls must run
-    one after another on the device.
+    A call that matches a recent one is recorded, and later matching calls replay the graph. Calls match if their tensors on the
+    device have the same shapes and their tensors on the host, such as grids, have the same values. Modalities that cannot be
+    replayed run eagerly. If recording ran out of memory, it is tried again later. Graphs share memory, so calls must run one
+    after another on the device.
 
     Args:
         record: for tests. By default nothing is recorded on a CPU, where launching is cheap.
@@ -115,7 +115,7 @@ class EncoderGraphs:
         return [part.clone() for part in rows]
 
     def _signature(self, value: Any) -> Hashable:
-        """Return the part of the graph key that alike calls share."""
+        """Return the part of the graph key for one value; matching calls have equal parts."""
         if isinstance(value, tuple | list):
             return type(value), *map(self._signature, value)
         if not isinstance(value, Tensor):

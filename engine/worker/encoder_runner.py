@@ -170,7 +170,7 @@ class EncoderRunner:
                 results.append(_failed(item, one))
                 continue
             if one.is_cuda:
-                one.record_stream(torch.cuda.current_stream())  # steps read the rows here: their memory stays until then
+                one.record_stream(torch.cuda.current_stream())  # its memory stays until this stream has read it
             self.store.put(item.hash, one, write=ROWS not in item.kwargs)
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results

@@ -148,7 +148,9 @@ class EncoderStore:
             self.stats.writes += folder.write(key, _to_bytes(key, rows))
         except OSError as error:
             self.stats.failed += 1
-            folder.warn(f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); continuing without it")
+            folder.warn(
+                f"encoder rows cannot be written to {folder.path} ({error.strerror or error}); continuing without the disk"
+            )
         finally:
             with self._lock:
                 del self._pending[key]
@@ -163,7 +165,9 @@ class EncoderStore:
                 raise ValueError(f"it holds {rows.dtype} {list(rows.shape)} for {num_rows} rows of {self._width} {self.dtype}")
             return rows
         except OSError as error:
-            folder.warn(f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); continuing without it")
+            folder.warn(
+                f"encoder rows cannot be read from {folder.path} ({error.strerror or error}); continuing without the disk"
+            )
         except (ValueError, KeyError, TypeError) as error:
             self.stats.damaged += 1
             _log.warning("deleted damaged encoder rows %s: %s", folder.file(key), error)
@@ -172,7 +176,7 @@ class EncoderStore:
 
 
 class _Folder:
-    """The files `<root>/<name>/<hash>.safetensors`. The capacity covers all files below the root, also other models'."""
+    """The files `<root>/<name>/<hash>.safetensors`. The capacity covers all files below the root, including other models'."""
 
     def __init__(self, root: Path, name: str, capacity: int) -> None:
         self.root, self.path, self.capacity = root, root / name, capacity

@@ -1,7 +1,7 @@
 """Structured outputs: compiles grammars, follows answers, and finds the tokens that may come next.
 
 It uses llguidance, which is imported when the first request needs it. A grammar can overflow llguidance's stack, which ends the
-process, so each one is compiled in a worker process with a small stack first.
+process. So each grammar is first compiled in a worker process with a small stack.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Grammar:
         self._num_accepted = 0
 
     def accept_tokens(self, token_ids: Sequence[int], turn_start: int) -> None:
-        """Advance by the answer's tokens that are new since the last call. InputError if the grammar does not allow them."""
+        """Advance by the answer's new tokens since the last call. Raise InputError if the grammar does not allow them."""
         new = list(token_ids[turn_start + self._num_accepted :])
         self._num_accepted += len(new)
         if new and not self._matcher.consume_tokens(new):
@@ -93,7 +93,7 @@ class Grammar:
         return allowed, must_end
 
     def _error(self) -> InputError:
-        return InputError(f"the grammar cannot go on: {_line(self._matcher.get_error())}")
+        return InputError(f"the grammar cannot continue: {_line(self._matcher.get_error())}")
 
 
 class GrammarFactory:
@@ -103,7 +103,7 @@ class GrammarFactory:
 
     Args:
         seconds: time limit of the worker.
-        refuse_seconds: how long a grammar is refused that crashed the worker or was over a limit there.
+        refuse_seconds: how long a grammar is refused after it crashed the worker or exceeded a limit there.
     """
 
     def __init__(self, tokenizer: Tokenizer, seconds: float = 10.0, refuse_seconds: float = 300.0) -> None:
@@ -187,7 +187,7 @@ class GrammarFactory:
         return matcher, vocabulary.vocab_size
 
     def _check_in_worker(self, params: StructuredOutputsParams, source: str) -> None:
-        """Raise InputError if a worker crashes or exceeds a limit when it compiles the grammar, now or a while ago."""
+        """Raise InputError if a worker crashes or exceeds a limit when it compiles the grammar, or did so recently."""
         with self._lock:
             if self._release is None:
                 self._release = keep_workers(self)
@@ -231,7 +231,7 @@ def compile_alone(source: bytes) -> None:
 
 
 def _compile(vocabulary: Any, source: str) -> tuple[Any, str]:
-    """Return llguidance's matcher, and what is wrong with the grammar."""
+    """Return llguidance's matcher, and what is wrong with the grammar, "" if nothing is."""
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))

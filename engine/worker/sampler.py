@@ -243,7 +243,7 @@ def gather_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[d
 
 
 def _logprob_numbers(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Return float64 `[rows, 2 + 2 * count]`: the token's log probability and rank, then the best tokens, then theirs."""
+    """Return float64 `[rows, 2 + 2 * count]`: the token's log probability and rank, the best tokens, theirs."""
     own, ranks, ids, values = kernels.top_log_probs(logits, tokens, min(count, logits.shape[1]))
     return torch.cat((own[:, None].double(), ranks[:, None].double(), ids.double(), values.double()), 1)
 
