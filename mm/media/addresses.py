@@ -1,4 +1,4 @@
-"""Which addresses media may be fetched from: the public internet, less what is special, a cloud's own, or a way around.
+"""Addresses that media may be fetched from: the public internet without special ranges and cloud metadata services.
 
 Sources: the IANA special-purpose address registries for IPv4 and IPv6 (as of 2025-10), RFC 6052 (IPv4 addresses inside IPv6
 ones), and the documentation of the clouds for the addresses of their metadata services.
@@ -31,7 +31,7 @@ _REFUSED_V4 = (
     "224.0.0.0/4",  # multicast
     "240.0.0.0/4",  # reserved, broadcast
 )
-_REFUSED_V6 = (  # inside 2000::/3; whatever is outside is refused, but for 64:ff9b::/96
+_REFUSED_V6 = (  # ranges inside 2000::/3; outside it, only 64:ff9b::/96 is allowed
     "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
     "2001:db8::/32",  # documentation
     "2002::/16",  # 6to4
@@ -47,7 +47,7 @@ _NULL_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 
 
 def is_public(address: Address) -> bool:
-    """Return True if an address is on the public internet and does not stand for one that is not."""
+    """Return True if an address is on the public internet, and so is every IPv4 address embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _V4)
     if address.ipv4_mapped is not None:

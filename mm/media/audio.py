@@ -39,7 +39,7 @@ def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
     """Return how many samples `decode_audio` will give, from the header, or from the packets if it has no length.
 
     Raises:
-        InputError: as `decode_audio`, as far as headers tell.
+        InputError: an error of `decode_audio` that shows in the header.
     """
     audio = _open(value, rate, policy)
     return MediaHeader("audio", samples=_count(audio.frames, audio.rate, rate), exact=audio.exact)
@@ -71,15 +71,15 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
 
 
 def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:
-    """Yield exactly what `decode_audio` returns in windows of `seconds` (the last may be shorter), decoding as they are taken.
+    """Yield the samples of `decode_audio` in windows of `seconds` (the last may be shorter), decoded one window at a time.
 
     Memory is that of a window and a block of the file, however long it is.
 
     Raises:
-        InputError: as `decode_audio`, at the window that shows it; or a window without samples.
+        InputError: as in `decode_audio`, at the window where it shows; or `seconds` is out of range.
     """
     if not 0.5 < seconds * rate < math.inf:
-        raise InputError(f"a window of {seconds} s holds no samples, or no end of them; give positive seconds")
+        raise InputError(f"a window of {seconds} s holds no sample, or infinitely many; give a positive number of seconds")
     size = round(seconds * rate)
     kept: list[Array] = []
     filled = 0
@@ -111,7 +111,7 @@ def to_mono(samples: Array) -> Array:
     scale = _SCALES.get(samples.dtype.name)
     if scale is None and samples.dtype.kind != "f":
         known = ", ".join(_SCALES)
-        raise InputError(f"samples are floating point in -1..1 or PCM ({known}), not {samples.dtype}; convert them")
+        raise InputError(f"samples must be floating point in -1..1 or PCM ({known}), not {samples.dtype}; convert them")
     with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused below
         channels = samples.astype(np.float32, copy=False)
         mono: Array = channels[0] if len(channels) == 1 else sum(channels[1:], start=channels[0]) / np.float32(len(channels))
@@ -119,7 +119,7 @@ def to_mono(samples: Array) -> Array:
             mono = (mono - np.float32(128 if samples.dtype == np.uint8 else 0)) / np.float32(scale)
         loudest = np.abs(mono).max(initial=0)
     if not loudest <= _LOUDEST:
-        raise InputError("its samples hold NaN, infinite or absurdly large values; give numbers in about -1..1")
+        raise InputError("its samples hold NaN, infinite or far too large values; give numbers in about -1..1")
     return mono
 
 
@@ -166,14 +166,14 @@ def _pair(value: object) -> tuple[object, float | None]:
         try:
             return value[0], float(value[1])
         except (OverflowError, TypeError):  # a number too large, or complex
-            raise InputError("its sample rate is no positive number of hertz") from None
+            raise InputError("its sample rate is not a positive number of hertz") from None
     return value, None
 
 
 def _array(samples: object) -> Array:
     if isinstance(samples, Tensor):
         if samples.layout is not torch.strided or samples.is_meta or samples.is_quantized:
-            raise InputError(f"samples are a dense tensor, not {samples.layout} on {samples.device}")
+            raise InputError(f"samples must be a dense tensor, not {samples.layout} on {samples.device}")
         plain = samples.detach().cpu().resolve_neg()
         return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
     alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
@@ -184,21 +184,21 @@ def _array(samples: object) -> Array:
     try:
         array = np.asarray(samples)
     except (ValueError, TypeError, RuntimeError):
-        raise InputError("its list of samples is not numbers in one or two even axes") from None
+        raise InputError("its samples must be a list of numbers, or one such list per channel, all of one length") from None
     whole = not isinstance(samples, np.ndarray) and array.dtype.name == "int64"
-    return array.astype(np.float32) if whole else array  # a list of whole numbers is no PCM
+    return array.astype(np.float32) if whole else array  # integers in a list are not PCM
 
 
 def _channels_first(samples: Array) -> Array:
     if samples.ndim not in (1, 2):
-        raise InputError(f"samples have 1 or 2 axes (channels and time), not {samples.ndim}")
+        raise InputError(f"samples must have 1 or 2 axes (channels and time), not {samples.ndim}")
     if samples.ndim == 1:
         return samples[None]
     return samples.T if samples.shape[0] > samples.shape[1] else samples
 
 
 def _pieces(samples: Array) -> Iterator[Array]:
-    """Yield blocks of samples, also of an array with as many channels as samples (a wrong shape)."""
+    """Yield blocks of at most `_BLOCK` values, or of one sample if there are more channels than that."""
     size = max(1, _BLOCK // max(1, len(samples)))
     for start in range(0, samples.shape[1], size):
         yield samples[:, start : start + size]
@@ -211,7 +211,7 @@ def _resampled(audio: _AudioSource, rate: float) -> Iterator[Array]:
         piece = to_mono(block)
         taken += len(piece)
         if taken > audio.frames:
-            raise InputError(f"it holds more samples than the {audio.frames} that its header or index tells; store it anew")
+            raise InputError(f"it holds more samples than the {audio.frames} that its header or index announces; save it again")
         piece = piece if stream is None else stream.resample_chunk(np.ascontiguousarray(piece))
         made += len(piece)
         yield piece

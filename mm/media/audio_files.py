@@ -1,6 +1,6 @@
 """Encoded audio files: length from header or packets, and samples block by block.
 
-soundfile reads wav, flac, ogg, opus, aiff, and mp3 whose first frame has their length; PyAV reads the rest (m4a, mp4, webm,
+soundfile reads wav, flac, ogg, opus, aiff, and mp3 whose first frame gives the length; PyAV reads the rest (m4a, mp4, webm,
 mp3 and flac of unknown length).
 """
 
@@ -30,7 +30,9 @@ Array = np.ndarray[Any, Any]
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,mp3,flac,ogg,wav,aiff,caf,asf,amr,avi,flv,mpegts"  # no playlists
 _BLOCK = 1 << 18  # samples of all channels read at a time
 _UNKNOWN = 1 << 60  # libsndfile returns a larger length if the file has none
-_OPUS_FRAMES = (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4  # eighths of a millisecond, by kind
+_OPUS_FRAMES = (
+    (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4
+)  # length of a frame in 1/8 ms, by configuration number
 _TAG_WITHIN = 1 << 16  # bytes searched for the frame with the length of an mp3
 
 
@@ -98,7 +100,7 @@ def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
 
 
 class _Bytes(io.BytesIO):
-    """Damaged headers make libsndfile seek before the start. An error in its callback would be printed, not raised."""
+    """A file that allows seeks before its start, which damaged headers cause. libsndfile prints errors of its callbacks."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         return super().seek(max(0, offset) if whence == 0 else offset, whence)
@@ -113,8 +115,8 @@ def _soundfile(data: bytes) -> Any:
     except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: headerless data
         return None
     head = data[:_TAG_WITHIN]
-    told = file.format != "MP3" or b"Xing" in head or b"Info" in head
-    if told and 0 <= file.frames < _UNKNOWN and file.samplerate > 0:
+    has_length = file.format != "MP3" or b"Xing" in head or b"Info" in head
+    if has_length and 0 <= file.frames < _UNKNOWN and file.samplerate > 0:
         return file
     file.close()
     return None
@@ -128,7 +130,7 @@ def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
         if stream is None:
             raise InputError("it holds no audio")
         if stream.codec_context is None or not stream.codec_context.sample_rate:
-            raise InputError("its codec is not one that can be read")
+            raise InputError("its codec is not supported")
         yield container, stream
 
 
@@ -159,7 +161,7 @@ def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
 
 
 def _packet_frames(packet: Packet[AudioStream], stream: AudioStream) -> tuple[int, bool]:
-    """Return the samples of a packet and whether the number is exact, else an upper bound."""
+    """Return the number of samples of a packet, and whether it is exact or an upper bound."""
     codec = stream.codec_context
     if codec.name in ("opus", "libopus"):
         return _opus_frames(bytes(packet), codec.sample_rate), True

@@ -1,4 +1,4 @@
-"""Vision chunks: an ordered stream of images and timed chunks of videos. Parses its entries and cuts videos."""
+"""Vision chunks: an ordered stream of images and timed chunks of videos. Entries are parsed and videos cut here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEYS = {
     "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
 }
 _TIME = re.compile(r"\s*(\d{1,2}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
-_CLOCK = 2000  # frame numbers per second of a chunk with a start time: half milliseconds
+_NUMBERS_PER_SECOND = 2000  # frames of a chunk with a start time are numbered in half milliseconds
 
 
 def read_entry(entry: object) -> tuple[str, Media]:
@@ -52,10 +52,10 @@ def read_entry(entry: object) -> tuple[str, Media]:
     kind = _kind(entry)
     uuid = entry.get("uuid")
     if uuid is not None and not (isinstance(uuid, str) and uuid):
-        raise InputError("uuid is a text that is not empty")
+        raise InputError("uuid must be a non-empty string")
     data = entry.get(kind)
     if kind == "video_chunk" and data is not None:
-        data = _piece(data, entry.get("prompt"))
+        data = _read_video_chunk(data, entry.get("prompt"))
     options = {name: entry[name] for name in (*_PIXELS, "fps", "num_frames") if entry.get(name) is not None}
     return kind, Media(data, uuid, **options)
 
@@ -69,7 +69,7 @@ def split(item: MediaItem, kind: str, spec: DecodeSpec) -> list[VisionChunk]:
     if isinstance(item, ImageItem):
         return [image_chunk(item)]
     assert isinstance(item, VideoItem)
-    _check_piece(kind, len(item.plan.indices), spec)
+    _check_num_frames(kind, len(item.plan.indices), spec)
     return split_video(item, spec.frames_per_chunk)
 
 
@@ -81,7 +81,7 @@ def split_header(header: MediaHeader, kind: str, spec: DecodeSpec) -> list[Media
     """
     if header.frames is None:
         return [replace(header, modality="vision_chunk")]
-    _check_piece(kind, len(header.frames.indices), spec)
+    _check_num_frames(kind, len(header.frames.indices), spec)
     return [
         replace(header, modality="vision_chunk", frames=plan) for _, plan in _split_plan(header.frames, spec.frames_per_chunk)
     ]
@@ -98,7 +98,7 @@ def split_video(item: VideoItem, frames_per_chunk: int) -> list[VisionChunk]:
 
 
 def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice, FramePlan]]:
-    """Split the plan. Every frame, replacement and gap is in exactly one chunk, with the times of the whole video."""
+    """Split the plan. Each used, replaced or missing frame is in exactly one chunk; times are those of the whole video."""
     firsts = plan.indices[::frames_per_chunk]
     replaced: list[list[tuple[int, int]]] = [[] for _ in firsts]
     missing: list[list[int]] = [[] for _ in firsts]
@@ -112,38 +112,38 @@ def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice,
         yield taken, part
 
 
-def _check_piece(kind: str, frames: int, spec: DecodeSpec) -> None:
+def _check_num_frames(kind: str, frames: int, spec: DecodeSpec) -> None:
     if kind == "video_chunk" and frames > spec.frames_per_chunk:
         most = spec.frames_per_chunk
-        raise InputError(f"a piece of {frames} frames is more than the {most} of one chunk; cut it, or give it as type video")
+        raise InputError(f"a video_chunk of {frames} frames is over the limit of {most}; cut it, or give it as type video")
 
 
 def _kind(entry: Mapping[object, object]) -> str:
     kind = entry.get("type")
     if not isinstance(kind, str) or kind not in _KEYS:
-        raise InputError(f"a part of a vision_chunk stream has a type, not {kind!r}; {hint(kind, _KEYS)}")
+        raise InputError(f"an entry of vision_chunk has the unknown type {kind!r}; {hint(kind, _KEYS)}")
     for key in entry:
         if key != "type" and key not in _KEYS[kind]:
-            raise InputError(f"unknown key {key!r} of a part of type {kind}; {hint(key, _KEYS[kind])}")
+            raise InputError(f"unknown key {key!r} of an entry of type {kind}; {hint(key, _KEYS[kind])}")
     return kind
 
 
-def _piece(data: object, prompt: object) -> tuple[object, dict[str, object]]:
+def _read_video_chunk(data: object, prompt: object) -> tuple[object, dict[str, object]]:
     """Return the frames of a chunk, and metadata with their numbers in the video and the rate of these numbers."""
     frames, metadata = _with_metadata(data)
     if not isinstance(frames, list | tuple | np.ndarray | Tensor):
-        raise InputError(f"a piece is frames, not {typed(frames)}; give a file as type video")
+        raise InputError(f"a video_chunk must be frames, not {typed(frames)}; give a file as type video")
     count = len(frames) if isinstance(frames, list | tuple) or frames.ndim else 0
     if not count:
-        raise InputError("a piece holds no frames")
+        raise InputError("a video_chunk holds no frames")
     first = None if prompt is None else _start(prompt)
     fps = metadata.get("fps") or DEFAULT_CHUNK_FPS
     if isinstance(fps, bool) or not isinstance(fps, Real) or not 0 < float(fps) < 1e6:
-        raise InputError(f"the fps of a piece is {str(fps)[:100]}; give a positive number")
+        raise InputError(f"the fps of a video_chunk is {str(fps)[:100]}; give a positive number")
     chosen: dict[str, object] = {**metadata, "fps": float(fps), "do_sample_frames": False}
     if first is not None and metadata.get("frames_indices") is None:
-        numbers = [first + round(frame * _CLOCK / float(fps)) for frame in range(count + 1)]
-        chosen |= {"fps": float(_CLOCK), "frames_indices": numbers[:-1], "total_num_frames": numbers[-1]}
+        numbers = [first + round(frame * _NUMBERS_PER_SECOND / float(fps)) for frame in range(count + 1)]
+        chosen |= {"fps": float(_NUMBERS_PER_SECOND), "frames_indices": numbers[:-1], "total_num_frames": numbers[-1]}
     return frames, chosen
 
 
@@ -165,6 +165,8 @@ def _start(prompt: object) -> int:
     """
     match = _TIME.fullmatch(prompt) if isinstance(prompt, str) else None
     if match is None:
-        raise InputError("the prompt of a piece is the time it starts at, 00:01:02.500, with the model's marks or without")
+        raise InputError(
+            "the prompt of a video_chunk must be its start time, such as 00:01:02.500, with or without the model's marks"
+        )
     hours, minutes, seconds, thousandths = (int(part) for part in match.groups())
-    return ((hours * 60 + minutes) * 60 + seconds) * _CLOCK + thousandths * 2 + 1
+    return ((hours * 60 + minutes) * 60 + seconds) * _NUMBERS_PER_SECOND + thousandths * 2 + 1

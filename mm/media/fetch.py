@@ -80,7 +80,7 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
 
 
 def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputError:
-    """Return the error of a failed fetch. Its reason would map the network of the engine, so it goes to the log."""
+    """Return the error of a failed fetch. The reason would reveal the engine's network to the sender, so it goes to the log."""
     reason = " ".join((str(error) or type(error).__name__).split())[:200]
     if not policy.allow_private_hosts:
         _log.info("fetching from %s failed: %s", target.host, reason)
@@ -118,18 +118,20 @@ def _plain_name(host: str) -> str:
     return host.rstrip(".").encode("idna").decode("ascii").lower()
 
 
-class _Wire(io.RawIOBase):
+class _LimitedStream(io.RawIOBase):
     """The byte stream of a server, counted and timed: slow senders and wrong lengths cannot exceed the limits."""
 
     def __init__(self, stream: socket.socket, policy: MediaPolicy, deadline: float) -> None:
         self.stream, self.policy, self.deadline = stream, policy, deadline
-        self.left = policy.max_bytes + policy.max_bytes // 8 + _LONGEST_HEAD  # headers, and the marks of chunked bodies
+        self.left = (
+            policy.max_bytes + policy.max_bytes // 8 + _LONGEST_HEAD
+        )  # with room for headers and for the framing of chunked bodies
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self.stream.settimeout(_patience(self.policy, self.deadline))
+        self.stream.settimeout(_seconds_left(self.policy, self.deadline))
         count = self.stream.recv_into(buffer)
         self.left -= count
         if self.left < 0:
@@ -137,24 +139,24 @@ class _Wire(io.RawIOBase):
         return count
 
 
-class _Line:
-    """The socket of http.client. It is closed after the headers, while the body is still to be read."""
+class _HttpSocket:
+    """The socket that http.client uses. It ignores `close`, because http.client closes it before it reads the body."""
 
-    def __init__(self, wire: _Wire) -> None:
+    def __init__(self, wire: _LimitedStream) -> None:
         self.wire = wire
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(self.wire)
 
     def sendall(self, data: Any) -> None:
-        self.wire.stream.settimeout(_patience(self.wire.policy, self.wire.deadline))
+        self.wire.stream.settimeout(_seconds_left(self.wire.policy, self.wire.deadline))
         self.wire.stream.sendall(data)
 
     def close(self) -> None:
-        """Do nothing: the stream is closed where it was opened."""
+        """Do nothing: `_get` closes the stream."""
 
 
-def _patience(policy: MediaPolicy, deadline: float) -> float:
+def _seconds_left(policy: MediaPolicy, deadline: float) -> float:
     """Return the seconds that the next network operation may take."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
@@ -167,13 +169,13 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) 
     with _connect(target, policy, deadline) as raw:
         if target.scheme == "http":
             return _exchange(raw, target, policy, deadline, ledger)
-        raw.settimeout(_patience(policy, deadline))
+        raw.settimeout(_seconds_left(policy, deadline))
         with ssl.create_default_context().wrap_socket(raw, server_hostname=target.host) as stream:
             return _exchange(stream, target, policy, deadline, ledger)
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
-    found = _resolve(target, _patience(policy, deadline))
+    found = _resolve(target, _seconds_left(policy, deadline))
     for *_, place in found:
         if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(place[0]))):
             raise PermissionError(f"{place[0]} is not public")
@@ -181,7 +183,7 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.so
     for family, kind, protocol, _, place in found:
         stream = socket.socket(family, kind, protocol)
         try:
-            stream.settimeout(_patience(policy, deadline))
+            stream.settimeout(_seconds_left(policy, deadline))
             stream.connect(place)
             return stream
         except OSError as error:
@@ -204,13 +206,13 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
     try:
         return found.result(seconds)
     except TimeoutError:
-        raise TimeoutError("its name is not resolved in time") from None
+        raise TimeoutError("its name was not resolved in time") from None
 
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
     connection = http.client.HTTPConnection(target.host, target.port)
-    wire = _Wire(stream, policy, deadline)
-    connection.sock = _Line(wire)  # type: ignore[assignment]
+    wire = _LimitedStream(stream, policy, deadline)
+    connection.sock = _HttpSocket(wire)  # type: ignore[assignment]
     name = f"[{target.host}]" if ":" in target.host else target.host
     host = name if target.port == _PORTS[target.scheme] else f"{name}:{target.port}"
     headers = {"Host": host, "User-Agent": "sensorium", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
@@ -219,8 +221,8 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
     if response.status in _REDIRECTS:
         location = response.getheader("Location")
         if not location:
-            raise InputError(f"{target.host} redirects to nowhere")
-        return quote(location.strip(), safe=string.punctuation, encoding="latin-1")  # its bytes, as http.client shows them
+            raise InputError(f"{target.host} redirects without naming a target")
+        return quote(location.strip(), safe=string.punctuation, encoding="latin-1")  # http.client decodes headers as latin-1
     if response.status != 200:
         raise InputError(f"{target.host} answers with status {response.status}")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
@@ -228,10 +230,10 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
     return _body(response, target, wire, ledger)
 
 
-def _body(response: http.client.HTTPResponse, target: _Target, wire: _Wire, ledger: Ledger) -> bytes:
+def _body(response: http.client.HTTPResponse, target: _Target, wire: _LimitedStream, ledger: Ledger) -> bytes:
     """Read the body. The time that it waits for other requests' memory does not count against `max_seconds`."""
     policy = wire.policy
-    expected = response.length  # None if the server does not tell
+    expected = response.length  # None without a Content-Length
     too_large = InputError(f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)")
     if expected is not None and expected > policy.max_bytes:
         raise too_large

@@ -100,7 +100,7 @@ def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioI
 
 
 def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
-    """Return what holds the audio of a video; None if there is none or it is not used."""
+    """Return what a video's audio is decoded from: the file or the attached samples. None if there is no audio to use."""
     if not spec.use_audio_in_video or source.kind != "video":
         return None
     if isinstance(source.data, bytes | bytearray | memoryview):

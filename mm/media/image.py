@@ -34,8 +34,8 @@ _UPRIGHT: dict[int, Callable[[Any], Any]] = {  # EXIF orientation -> view of an 
     8: lambda a: np.rot90(a, -1),
 }
 _PNG_START = 8
-_MOST_CHUNKS = 1 << 18  # of a PNG that are looked at: two gigabytes in the usual pieces
-_MOST_READS = 1 << 16  # of a header: Pillow reads the usual ones in a few dozen, and endless ones for minutes
+_MAX_CHUNKS = 1 << 18  # chunks of a PNG that are searched: two gigabytes of the usual size
+_MAX_READS = 1 << 16  # reads of a header: Pillow needs a few dozen, and minutes for an endless header
 _MOST_EXIF = 1 << 20  # bytes
 _STRIP_PIXELS = 1 << 18  # converted at a time
 _CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # that the codec holds for a pixel
@@ -71,7 +71,7 @@ def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
     One exception: a lazy PIL image of a PNG whose orientation is stored after its pixels.
 
     Raises:
-        InputError: as `decode_image`, as far as the header tells.
+        InputError: an error of `decode_image` that shows in the header.
     """
     if isinstance(value, np.ndarray | Tensor):
         height, width = _channels_last(value, policy).shape[:2]
@@ -94,7 +94,7 @@ def decode_image(value: object, policy: MediaPolicy) -> Tensor:
 
 
 def hash_image(value: object, policy: MediaPolicy) -> str:
-    """Return the identity of the content: of encoded bytes as they are, else of mode and pixels. The background counts."""
+    """Return the hash of the content: of encoded bytes and the background, or else of the mode and the decoded pixels."""
     if isinstance(value, bytes):
         return digest("encoded", value, policy.background)
     return digest("pixels", *_decode(value, policy))
@@ -143,7 +143,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
             with _LOADING:
                 if load or value.format == "TIFF":
                     value.load()
-                orientation = _orientation(partial(Image.Image.getexif, value))  # a PNG's own would load it
+                orientation = _orientation(partial(Image.Image.getexif, value))  # a PNG's own method would load the pixels
             yield value, orientation
         else:
             with _open(value, policy) as image:
@@ -160,7 +160,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
 
 
 def _open(data: bytes, policy: MediaPolicy) -> Image.Image:
-    """Open with Pillow, without its global size limit and only formats of pixels, whose readers start no program."""
+    """Open with Pillow's readers of pixel formats, which start no program, and without its global size limit."""
     Image.init()
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         _check_tiff(data, policy)
@@ -170,11 +170,11 @@ def _open(data: bytes, policy: MediaPolicy) -> Image.Image:
             try:
                 file = _Counted(data)
                 image = reader(file, "")
-            except (SyntaxError, IndexError, TypeError, struct.error):  # how a reader says that it is not its format
+            except (SyntaxError, IndexError, TypeError, struct.error):  # raised by a reader for another format
                 continue
             # Pillow reads a chunk of a PNG by four calls or less; other readers may take their pixels one by one
-            file.left = _MOST_READS + 4 * policy.max_image_pieces if name == "PNG" else math.inf
-            _narrow_clear(image)
+            file.left = _MAX_READS + 4 * policy.max_image_pieces if name == "PNG" else math.inf
+            _reduce_transparent_color(image)
             return image
     raise UnidentifiedImageError
 
@@ -182,12 +182,12 @@ def _open(data: bytes, policy: MediaPolicy) -> Image.Image:
 class _Counted(io.BytesIO):
     """A file that refuses to be read in very many small pieces."""
 
-    left: float = _MOST_READS
+    left: float = _MAX_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.left -= 1
         if self.left < 0:
-            raise InputError("it is in more small pieces than images are; the file is broken or hostile")
+            raise InputError("it consists of too many small pieces; the file is broken or hostile")
         return super().read(size)
 
 
@@ -246,7 +246,7 @@ def _pieces_error(policy: MediaPolicy) -> InputError:
     return InputError(text, param="max_image_pieces")
 
 
-def _narrow_clear(image: Image.Image) -> None:
+def _reduce_transparent_color(image: Image.Image) -> None:
     """Reduce the transparent color of 16-bit RGB to the upper bytes that Pillow keeps; near colors become transparent too."""
     clear, tiles = image.info.get("transparency"), getattr(image, "tile", ())
     if isinstance(clear, tuple) and tiles and tiles[0][3] == "RGB;16B":
@@ -254,13 +254,13 @@ def _narrow_clear(image: Image.Image) -> None:
 
 
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
-    """Return EXIF without decoding pixels, as Pillow would do for a PNG that has none before them."""
+    """Return EXIF without decoding pixels. Pillow would decode a PNG to find EXIF that is stored after its pixels."""
     if len(image.info.get("exif", b"")) > _MOST_EXIF:
         raise InputError(f"its EXIF is over the limit of {_MOST_EXIF:,} bytes; store it without")
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         if position + 8 > len(data):
             break
         length, kind = struct.unpack(">I4s", data[position : position + 8])
@@ -285,13 +285,13 @@ def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
     """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
     if isinstance(array, np.ndarray):
         if array.dtype != np.uint8:
-            raise InputError(f"pixels are uint8 (0-255), not {array.dtype}")
+            raise InputError(f"pixels must be uint8 (0-255), not {array.dtype}")
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     else:
         if array.dtype != torch.uint8:
-            raise InputError(f"pixels are uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
+            raise InputError(f"pixels must be uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
         if array.layout is not torch.strided or array.is_meta:
-            raise InputError(f"pixels are a dense tensor, not {array.layout} on {array.device}")
+            raise InputError(f"pixels must be a dense tensor, not {array.layout} on {array.device}")
         tensor = array.detach().cpu()
     if tensor.shape[-1] not in (1, 3, 4):
         if tensor.shape[-3] not in (1, 3, 4):
@@ -306,7 +306,7 @@ def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) ->
     if value.ndim == 2:
         value = value[..., None]
     if value.ndim != 3:
-        raise InputError(f"an image has 2 or 3 axes, not {value.ndim}; give several images as a list")
+        raise InputError(f"an image must have 2 or 3 axes, not {value.ndim}; give several images as a list")
     pixels = to_hwc(value)
     check_size(pixels.shape[0], pixels.shape[1], policy)
     return pixels

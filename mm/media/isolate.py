@@ -74,9 +74,9 @@ def _run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
 def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
     """Run `function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
 
-    The function must be a module's function with type hints; arguments and result are numbers, texts, tensors, and dataclasses
-    of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its libraries
-    (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included.
+    The function must be a module's function with type hints. Arguments and result are numbers, strings, tensors, and
+    dataclasses of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its
+    libraries (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included.
 
     Raises:
         InputError: raised by the function, with the same text, or the function crashed, took too long or needed too much.
@@ -143,7 +143,8 @@ class CodecWorker:
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
-        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # it finds modules where we do, and not in its cwd
+        # the import paths of this process, without the worker's current folder
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         command = [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())]
         env = os.environ | dict.fromkeys(_THREADS, "1") | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
         with theirs:
@@ -194,7 +195,7 @@ def _ask(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]
         raise InputError(_slow(request.seconds)) from None
     except (OSError, EOFError, msgspec.MsgspecError):
         status = worker.stop()
-        if status == -signal.SIGALRM:  # the worker's own timer was first
+        if status == -signal.SIGALRM:  # the worker's own timer fired first
             raise InputError(_slow(request.seconds)) from None
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         raise InputError(f"decoding it crashed the codec ({name}); the file is broken or hostile") from None
@@ -227,7 +228,7 @@ def _slow(seconds: float) -> str:
 
 
 def _shaped(tensors: list[Tensor], form: Any) -> Tensor:
-    """Return tensor number `at` with its dtype and shape."""
+    """Return the tensor that `form` refers to by number, with its dtype and shape."""
     typed: Tensor = tensors[form["at"]].view(getattr(torch, form["dtype"]))
     return typed.view(form["shape"])
 

@@ -27,7 +27,7 @@ class DecodeSpec:
         frames_per_chunk: frames of one vision chunk, for families that take videos in chunks.
         use_audio_in_video: the audio track of a video becomes an item of its own, after the video. A video without one
             stays a single item.
-        max_audio_samples: the most samples that the family takes. Decoding stops there if the header does not tell the
+        max_audio_samples: the most samples that the family takes. Decoding stops there if the header does not give the
             length. None: only the policy limits it.
     """
 
@@ -65,7 +65,7 @@ class MediaPolicy:
         max_decoded_bytes: bytes that decoding one image or one audio holds at its peak, computed from the header.
         background: RGB that transparent pixels are blended with.
         video_backend: "pyav" or "opencv".
-        frame_recovery: replace a broken frame by the next readable one before the following sampled frame.
+        frame_recovery: replace a broken frame by the next readable one that comes before the next sampled frame.
         decode_isolation: "thread" decodes in the engine's process, "process" in a worker process with the limits below,
             which is restarted when it dies.
         worker_memory_bytes, worker_seconds: address space of that worker, and seconds per item.
@@ -85,7 +85,7 @@ class MediaPolicy:
     max_request_seconds: float = 300.0
     max_total_bytes: int = 4 << 30
     max_redirects: int = 5
-    max_pixels: int = 178_956_970  # Pillow's own limit: twice a quarter GiB of 24-bit pixels
+    max_pixels: int = 178_956_970  # Pillow's own limit: half a GiB of 24-bit pixels
     max_aspect_ratio: float = 200.0  # as in the published preprocessing of Qwen2-VL
     max_jpeg_scans: int = 64
     max_image_pieces: int = 1 << 16
@@ -119,7 +119,9 @@ class MediaPolicy:
                 param="allowed_local_media_path",
             )
         if isinstance(self.allowed_media_domains, str):
-            raise ConfigError("allowed_media_domains is a list of host names, not one text", param="allowed_media_domains")
+            raise ConfigError(
+                "allowed_media_domains must be a list of host names, not one string", param="allowed_media_domains"
+            )
         ports = self.allowed_media_ports
         if ports is not None and not (
             isinstance(ports, tuple | list) and all(type(port) is int and 0 < port < 65536 for port in ports)

@@ -70,7 +70,7 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
     index = index_video(data, policy)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
-    rows, reader = _Rows(index, plan.indices), READERS[policy.video_backend]
+    rows, reader = _SampledFrames(index, plan.indices), READERS[policy.video_backend]
     rows.fill(reader(data, index, rows))
     if policy.frame_recovery and None in rows.used:
         rows.stand_ins = True
@@ -115,8 +115,8 @@ def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: Medi
     return MediaHeader("video", height, width, plan, exact=exact)
 
 
-class _Rows:
-    """The frames of a plan as they are found. `number in rows` tells whether that frame is still needed."""
+class _SampledFrames:
+    """The frames of a plan, filled in as they are decoded. `number in frames` is True if that frame is still needed."""
 
     def __init__(self, index: VideoIndex, wanted: Sequence[int]) -> None:
         self.index, self.wanted = index, wanted
@@ -151,7 +151,7 @@ class _Rows:
             raise InputError(f"its header says {size} but its frames are {width}x{height}; the file is broken")
         rows, wanted, taken = zip(*pairs, strict=True)
         if len(rows) < len(self.wanted):
-            _log.warning("video: %d of the %d frames wanted could be read", len(rows), len(self.wanted))
+            _log.warning("video: %d of the %d sampled frames could be read", len(rows), len(self.wanted))
         plan = replace(
             plan,
             indices=taken,

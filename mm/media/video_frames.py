@@ -22,7 +22,7 @@ from .video_pyav import DEFAULT_FPS
 
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
 _AUDIO = "audio"
-_MOST = 1e9
+_MAX_NUMBER = 1e9
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,19 @@ def attached_audio(value: object) -> object | None:
 
 def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
     if value.ndim != 4:
-        raise InputError(f"frames have 4 axes [n, h, w, 3], not {value.ndim}")
+        raise InputError(f"frames must have 4 axes [n, h, w, 3], not {value.ndim}")
     frames = to_hwc(value)
     if frames.shape[-1] == 4:
-        raise InputError("frames are RGB, not of 4 channels")
+        raise InputError("frames must be RGB; they have 4 channels")
     return frames.expand(-1, -1, -1, 3)
 
 
 def _common_size(frames: Sequence[object], policy: MediaPolicy) -> tuple[int, int]:
     if not all(isinstance(frame, np.ndarray | Tensor | Image.Image) for frame in frames):
-        raise InputError("a list of frames holds images (PIL or arrays) only")
+        raise InputError("a list of frames must hold only images (PIL or arrays)")
     sizes = {probe_image(frame, policy).size for frame in frames}
     if len(sizes) > 1:
-        raise InputError("the frames of one video have one size")
+        raise InputError("the frames of one video must have one size")
     return sizes.pop()
 
 
@@ -113,42 +113,42 @@ def _fields(metadata: object) -> Mapping[str, object]:
         return {}
     if not isinstance(metadata, Mapping):
         if not (hasattr(metadata, "fps") and hasattr(metadata, "total_num_frames")):
-            raise InputError(f"metadata of frames is a mapping or an object with fps, not {typed(metadata)}")
+            raise InputError(f"metadata of frames must be a mapping or an object with fps, not {typed(metadata)}")
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
         if name not in (*_FIELDS, _AUDIO):
-            raise InputError(f"metadata of frames has no {str(name)[:100]!r}; {hint(name, (*_FIELDS, _AUDIO))}")
+            raise InputError(f"unknown key {str(name)[:100]!r} in metadata of frames; {hint(name, (*_FIELDS, _AUDIO))}")
     return {name: metadata[name] for name in metadata}
 
 
 def _decoded_frames(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: Mapping[str, object]) -> DecodedFrames:
-    count, known, again = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
+    count, known, do_sample = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
     numbers = tuple(range(count)) if known is None else _numbers(known, count)
     total = _number(metadata, "total_num_frames")
     if total is None:
         total = max(count, numbers[-1] + 1)
     elif total != int(total) or numbers[-1] >= total:
-        raise InputError(f"frame {numbers[-1]} is not one of total_num_frames={total:g}")
+        raise InputError(f"frame {numbers[-1]} does not exist if total_num_frames is {total:g}")
     elif known is None and total != count:
         raise InputError(f"total_num_frames is {total:g} but {count} frames were given; give frames_indices too")
     fps, seconds = _number(metadata, "fps"), _number(metadata, "duration")
     if not fps and seconds:
         fps = total / seconds
-    sampled = known is not None if again is None else not again
+    sampled = known is not None if do_sample is None else not do_sample
     return DecodedFrames(frames, *size, fps or None, int(total), numbers, sampled)
 
 
 def _numbers(known: object, count: int) -> tuple[int, ...]:
     entries = known.tolist() if isinstance(known, np.ndarray | Tensor) else known
     if not isinstance(entries, Sequence) or not all(isinstance(i, Integral) for i in entries):
-        raise InputError("frames_indices is a list of whole numbers")
+        raise InputError("frames_indices must be a list of whole numbers")
     numbers = tuple(int(i) for i in entries)
     if len(numbers) != count:
         raise InputError(f"frames_indices names {len(numbers)} frames but {count} were given")
-    if numbers[-1] > _MOST:
-        raise InputError(f"frames_indices are numbers up to {_MOST:g}")
+    if numbers[-1] > _MAX_NUMBER:
+        raise InputError(f"frames_indices must be at most {_MAX_NUMBER:g}")
     if numbers[0] < 0 or any(a > b for a, b in pairwise(numbers)):
-        raise InputError("frames_indices are not in order of time")
+        raise InputError("frames_indices must be in order of time, from 0 on")
     return numbers
 
 
@@ -156,6 +156,10 @@ def _number(metadata: Mapping[str, object], name: str) -> float | None:
     value = metadata.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise InputError(f"{name} of the metadata is {str(value)[:100]!r}; give a number from 0 to {_MOST:g}")
-    return float(value) if value * _MOST >= 1 else 0.0  # so that neither it nor its inverse is infinite
+    if (
+        not isinstance(value, int | float | np.integer | np.floating)
+        or isinstance(value, bool)
+        or not 0 <= value <= _MAX_NUMBER
+    ):
+        raise InputError(f"{name} of the metadata is {str(value)[:100]!r}; give a number from 0 to {_MAX_NUMBER:g}")
+    return float(value) if value * _MAX_NUMBER >= 1 else 0.0  # so that neither it nor its inverse is infinite

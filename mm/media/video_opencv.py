@@ -14,7 +14,7 @@ from .video_pyav import VideoIndex
 
 
 def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
+    """Yield the requested frames that can be decoded, in decoding order: number, and upright RGB uint8 `[height, width, 3]`.
 
     Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames.
     """
@@ -44,7 +44,7 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
 
 
 class _Stream(io.BytesIO):
-    """A broken file makes OpenCV seek before the start. An exception in its stream would crash the process."""
+    """A file that allows seeks before its start, which broken videos cause. An exception here would crash the process."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         try:
@@ -54,7 +54,7 @@ class _Stream(io.BytesIO):
 
 
 def _nearest(index: VideoIndex, seconds: float) -> int:
-    """Return the frame at a time of OpenCV's clock, which starts with the stream."""
+    """Return the number of the frame nearest to a time of OpenCV's clock, which counts from the start of the stream."""
     seconds -= index.late
     after = min(bisect_left(index.times, seconds), index.total - 1)
     return after - (after > 0 and seconds - index.times[after - 1] < index.times[after] - seconds)

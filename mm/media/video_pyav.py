@@ -32,13 +32,13 @@ _FORMATS = (
 
 _MOST_PACKETS = 1 << 20  # nearly ten hours at 30 per second
 
-# Decoders of formats whose frames say for certain that no other refers to them: unwanted ones are not decoded.
-_MARKED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
+# Decoders that reliably know which frames no other frame refers to: such frames are skipped unless they are requested.
+_NONREF_DECODERS = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 
 
 @dataclass(frozen=True)
 class VideoIndex:
-    """What the packets of a video tell without decoding.
+    """What the packets of a video say without decoding.
 
     A frame's number counts decodable frames in presentation order. Packets before the first keyframe, and those that an edit
     list removes, have no number.
@@ -122,7 +122,7 @@ def _is_hidden(packet: Packet[VideoStream]) -> bool:
 
 
 def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """Yield `(number, uint8 [height, width, 3] RGB, upright)` of the requested frames that can be decoded, in decoding order.
+    """Yield the requested frames that can be decoded, in decoding order: number, and upright RGB uint8 `[height, width, 3]`.
 
     Only packets that these frames need are decoded; other packets are skipped up to a keyframe. If that does not give all
     frames, the video is decoded again from its start for the rest. Broken packets are left out. A frame's size may differ
@@ -150,8 +150,8 @@ def _read(
 def decode_ranges(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
     """Return positions of the packets that must be decoded for the requested frames, as ranges that start at keyframes.
 
-    Frames stored behind a keyframe but shown before it may refer to frames before it. Packets before the first keyframe may
-    set up the decoder.
+    A frame stored after a keyframe but shown before it may refer to frames before that keyframe, so its range starts at the
+    keyframe before. The first range starts at packet 0, because packets before the first keyframe may set up the decoder.
     """
     result: list[range] = []
     before = key = 0
@@ -179,7 +179,7 @@ def _decoded(
         # a wrong size in the header must not make the decoder allocate much more than was admitted;
         # small frames need a minimum: H.263 and MPEG-4 refuse fewer than 89,600 pixels
         decoder.options = {"max_pixels": str(max(1 << 17, 4 * (index.height + 64) * (index.width + 64)))}
-        lean = index.numbers is not None and decoder.name in _MARKED
+        lean = index.numbers is not None and decoder.name in _NONREF_DECODERS
         count = 0
         for position, packet in enumerate(_packets(container, stream)):
             while todo and position >= todo[0].stop:
@@ -238,7 +238,7 @@ def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
         if not streams:
             raise InputError("it holds no video")
         if streams[0].codec_context is None:
-            raise InputError("its codec is not one that can be read")
+            raise InputError("its codec is not supported")
         yield container, streams[0]
 
 

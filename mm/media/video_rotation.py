@@ -1,6 +1,6 @@
 """Rotation of a video track, read from the boxes of its container.
 
-PyAV tells the rotation of decoded frames only. MP4 stores it in the track header's matrix (ISO/IEC 14496-12, 8.3.2), Matroska
+PyAV gives the rotation only of decoded frames. MP4 stores it in the track header's matrix (ISO/IEC 14496-12, 8.3.2), Matroska
 in Projection/ProjectionPoseRoll (RFC 9559, 5.1.4.1.28.45); other containers have none.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 _SEGMENT, _TRACKS, _TRACK, _VIDEO, _PROJECTION, _ROLL, _CLUSTER = (
     b"\x18\x53\x80\x67", b"\x16\x54\xae\x6b", b"\xae", b"\xe0", b"\x76\x70", b"\x76\x75", b"\x1f\x43\xb6\x75"
 )  # fmt: skip
-_MOST = 10_000  # boxes looked at on one level, so that a file of nothing but boxes costs no time
-_MOST_ALIKE = 100
+_MAX_BOXES = 10_000  # boxes read per level, which limits the time for a file full of empty boxes
+_MAX_ALIKE = 100  # boxes of one kind that are opened per level
 _Walk = Callable[[bytes, int, int, bytes], Iterator[tuple[int, int]]]
 
 
@@ -46,23 +46,24 @@ def _mp4(data: bytes, track: int) -> float:
 
 
 def _matroska(data: bytes, place: int) -> float:
-    films = _inside(_elements, data, (_SEGMENT, _TRACKS, _TRACK, _VIDEO))
-    for start, stop in _inside(_elements, data, (_PROJECTION, _ROLL), films[place]) if place < len(films) else ():
+    tracks = _inside(_elements, data, (_SEGMENT, _TRACKS, _TRACK, _VIDEO))
+    for start, stop in _inside(_elements, data, (_PROJECTION, _ROLL), tracks[place]) if place < len(tracks) else ():
         if stop - start in (4, 8):
             return float(struct.unpack(">f" if stop - start == 4 else ">d", data[start:stop])[0])
     return 0.0
 
 
 def _inside(walk: _Walk, data: bytes, path: Sequence[bytes], span: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+    """Return `(start, stop)` of the contents of all boxes at a path of kinds, within `span` or the whole file."""
     spans = [span or (0, len(data))]
     for kind in path:
-        spans = [inner for outer in spans for inner in walk(data, *outer, kind)][:_MOST_ALIKE]
+        spans = [inner for outer in spans for inner in walk(data, *outer, kind)][:_MAX_ALIKE]
     return spans
 
 
 def _boxes(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
     """Yield `(start, stop)` of the contents of the MP4 boxes of one kind."""
-    for _ in range(_MOST):
+    for _ in range(_MAX_BOXES):
         if start + 8 > stop:
             return
         size, head = int.from_bytes(data[start : start + 4], "big"), 8
@@ -78,7 +79,7 @@ def _boxes(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[in
 
 def _elements(data: bytes, start: int, stop: int, kind: bytes) -> Iterator[tuple[int, int]]:
     """Yield `(start, stop)` of the contents of the EBML elements of one kind, up to the first cluster."""
-    for _ in range(_MOST):
+    for _ in range(_MAX_BOXES):
         if start >= stop:
             return
         width = 9 - data[start].bit_length()

@@ -51,7 +51,7 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor
 
     def set_aside(value: object) -> object:
         if not isinstance(value, Tensor):
-            raise TypeError(f"{typed(value)} cannot leave the worker")  # a codec's bug: `run_isolated` lists what may
+            raise TypeError(f"{typed(value)} cannot leave the worker")  # a bug: `run_isolated` lists the types that can
         tensors.append(value.contiguous())
         return {"at": len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 
@@ -63,7 +63,7 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor
     try:
         result = msgspec.to_builtins(_run(request, data), enc_hook=set_aside)
         return WorkerReply("value", value=result), tensors
-    except Exception as error:  # the boundary: whatever it is goes to the caller, who raises it there
+    except Exception as error:  # any error goes to the caller, which raises it there
         if _out_of_memory(error):
             return WorkerReply("memory"), []
         if isinstance(error, InputError):
