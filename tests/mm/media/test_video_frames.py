@@ -74,8 +74,8 @@ def test_metadata_of_transformers():
     ("metadata", "text"),
     [
         ({"fps": 30.0, "frames_indices": [0, 1]}, "frames_indices names 2 frames but 10"),
-        ({"total_frames": 10}, "no 'total_frames'; did you mean total_num_frames"),
-        ({"zzz": 10}, "no 'zzz'; the known ones are total_num_frames, fps"),
+        ({"total_frames": 10}, "unknown key 'total_frames' in metadata of frames; did you mean total_num_frames"),
+        ({"zzz": 10}, "unknown key 'zzz' in metadata of frames; the known ones are total_num_frames, fps"),
         ({"total_num_frames": 9, "frames_indices": range(10)}, "frame 9 does not exist if total_num_frames is 9"),
         ({"total_num_frames": 30}, "30 but 10 frames were given; give frames_indices"),
         ({"frames_indices": list(range(10, 0, -1))}, "must be in order of time"),
