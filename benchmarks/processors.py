@@ -155,7 +155,7 @@ def scaling(rounds: int) -> str:
     times = [(spent(1), spent(2)) for _ in range(rounds)]
     one, two = (min(several) for several in zip(*times, strict=True))
     gain = one / two
-    return f"Two workers on 24 photos of 1080p: {gain:.2f} times the throughput of one, efficiency {gain / 2:.2f} (wanted 0.8)."
+    return f"Two workers on 24 photos of 1080p: {gain:.2f} times the throughput of one, efficiency {gain / 2:.2f} (target 0.8)."
 
 
 def table(rounds: int) -> str:
@@ -165,7 +165,7 @@ def table(rounds: int) -> str:
     lines = [
         machine().replace("2 threads", "1 thread"),
         "",
-        "| milliseconds | bf16 | f32 | torchvision backend | Pillow backend | transformers | wanted |",
+        "| milliseconds | bf16 | f32 | torchvision backend | Pillow backend | transformers | target |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, size in PHOTOS.items():

@@ -9,7 +9,7 @@ from .throughput import ROOT, machine, put
 
 SECTION = "tiny-vl in 8 bits"
 NOTE = (
-    "Character accuracy (videos: share of right directions) and the number of answers equal to those of float32, with 8-bit "
+    "Character accuracy (videos: share of correct directions) and the number of answers equal to those of float32, with 8-bit "
     "products (`quantization`) or keys and values (`kv_cache_dtype`). Target: a drop of at most half a point."
 )
 WANTED = 0.005  # largest allowed drop of character accuracy

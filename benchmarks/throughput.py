@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "out" / "bench-118m"
 RESULT = ROOT / "benchmarks" / "README.md"
-WORKLOADS = {  # requests, image (width, height), answer tokens, wanted ratio
+WORKLOADS = {  # requests, image (width, height), answer tokens, target ratio
     "8 images 448x448, 32 tokens": (8, (448, 448), 32, 1.3),
     "16 texts, 128 tokens": (16, None, 128, 2.0),
 }
@@ -171,7 +171,7 @@ def main() -> None:
     if not (MODEL / "config.json").exists():
         subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks.make_model", str(MODEL)], cwd=ROOT, check=True)
     head = [
-        "| workload | sensorium tokens/s | transformers tokens/s | ratio | wanted | peak MB | allowed | transformers peak MB |"
+        "| workload | sensorium tokens/s | transformers tokens/s | ratio | target | peak MB | allowed | transformers peak MB |"
     ]
     rows = [compare(name, args.processes, args.rounds) for name in WORKLOADS]
     table = "\n".join([machine(), "", *head, "|---|---|---|---|---|---|---|---|", *rows])

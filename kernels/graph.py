@@ -207,7 +207,7 @@ class _OperatorMode(TorchDispatchMode, ABC):
         """Run one primitive operator."""
 
     def reads(self, func: Any, args: Any, masked: set[Any]) -> bool:
-        """Return whether the host reads values, or a size that depends on data (as of an index by a mask)."""
+        """Return whether the host reads values, or a size that depends on data (as when it indexes with a mask)."""
         if func in masked:
             return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor))
         tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]

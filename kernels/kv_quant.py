@@ -39,7 +39,7 @@ def split_scales(kv_cache: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise `x [..., dim]` and return it with float32 scales `[...]`. A row with NaN or infinity has a scale like it."""
+    """Quantise `x [..., dim]` and return it with float32 scales `[...]`. NaN or infinity in a row gives such a scale."""
     scale = x.abs().amax(-1).float().clamp_(min=_MIN_ABSMAX).div_(MAX_VALUES[dtype])
     scaled = x.float().div(scale[..., None])
     if dtype == torch.int8:

@@ -53,7 +53,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The largest step that can be scheduled; memory plans follow from it.
+    """The largest step that can be scheduled, for which memory is planned.
 
     Args:
         rows: rows of the step.

@@ -84,7 +84,7 @@ class OpBytes:
         return torch.get_num_threads() * queries * (512 * score + (dim + 3) * FLOAT32)
 
     def attention_copies(self, width: int) -> int:
-        """Return the bytes of keys and values in the layout of torch's fp16/bf16 kernel; C++ converts a tile at a time."""
+        """Return the bytes of the keys and values that torch's fp16/bf16 kernel copies; C++ converts tile by tile."""
         return 0 if self.fused("varlen_attention") or self.dtype == torch.float32 else 2 * width * self.dtype.itemsize
 
 

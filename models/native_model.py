@@ -1,4 +1,4 @@
-"""The base of models that encode images and videos at native size: a packed tower, mergers and a decoder.
+"""The base of models that encode images and videos at native resolution: a packed tower, mergers and a decoder.
 
 Such a model may also have an audio tower, whose rows have no deepstack levels.
 """

@@ -17,7 +17,7 @@ _PAGE = 16
 
 
 def search(measure: Measure, report: Callable[[str], None], device: torch.device) -> dict[tuple[str, str], Config]:
-    """Return (op, shape class) -> configuration, where one is faster than the current. Takes minutes, mostly to compile."""
+    """Return the configurations that are faster than the current ones, by (op, shape class). Takes minutes."""
     found: dict[tuple[str, str], Config] = {}
     for run in workloads(device):
         for op, shape in launch_config.requested_configs(run):

@@ -70,7 +70,7 @@ def _default_config(op: str, shape: str) -> Config:
 
 
 def _table_row(arch: str) -> str:
-    """Return the table row of an architecture: its own, or that of an older one with no more shared memory, or "any"."""
+    """Return the table row of an architecture: its own, else that of an older one with no more shared memory, or "any"."""
     if not arch.startswith("sm_"):
         return arch
     number = int(arch[3:])

@@ -1,6 +1,6 @@
 """Mixture of experts in Triton: routing, sorting by expert, grouped matmuls, weighted sums. Nothing is read on the host.
 
-A pair is a row and one of its experts: pair `p` is choice `p % top_k` of row `p // top_k`. Pairs are sorted into tiles of one
+A pair is a row with one of its experts: pair `p` is choice `p % top_k` of row `p // top_k`. Pairs are sorted into tiles of one
 expert each. The largest possible number of tiles follows from shapes, so every launch can be captured in a CUDA graph. Pairs
 of expert -1 are skipped. No sum depends on the order in which programs run.
 """

@@ -1,4 +1,4 @@
-"""Kimi-K2.5 (arXiv 2504.07491): MoonViT attends across the frames of a chunk, whose rows are averaged; a decoder with MLA."""
+"""Kimi-K2.5 (arXiv 2504.07491): MoonViT attends across a chunk's frames and averages their rows; a decoder with MLA."""
 
 from __future__ import annotations
 

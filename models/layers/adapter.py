@@ -45,7 +45,7 @@ class AdapterMask:
 
 
 class LowRank(WeightedLayer):
-    """Adds `up(down(x)) * scale` to one shard of a Linear, for the rows of one adapter. Never quantised.
+    """Adds `up(down(x)) * scale` to one shard of a Linear, for the rows that use its adapter. Never quantised.
 
     For all other rows it adds zeros: every row goes through the same products, so its bits do not depend on the batch.
 

@@ -1,4 +1,4 @@
-"""Decoder layers used as an encoder: input rows attend to one another, learned queries to all rows and to earlier queries."""
+"""Decoder layers as an encoder: input rows attend to one another; learned queries attend to all rows and earlier queries."""
 
 from __future__ import annotations
 

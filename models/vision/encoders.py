@@ -1,4 +1,4 @@
-"""Published image encoders by model_type: the defaults and features that vision configs of many families do not state.
+"""Published image encoders by model_type: defaults and features that the vision configs of many families leave out.
 
 Source: the configuration and modelling files of transformers 5.23.
 """

@@ -61,7 +61,7 @@ class SamSpec:
 
 
 class SamAttention:
-    """Attention among the rows of each square, with relative positions.
+    """Attention within each square of rows, with relative positions.
 
     The position term of a score is a dot product, too: the query's scores for every row and column of the square, times a
     one-hot vector of the key's row and column. Both are appended to the heads of queries and keys; no score matrix is needed.
