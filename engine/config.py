@@ -182,13 +182,13 @@ class EngineConfig:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device with its index, because each thread has a current GPU of its own. ConfigError if it does not exist."""
+        """The device with its index, because the current GPU differs by thread. Raises ConfigError if it does not exist."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         return _find_device("device", auto if self.device == "auto" else self.device)
 
     @property
     def torch_media_device(self) -> torch.device:
-        """`media_device` with its index. ConfigError if it does not exist."""
+        """`media_device` with its index. Raises ConfigError if it does not exist."""
         return _find_device("media_device", self.media_device)
 
 
@@ -206,7 +206,7 @@ def _find_device(option: str, name: str) -> torch.device:
         raise ConfigError(reason, param=option)
     device = torch.device("cuda:0" if name == "cuda" else name)
     if device.index >= torch.cuda.device_count():
-        reason = f"{option}={name!r}: torch sees {torch.cuda.device_count()} GPUs, the first is cuda:0"
+        reason = f"{option}={name!r}: torch sees {torch.cuda.device_count()} GPUs; the first is cuda:0"
         raise ConfigError(reason, param=option)
     return device
 
@@ -244,7 +244,7 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
 
 
 def make_policy(options: Mapping[str, Any]) -> MediaPolicy:
-    """Make a MediaPolicy from a mapping. ConfigError names the nearest known field of an unknown one."""
+    """Make a MediaPolicy from a mapping. Raise ConfigError for an unknown field; it names the nearest known one."""
     known = [f.name for f in fields(MediaPolicy)]
     for name in options:
         if name not in known:

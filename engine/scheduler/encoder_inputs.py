@@ -75,8 +75,8 @@ class EncoderInputs:
     def skip(self, request: Request, tasks: list[EncodeTask], keep: bool) -> list[EncodeTask]:
         """Undo `schedule` for a sequence that computes nothing in this step.
 
-        Returns the tasks to run all the same: all of them if encoder calls run beside steps, else none. `keep`: the rows stay
-        pinned.
+        Return the tasks that still have to run: all of them if encoder calls run beside steps, else none. `keep`: the rows
+        stay pinned.
         """
         if not keep:
             self.unpin(request, () if self._beside else tasks)

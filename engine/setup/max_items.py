@@ -250,7 +250,7 @@ def _is_taken(info: ProcessingInfo, modality: str, frames: FramePlan, policy: Me
 
 
 def _max_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
-    """Return the most pixels of one image or frame that the policy admits."""
+    """Return the maximum pixels of an image or frame that the policy admits."""
     if frames is None:
         return policy.max_pixels
     return min(policy.max_pixels, policy.max_video_bytes // (3 * len(frames.indices)))

@@ -178,7 +178,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     rows = min(sizes.step_rows, keys)
     step = StepLimits(rows, keys, sizes.keys, device, config.quantization is not None, config.kv_cache_dtype != "auto")
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
-    call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # most rows of one encoder call
+    call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # maximum rows of a call
     queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
     limits = _item_limits(config, model, sizes)

@@ -96,7 +96,7 @@ class EncoderRunner:
         """Return the results of submitted items that are done, each once; "dropped" for items that were discarded.
 
         Args:
-            wait: wait a moment for the first result, if a call is running.
+            wait: wait briefly for the first result, if a call is running.
         """
         results, self._results = self._results, []
         end = time.perf_counter() + self._poll_seconds

@@ -226,7 +226,7 @@ class _Folder:
         return True
 
     def delete(self, path: Path) -> bool:
-        """Delete a file. Returns False if that fails; a file that is already gone counts as deleted."""
+        """Delete a file. Return False if that fails; a file that is already gone counts as deleted."""
         try:
             path.unlink(missing_ok=True)
         except OSError:

@@ -59,7 +59,7 @@ class Grammar:
             raise self._error()
 
     def rollback(self, num_tokens: int) -> None:
-        """Return to the state after the first `num_tokens` of the answer, or to its beginning if llguidance cannot."""
+        """Return to the state after the first `num_tokens` of the answer, or to the beginning if llguidance cannot."""
         if num_tokens < self._num_accepted:
             done = self._matcher.rollback(self._num_accepted - num_tokens)
             self._num_accepted = num_tokens if done else 0
@@ -150,7 +150,7 @@ class GrammarFactory:
         return found
 
     def _future(self, params: StructuredOutputsParams) -> tuple[Future[Any], bool]:
-        """Return the future of a grammar, and whether it is new: then the caller has to compile it."""
+        """Return the future of a grammar, and True if it is new, so that the caller has to compile it."""
         with self._lock:
             future = self._alive.get(params)
             new = future is None

@@ -181,7 +181,7 @@ def _apply_logits_processors(logits: Tensor, states: Sequence[SamplingState], ch
 def _grammar_mask(
     logits: Tensor, states: Sequence[SamplingState], changed: Sequence[int], errors: dict[int, Exception]
 ) -> Tensor | None:
-    """Return the tokens that grammars allow, as bits in int32 `[rows, words]`; None where no row has a grammar.
+    """Return the tokens that grammars allow, as bits in int32 `[rows, words]`; None if no row has a grammar.
 
     The errors of grammars that fail are added to `errors`.
     """

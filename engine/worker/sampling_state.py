@@ -147,7 +147,7 @@ class SamplingState:
         return allowed
 
     def banned_tokens(self) -> list[int]:
-        """Return the tokens that would complete a bad word or end the answer before min_tokens."""
+        """Return the tokens that would complete a bad word, or end the answer before min_tokens."""
         early = self.num_output_tokens < self.params.min_tokens and not self.must_end
         banned = [*self.end_ids, *self._bad_tokens] if early else list(self._bad_tokens)
         if self._bad_words and self.num_output_tokens:

@@ -92,7 +92,7 @@ def test_a_gpu_has_a_number(monkeypatch):
     for name, number in (("auto", 0), ("cuda", 0), ("cuda:1", 1)):
         assert EngineConfig("m", device=name).torch_device == torch.device("cuda", number)
     assert EngineConfig("m", media_device="cuda").torch_media_device == torch.device("cuda", 0)
-    with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 GPUs, the first is cuda:0"):
+    with pytest.raises(ConfigError, match="device='cuda:2': torch sees 2 GPUs; the first is cuda:0"):
         EngineConfig("m", device="cuda:2").torch_device  # noqa: B018
 
 
