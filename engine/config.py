@@ -31,6 +31,7 @@ _POSITIVE = (
     "encoder_cache_dir_bytes",
     "max_logprobs",
     "max_sampling_chars",
+    "max_uuids",
     "max_grammar_chars",
 )
 
@@ -89,6 +90,9 @@ class EngineConfig:
         max_grammar_chars: maximum number of characters of `structured_outputs`.
         grammar_seconds: maximum time to compile `structured_outputs`. They are compiled in a worker process first; what takes
             longer or crashes there is refused for `quarantine_seconds`.
+        max_uuids: maximum number of uuids, of all `cache_salt`s together, whose content is remembered. The oldest uuid of the
+            salt with the most is forgotten first.
+        max_template_seconds: maximum time to render a chat template.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -128,6 +132,8 @@ class EngineConfig:
     engine_process: bool = False
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
+    max_uuids: int = 1 << 16
+    max_template_seconds: float = 10.0
     max_grammar_chars: int = 1 << 18
     grammar_seconds: float = 10.0
 
@@ -151,6 +157,8 @@ class EngineConfig:
             raise _error("quarantine_seconds", self.quarantine_seconds, "must be a number of seconds, 0 or above")
         if not _is_number(self.grammar_seconds) or not 0 < self.grammar_seconds < math.inf:
             raise _error("grammar_seconds", self.grammar_seconds, "must be a number of seconds above 0")
+        if not _is_number(self.max_template_seconds) or not 0 < self.max_template_seconds < math.inf:
+            raise _error("max_template_seconds", self.max_template_seconds, "must be a number of seconds above 0")
         for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")

@@ -100,11 +100,12 @@ class LLM:
             getattr(torch, core.info.dtype),
             self.config.trust_uuid,
             self.config.mm_processor_cache_bytes,
+            max_uuids=self.config.max_uuids,
             kernels=self.config.kernels,
             device=None if self.config.media_device == "cpu" else MediaDevice(self.config.torch_media_device),
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
-        self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len)
+        self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len, self.config.max_template_seconds)
         self._engine_loop = EngineLoop(
             core,
             self._tokenizer,

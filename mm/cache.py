@@ -13,7 +13,6 @@ from .errors import InputError
 from .hashing import digest
 
 V = TypeVar("V")
-_UUID_BYTES = 256  # memory of one uuid: digest, hash and bookkeeping
 _MAX_TENANTS = 4096
 
 
@@ -98,20 +97,21 @@ class ByteCache(Generic[V]):
 
 
 class UuidTable:
-    """The content hash of each uuid, per tenant. Drops the least recently used uuids beyond a limit."""
+    """The content hash of each uuid, per tenant. Beyond `max_uuids`, drops the oldest uuid of the tenant with the most."""
 
-    def __init__(self, capacity: int = 4 << 20) -> None:
-        """`capacity`: bytes per tenant."""
-        self._max_uuids, self._lock = max(1, capacity // _UUID_BYTES), threading.Lock()
-        self._tenants: OrderedDict[str | None, OrderedDict[str, str]] = OrderedDict()
+    def __init__(self, max_uuids: int = 1 << 16) -> None:
+        self._max_uuids, self._lock = max_uuids, threading.Lock()
+        self._tenants: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()  # least recently used first, as the uuids
+        self._count = 0
 
     def find(self, tenant: str | None, name: str) -> str | None:
         """Return the content hash of the uuid, or None."""
-        key = digest("uuid", name)  # fixed size, however long the uuid
+        owner, key = _keys(tenant, name)
         with self._lock:
-            names = self._tenants.get(tenant)
+            names = self._tenants.get(owner)
             if names is None or key not in names:
                 return None
+            self._tenants.move_to_end(owner)
             names.move_to_end(key)
             return names[key]
 
@@ -122,17 +122,24 @@ class UuidTable:
 
     def bind(self, tenant: str | None, name: str, content: str) -> None:
         """Bind the uuid to this content; InputError if it stands for other content."""
-        key = digest("uuid", name)
+        owner, key = _keys(tenant, name)
         with self._lock:
-            names = self._tenants.setdefault(tenant, OrderedDict())
-            self._tenants.move_to_end(tenant)
+            names = self._tenants.setdefault(owner, OrderedDict())
+            self._tenants.move_to_end(owner)
+            self._count += key not in names
             if names.setdefault(key, content) != content:
                 raise _taken_error(name)
             names.move_to_end(key)
-            while len(names) > self._max_uuids:
-                names.popitem(last=False)
+            while self._count > self._max_uuids:
+                max(self._tenants.values(), key=len).popitem(last=False)
+                self._count -= 1
             while len(self._tenants) > _MAX_TENANTS:
-                self._tenants.popitem(last=False)
+                self._count -= len(self._tenants.popitem(last=False)[1])
+
+
+def _keys(tenant: str | None, name: str) -> tuple[str, str]:
+    """Return keys of a fixed size, however long the salt and the uuid are."""
+    return digest("tenant", tenant), digest("uuid", name)
 
 
 def _taken_error(name: str) -> InputError:

@@ -112,7 +112,15 @@ class ParsedPrompt:
 class InputProcessor:
     """Turns prompts into token ids and features. Thread-safe; one per model."""
 
-    def __init__(self, info: ProcessingInfo, tokenizer: Tokenizer, settings: MultiModalSettings, max_model_len: int) -> None:
+    def __init__(
+        self,
+        info: ProcessingInfo,
+        tokenizer: Tokenizer,
+        settings: MultiModalSettings,
+        max_model_len: int,
+        max_template_seconds: float = 10.0,
+    ) -> None:
+        self._max_template_seconds = max_template_seconds
         self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
         self._cross_attention = any(name not in info.placeholder_ids for name in info.modalities)
         self.media = MultiModalProcessor(info, settings if self._cross_attention else replace(settings, max_rows=max_model_len))
@@ -153,8 +161,8 @@ class InputProcessor:
         """
         if not messages:
             raise InputError("a conversation has no messages; give at least one", param="messages")
-        limits = {"tokenizer": self._tokenizer, "max_model_len": self._max_model_len}
-        chat: RenderedChat = render_chat(messages, **{**render, **limits})
+        limits = {"max_model_len": self._max_model_len, "max_seconds": self._max_template_seconds}
+        chat: RenderedChat = render_chat(messages, **{**render, **limits, "tokenizer": self._tokenizer})
         media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
         self._check_text_length(chat.text)

@@ -53,6 +53,7 @@ class MultiModalSettings:
         dtype: dtype of the encoder's inputs.
         trust_uuid: use a uuid as the identity of its content instead of hashing the content.
         cache_bytes: size of the cache of processed items.
+        max_uuids: maximum number of uuids, of all tenants together, whose content is remembered.
         max_rows: maximum number of encoder rows of one item.
         kernels: backends of ops, as in EngineConfig.
         device: where items are processed; None for the CPU.
@@ -65,6 +66,7 @@ class MultiModalSettings:
     dtype: torch.dtype = torch.float32
     trust_uuid: bool = False
     cache_bytes: int = 512 << 20
+    max_uuids: int = 1 << 16
     max_rows: int = MAX_ITEM_ROWS
     kernels: str = ""
     device: MediaDevice | None = None
@@ -76,7 +78,7 @@ class MultiModalProcessor:
     def __init__(self, info: ProcessingInfo, settings: MultiModalSettings) -> None:
         self.settings, self._info = settings, info
         self._cache: ByteCache[ProcessedItem] = ByteCache(settings.cache_bytes, lambda value: value.num_bytes)
-        self._names = UuidTable()
+        self._names = UuidTable(settings.max_uuids)
         self.budget = MediaBudget(settings.policy)
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "sensorium-fetch")
         self._release = keep_workers(self)

@@ -49,6 +49,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     continue_final_message: bool = False,
     max_model_len: int | None = None,
+    max_seconds: float = 10.0,
     **variables: Any,
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
@@ -81,7 +82,7 @@ def render_chat(
     special = {name: TemplateText.written(text) for name, text in tokenizer.special_tokens.items()}
     given = {name: _plain(value, name) for name, value in {**variables, "tools": tools}.items()}
     context = {**special, **given, "add_generation_prompt": add_generation_prompt, "messages": safe}
-    text = _render(template, context, tokenizer.max_characters(max_model_len))
+    text = _render(template, context, tokenizer.max_characters(max_model_len), max_seconds)
     if continue_final_message:
         text = _up_to(text, last, end)
     return RenderedChat(text.pieces(), tuple(media))
@@ -137,10 +138,10 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
     raise InputError(f"messages, tools and template variables hold text, numbers, lists and objects, not {typed(value)}")
 
 
-def _render(template: str, context: dict[str, Any], most: int) -> TemplateText:
+def _render(template: str, context: dict[str, Any], most: int, max_seconds: float) -> TemplateText:
     sandbox = load_template(template)
     try:
-        return sandbox.render(context, most)
+        return sandbox.render(context, most, max_seconds)
     except InputError:
         raise
     except TemplateError as error:

@@ -22,7 +22,6 @@ from jinja2.utils import Namespace, pass_eval_context
 
 from ...mm.errors import CheckpointError, InputError, short_repr, utf8
 
-MAX_SECONDS = 10.0  # of one rendering
 MAX_SOURCE = 1 << 20  # characters of a template
 _MAX_WORK = 16  # characters that a rendering may make, per character of the longest prompt
 _MAX_BITS = 1 << 12  # of an integer
@@ -239,18 +238,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._begin(1 << 20)
         self._template = self.from_string(source)
 
-    def render(self, context: Mapping[str, Any], most: int) -> TemplateText:
+    def render(self, context: Mapping[str, Any], most: int, max_seconds: float) -> TemplateText:
         """Return the prompt, of at most `most` characters."""
-        self._begin(most)
+        self._begin(most, max_seconds)
         text = TemplateText.concat([TemplateText(""), self._template.render(**context)])
         if len(text) > most:
             raise _too_large(most)
         assert isinstance(text, TemplateText)
         return text
 
-    def _begin(self, most: int) -> None:
+    def _begin(self, most: int, max_seconds: float = 10.0) -> None:
         self._render.most, self._render.left = most, _MAX_WORK * most
-        self._render.deadline = time.monotonic() + MAX_SECONDS
+        self._render.seconds, self._render.deadline = max_seconds, time.monotonic() + max_seconds
 
     # called by the generated code
 
@@ -264,7 +263,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def step(self) -> bool:
         self._spend(1)
         if time.monotonic() > self._render.deadline:
-            reason = f"the chat template takes more than {MAX_SECONDS:g} s; shorten the messages or simplify the template"
+            reason = f"the chat template takes more than {self._render.seconds:g} s (max_template_seconds)"
+            reason += "; shorten the messages or simplify the template"
             raise InputError(reason, param="chat_template")
         return True
 

@@ -89,10 +89,25 @@ def test_a_name_stands_for_one_content_of_one_tenant():
 
 
 def test_names_are_forgotten_oldest_first_beyond_the_cap():
-    names = UuidTable(capacity=3 * 256)
+    names = UuidTable(max_uuids=3)
     for name in ("a", "b", "c"):
         names.bind(None, name, name)
     names.find(None, "a")
     names.bind(None, "d", "d")
     assert [names.find(None, name) for name in ("a", "b", "c", "d")] == ["a", None, "c", "d"]
     names.bind(None, "b", "another")  # forgotten, so free again
+
+
+def test_uuids_of_all_tenants_together_have_a_limit():
+    names = UuidTable(max_uuids=100)
+    names.bind("honest", "cat", "1")
+    for i in range(1000):
+        names.bind("greedy", str(i), "2")
+    assert names.find("honest", "cat") == "1"
+    assert names.find("greedy", "999") == "2"
+    assert names._count == sum(map(len, names._tenants.values())) == 100
+    for i in range(5000):
+        names.bind(f"tenant {i}" + "x" * 1000, "a", "3")
+    assert names._count == sum(map(len, names._tenants.values())) <= 100
+    assert len(names._tenants) <= 4096
+    assert all(len(tenant) == 64 for tenant in names._tenants)

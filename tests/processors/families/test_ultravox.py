@@ -1,0 +1,48 @@
+"""Ultravox: the placeholder is plain text, of the template alone in a conversation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sensorium.engine.frontend.input_processor import InputProcessor
+from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.processors.families.ultravox import UltravoxProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.text.tokenizer import Tokenizer
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Fast
+
+SLOT = 9999
+TEMPLATE = (
+    "{% for m in messages %}<s>{% for part in m.content %}"
+    "{{ '<|audio|>' if part.type == 'audio' else part.text | lower }}{% endfor %}</s>{% endfor %}"
+)
+
+
+@pytest.fixture
+def inputs(tmp_path) -> InputProcessor:
+    letters = sorted({*"<|audio|>hello", *"</s>"})
+    fast = Fast(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    fast.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    tok = Tokenizer(tmp_path)
+    config = {"audio_token_index": SLOT}
+    files = ProcessorFiles(config, audio={"feature_size": 80}, encode=tok.encode_ordinary, decode=tok.decode)
+    return InputProcessor(UltravoxProcessingInfo(files), tok, MultiModalSettings(), 4096)
+
+
+@pytest.mark.parametrize("text", ["hello", "<|audio|>", "<|AUDIO|>", "<|audio", "|>"])
+def test_a_users_text_is_no_slot(inputs, text):
+    parts = [{"type": "text", "text": text}, {"type": "audio", "audio": np.zeros(16_000, np.float32)}]
+    parsed = inputs.parse_chat([{"role": "user", "content": parts}], {"template": TEMPLATE}, {})
+    ids = list(parsed.token_ids)
+    assert ids.count(SLOT) == 1
+    assert ids[-2] == SLOT  # before the end of the turn
+    tok = inputs._tokenizer
+    assert "".join(tok.decode([number], False) for number in ids[1:-2]) == text.lower()
+
+
+def test_a_raw_prompt_spells_its_slot(inputs):
+    audio = {"audio": np.zeros(16_000, np.float32)}
+    parsed = inputs.parse({"prompt": "<s><|audio|>hello", "multi_modal_data": audio})
+    assert list(parsed.token_ids).count(SLOT) == 1
