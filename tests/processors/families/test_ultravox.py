@@ -9,7 +9,7 @@ from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.processors.families.ultravox import UltravoxProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.text.tokenizer import Tokenizer
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Fast
 
 SLOT = 9999
@@ -23,6 +23,7 @@ TEMPLATE = (
 def inputs(tmp_path) -> InputProcessor:
     letters = sorted({*"<|audio|>hello", *"</s>"})
     fast = Fast(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    fast.decoder = decoders.Fuse()
     fast.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
