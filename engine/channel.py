@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from .codec import SharedTensors, decode, encode
 
+_PAGE = 4096
 _HEAD = struct.Struct("<Q")  # bytes of shared memory; 0: no descriptor follows
 
 
@@ -52,6 +55,31 @@ class Channel:
 
     def close(self) -> None:
         self._connection.close()
+
+
+class Activity:
+    """A page that two processes share. One writes what it works on, the other reads that after the first one has died."""
+
+    def __init__(self, fileno: int | None = None) -> None:
+        """Make a page, or map the page of an inherited descriptor."""
+        self.fileno = os.memfd_create("activity") if fileno is None else fileno
+        os.ftruncate(self.fileno, _PAGE)
+        self._page = mmap.mmap(self.fileno, _PAGE)
+
+    def write(self, keys: Iterable[str]) -> None:
+        """Replace the keys. Those that do not fit are left out."""
+        data = "\n".join(keys).encode()[: _PAGE - _HEAD.size]
+        self._page[: _HEAD.size] = _HEAD.pack(0)
+        self._page[_HEAD.size : _HEAD.size + len(data)] = data
+        self._page[: _HEAD.size] = _HEAD.pack(len(data))
+
+    def read(self) -> list[str]:
+        (size,) = _HEAD.unpack(self._page[: _HEAD.size])
+        return bytes(self._page[_HEAD.size :][:size]).decode(errors="replace").split()
+
+    def close(self) -> None:
+        self._page.close()
+        os.close(self.fileno)
 
 
 def pack(message: object) -> tuple[bytes, SharedTensors]:

@@ -84,6 +84,8 @@ class EngineConfig:
             steps that do not need its results. None enables it on GPUs, where it hides the host's work between two steps.
         engine_process: load and run the model in a separate process. Tokenizing, media and text stay in this process and no
             longer delay the steps, but each step takes more memory and time (benchmarks/README.md).
+        engine_restarts: how often in 10 minutes the engine's process is started anew after it has died. Requests in flight end
+            with an error, and items that were being encoded are refused for `quarantine_seconds`.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -130,6 +132,7 @@ class EngineConfig:
     async_scheduling: bool | None = None
     batch_invariant: bool = False
     engine_process: bool = False
+    engine_restarts: int = 3
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
@@ -159,6 +162,8 @@ class EngineConfig:
             raise _error("grammar_seconds", self.grammar_seconds, "must be a number of seconds above 0")
         if not _is_number(self.max_template_seconds) or not 0 < self.max_template_seconds < math.inf:
             raise _error("max_template_seconds", self.max_template_seconds, "must be a number of seconds above 0")
+        if isinstance(self.engine_restarts, bool) or not isinstance(self.engine_restarts, int) or self.engine_restarts < 0:
+            raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
         for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")

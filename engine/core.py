@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -89,6 +89,7 @@ class EngineCore:
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.info = _info(scheduler, runner, source)
         self.asleep = False
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None  # called with items that are encoded now
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
@@ -101,6 +102,13 @@ class EngineCore:
         use_threads(num_threads)
         if self.runner.device.type == "cuda":
             torch.cuda.set_device(self.runner.device)
+
+    @property
+    def can_restart(self) -> bool:
+        return False  # it cannot die alone
+
+    def restart(self) -> None:
+        raise NotImplementedError
 
     def add(self, request: EngineRequest) -> None:
         """Queue a sequence. If its grammar has to be compiled, this runs in another thread and the sequence waits for it.
@@ -276,6 +284,7 @@ class EngineCore:
         if output.encode:  # forget tasks whose rows were dropped: they get no result
             coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder_cache.pending}
             self._asked = coming | {task.hash: task for task in output.encode}
+            self.report_encoding(self._asked)
         sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
         epochs = [request.epoch for request in sequences]
         try:
@@ -327,6 +336,8 @@ class EngineCore:
     def _record_encoder_results(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
         """Record encoder results and return the items that failed."""
         broken = []
+        if done.encoded:
+            self.report_encoding(())
         for result in done.encoded:
             task = None if result.source == "dropped" else self._asked.pop(result.hash, None)
             if task is None:  # its requests have ended meanwhile

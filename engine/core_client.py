@@ -26,6 +26,13 @@ class CoreClient(Protocol):
     def bind_thread(self, num_threads: int) -> None:
         """Prepare the calling thread for the verbs. `num_threads`: number of torch's threads."""
 
+    @property
+    def can_restart(self) -> bool:
+        """True if the core has died and `restart` may be called."""
+
+    def restart(self) -> None:
+        """Start a core that has died anew, without its requests."""
+
     def add(self, request: EngineRequest) -> None: ...
 
     def append(

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -18,12 +20,14 @@ import torch
 
 from ..mm import errors as mm_errors
 from ..mm.errors import EngineDeadError, InputError
-from ..mm.types import MultiModalFeature
-from .channel import Channel, pack
+from ..mm.types import MultiModalFeature, find_item
+from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .logits_processors import import_path
+from .scheduler.quarantine import Quarantine
 from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
 
+_RESTART_SECONDS = 600.0  # time in which the child may die `engine_restarts` times
 _CLOSE_SECONDS = 10.0  # how long `close` waits for the child to end before it is killed
 PACKAGE = __name__.partition(".")[0]
 
@@ -31,8 +35,9 @@ PACKAGE = __name__.partition(".")[0]
 class ProcessCore:
     """`CoreClient` of a core in a child process. One thread uses the verbs; `close` is thread-safe.
 
-    If the child dies, the current verb and all later ones raise EngineDeadError, except `abort` and `close`, which do nothing.
-    If this process dies, the child ends at once.
+    If the child dies, the current verb and all later ones raise EngineDeadError until `restart`, except `abort` and `close`,
+    which do nothing. If this process dies, the child ends at once. Items that were being encoded when the child died are
+    refused for `quarantine_seconds`; the child names them in memory that both processes share.
 
     Raises:
         ConfigError, CheckpointError: see `load_engine`.
@@ -40,20 +45,49 @@ class ProcessCore:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        self._quarantine, self._restarts = Quarantine(config.quarantine_seconds), deque[float](maxlen=0)
+        self._closed = False
+        self.info, self.config, self._stats = self._launch(config)
+        self._restarts = deque(maxlen=config.engine_restarts)
+        _cores.add(self)
+
+    def _launch(self, config: EngineConfig) -> tuple[CoreInfo, EngineConfig, EngineStats]:
+        """Start a child and load the model there."""
         connection, theirs = Pipe()
+        self._activity = Activity()
         with theirs:
-            self._process = _start(theirs)
-        self._channel, self._closed, self._dead = Channel(connection), False, ""
+            self._process = _start(theirs, self._activity)
+        self._channel, self._dead = Channel(connection), ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
-        self._finalizer = weakref.finalize(self, _end, self._process, self._channel)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._activity)
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
         try:
             loaded: tuple[CoreInfo, EngineConfig, EngineStats] = self._ask("load", config, torch.get_num_threads(), level)
         except BaseException:
-            self._kill()
+            if not self._dead:
+                self._kill()
             raise
-        self.info, self.config, self._stats = loaded
-        _cores.add(self)
+        return loaded
+
+    @property
+    def can_restart(self) -> bool:
+        """True if the child has died and was not started too often in the last 10 minutes."""
+        limit = self._restarts.maxlen or 0
+        recent = sum(time.monotonic() - started < _RESTART_SECONDS for started in self._restarts)
+        return bool(self._dead) and not self._closed and recent < limit
+
+    def restart(self) -> None:
+        """Start a new child after the last one has died. Raise as the constructor does."""
+        self._restarts.append(time.monotonic())
+        reason = self._dead
+        try:
+            info, _, self._stats = self._launch(self.config)
+            if info != self.info:
+                self._kill()
+                raise EngineDeadError("the engine's new process has other limits than the last one; make a new engine")
+        except BaseException:
+            self._dead = self._dead or reason
+            raise
 
     @property
     def pid(self) -> int:
@@ -73,6 +107,7 @@ class ProcessCore:
             if name not in self._registered:
                 self._ask("register", name, import_path(name))
                 self._registered.add(name)
+        self._check_items(request.features if request.cross is None else (*request.features, request.cross))
         self._ask("add", request)
 
     def append(
@@ -83,6 +118,7 @@ class ProcessCore:
         close: bool = False,
         adapter: str | None = None,
     ) -> None:
+        self._check_items(features)
         self._ask("append", request_id, tuple(token_ids), tuple(features), close, adapter)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
@@ -112,6 +148,10 @@ class ProcessCore:
         """End the child. It is killed if that takes longer than 10 s."""
         self._closed = True
         self._finalizer()
+
+    def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
+        for feature in features:
+            self._quarantine.check(feature.hash, *find_item(features, feature.hash))
 
     def _ask(self, verb: str, *arguments: object) -> Any:
         """Call a verb of the child and return its result. Raise the error that the verb raised there."""
@@ -144,25 +184,30 @@ class ProcessCore:
         self._process.kill()
         status = self._process.wait()
         self._channel.close()
+        for key in self._activity.read():
+            self._quarantine.add(key)
+        self._activity.close()
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        self._dead = f"the engine's process ended ({how}) and all requests in it are lost; make a new engine"
+        self._dead = f"the engine's process ended ({how}) and all requests in it are lost"
+        self._dead += "; ask again, it is started anew" if self.can_restart else "; make a new engine"
 
 
-def _start(connection: Connection[Any, Any]) -> subprocess.Popen[bytes]:
+def _start(connection: Connection[Any, Any], activity: Activity) -> subprocess.Popen[bytes]:
     """Start the child, in a session of its own so that Ctrl-C in a terminal reaches this process only."""
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)  # the child imports from the same places
     options = [part for option in sys.warnoptions for part in ("-W", option)]
-    command = [sys.executable, "-P", *options, "-m", f"{__package__}.core_server", str(connection.fileno())]
+    shared = connection.fileno(), activity.fileno
+    command = [sys.executable, "-P", *options, "-m", f"{__package__}.core_server", *map(str, shared)]
     return subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": paths},
-        pass_fds=(connection.fileno(),),
+        pass_fds=shared,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
 
 
-def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
+def _end(process: subprocess.Popen[bytes], channel: Channel, activity: Activity) -> None:
     """Ask the child to end and wait for it."""
     try:
         channel.send(*pack(("close", ())))
@@ -171,6 +216,7 @@ def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
         process.kill()
         process.wait()
     channel.close()
+    activity.close()
 
 
 def _exception(name: str, arguments: Sequence[Any], state: dict[str, Any]) -> BaseException:
@@ -191,6 +237,7 @@ def _forget() -> None:
     for core in list(_cores):
         core._finalizer.detach()
         core._channel.close()
+        core._activity.close()
         core._closed = True
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ..mm.errors import InputError, SensoriumError
 from ..processors.text.tokenizer import Tokenizer
-from .channel import Channel, pack
+from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .core_process import PACKAGE
 from .logits_processors import register_logits_processor
@@ -74,8 +74,8 @@ def _end_with_parent(descriptor: int) -> None:
 class _Server:
     """Answers verbs until "close"."""
 
-    def __init__(self, channel: Channel, records: _Records) -> None:
-        self._channel, self._records = channel, records
+    def __init__(self, channel: Channel, records: _Records, activity: Activity) -> None:
+        self._channel, self._records, self._activity = channel, records, activity
         self._core: Any = None
 
     def run(self) -> None:
@@ -111,12 +111,13 @@ class _Server:
         tokenizer = Tokenizer(files.path)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)
         self._core, config = load_engine(config, files, info, tokenizer)
+        self._core.report_encoding = self._activity.write
         self._core.bind_thread(num_threads)
         return self._core.info, config, self._core.stats
 
 
 def main() -> None:
-    """Run the child's program. Its argument is the file descriptor of the pipe."""
+    """Run the child's program. Its arguments are the file descriptors of the pipe and of `Activity`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
@@ -124,7 +125,7 @@ def main() -> None:
     logger.addHandler(records)
     logger.propagate = False
     try:
-        _Server(Channel(connection), records).run()
+        _Server(Channel(connection), records, Activity(int(sys.argv[2]))).run()
     except (EOFError, OSError):  # the parent is gone
         os._exit(1)
 

@@ -20,7 +20,7 @@ from ...mm.errors import EngineDeadError, ErrorInfo, InputError
 from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core_client import ASLEEP, CoreClient
-from ..errors import error_info
+from ..errors import error_info, error_text
 from ..sampling_params import SamplingLimits
 from ..types import RequestOutput, TokenOutput
 from .input_processor import ProcessedPrompt
@@ -65,7 +65,8 @@ class EngineLoop:
         self._thread: threading.Thread | None = None
         self._output = OutputThread(self.observers, self._commands)
         self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
-        self._dead: EngineDeadError | None = None
+        self._dead: EngineDeadError | None = None  # for good
+        self._core_died = False  # and was not started anew yet
         self._to_notify: set[RequestHandle] = set()  # requests with new output
         self._unread: list[RequestHandle] = []
         weakref.finalize(self, self._commands.put, None).atexit = False
@@ -149,7 +150,7 @@ class EngineLoop:
         def run(engine_loop: EngineLoop) -> None:
             try:
                 result = command(engine_loop)
-                engine_loop.stats = engine_loop.stats if engine_loop._dead else engine_loop.core.stats
+                engine_loop.stats = engine_loop.stats if engine_loop._core_died else engine_loop.core.stats
                 future.set_result(result)
             except EngineDeadError as error:
                 future.set_exception(error)
@@ -265,9 +266,20 @@ class EngineLoop:
             command = self._commands.get()
 
     def _die(self, error: EngineDeadError) -> None:
-        """End every request after the core's process has ended, and refuse new ones."""
-        self._dead = error
+        """End every request after the core has died. Start it anew, or refuse new requests."""
+        self._core_died, restart = True, self.core.can_restart and not self.closed
+        self._dead = None if restart else error
         self._end_all(tuple(self._names.values()), error.info)
+        if restart:
+            self._notify()
+            try:
+                self.core.restart()
+            except Exception as failure:
+                _log.exception("the engine's process could not be started anew")
+                self._dead = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
+                self._end_all(tuple(self._names.values()), self._dead.info)
+                return
+            self._core_died = self.asleep = False
 
     def shut(self) -> None:
         """End every request before the loop ends."""
@@ -312,7 +324,7 @@ class EngineLoop:
 
     def _sweep(self) -> None:
         """If nothing is left to compute, step once more so that the worker frees memory."""
-        if self._owners or self._dead is not None:
+        if self._owners or self._core_died:
             return
         try:
             self.stats = self.core.step().stats
@@ -350,7 +362,7 @@ class EngineLoop:
         if handle.number < 0:  # it was never submitted
             return
         for name in handle.builder.answers:
-            if (self._owners.pop(name, None) is not None or handle.keep) and self._dead is None:
+            if (self._owners.pop(name, None) is not None or handle.keep) and not self._core_died:
                 self.core.abort(name)
         handle.keep = False
         if handle.closed:

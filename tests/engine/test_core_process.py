@@ -30,7 +30,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 
 
 def make(**options) -> LLM:
-    return LLM(MODEL, max_model_len=512, max_num_seqs=4, engine_process=True, **options)
+    return LLM(MODEL, max_model_len=512, max_num_seqs=4, engine_process=True, **{"engine_restarts": 0} | options)
 
 
 def descriptors() -> set[str]:
@@ -112,6 +112,60 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
             call()
     assert not is_alive(core.pid)
     llm.close()
+
+
+def test_a_killed_child_is_started_anew():
+    """Requests in flight and live sessions get a typed error; later ones are served, until the child has died too often."""
+    before = descriptors()
+    with make(engine_restarts=1) as llm:
+        core, loop = llm._engine_loop.core, llm._engine_loop
+        expected = llm.generate("user 1", LONG, use_tqdm=False)[0].outputs[0].token_ids
+        session = llm.live("user 1", SamplingParams(max_tokens=2))
+        session.answer()
+        stream, first = llm.stream("user 1 moves left", LONG), core.pid
+        next(stream)
+        os.kill(first, signal.SIGSEGV)
+        (*_, last) = stream
+        assert last.error.code == "engine_dead"
+        assert "SIGSEGV" in last.error.message
+        assert "ask again" in last.error.message
+        assert llm.generate("user 1", LONG, use_tqdm=False)[0].outputs[0].token_ids == expected
+        assert core.pid != first
+        assert not is_alive(first)
+        with pytest.raises(InputError, match="session has ended"):
+            session.append("more")
+        assert llm.stats.running == 0
+        os.kill(core.pid, signal.SIGKILL)
+        (output,) = llm.generate("a", LONG, use_tqdm=False)
+        assert output.error.code == "engine_dead"
+        with pytest.raises(EngineDeadError, match="make a new engine"):
+            llm.generate("a")
+        assert not loop._owners
+        session.close()
+    del session, stream
+    assert descriptors() <= before
+
+
+def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
+    with make(engine_restarts=1, quarantine_seconds=1000.0) as llm:
+        core = llm._engine_loop.core
+        for shade in range(20):  # until the child is stopped in time
+            prompt = {"prompt": SLOT + "Read.", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, shade))}}
+            stream = llm.stream(prompt, SamplingParams(max_tokens=2))
+            caller = threading.Thread(target=lambda stream=stream: list(stream))
+            caller.start()
+            while caller.is_alive() and not core._activity.read():
+                time.sleep(0)
+            os.kill(core.pid, signal.SIGSTOP)
+            caught = core._activity.read()
+            os.kill(core.pid, signal.SIGKILL if caught else signal.SIGCONT)
+            caller.join(60)
+            if caught:
+                break
+        (output,) = llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)
+        assert (output.error.code, output.error.modality, output.error.index) == ("encoder_failed", "image", 0)
+        other = prompt | {"multi_modal_data": {"image": Image.new("RGB", (64, 48), (200, 0, 0))}}
+        assert llm.generate(other, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
 
 
 def test_coroutines_hear_of_a_killed_child():
