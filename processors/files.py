@@ -62,11 +62,13 @@ class ProcessorFiles:
     token_to_id: Callable[[str], int | None] | None = None
     folder: Path | None = None
 
-    def mismatch_error(self, said: str, have: object) -> ConfigError:
-        """Return the error for a value `said` in another file that contradicts `have` of the preprocessor's JSON."""
+    def mismatch_error(self, statement: str, value: object) -> ConfigError:
+        """Return the error for a `statement` about another file that contradicts `value` of the preprocessor's JSON."""
         if self.image or self.audio:
-            return ConfigError(f"{said}, but the preprocessor's JSON sets {have}, or omits it and {have} is the default")
-        return ConfigError(f"{said}, but preprocessor_config.json is missing and the default is {have}; download it as well")
+            return ConfigError(f"{statement}, but the preprocessor's JSON sets {value}, or omits it and {value} is the default")
+        return ConfigError(
+            f"{statement}, but preprocessor_config.json is missing and the default is {value}; download it as well"
+        )
 
 
 def read_preprocessors(path: str | Path) -> ProcessorFiles:

@@ -34,9 +34,9 @@ class PixelSpec:
     """How the pixels of one modality are processed.
 
     Args:
-        mean, std: of each channel. A normalized value is `(pixel * rescale - mean) / std`.
-        filter: of resizing: "bilinear", "bicubic" or "lanczos".
-        resample: library whose resizing is reproduced: "torch" (that of today's published processors) or "pillow".
+        mean, std: per channel. A normalized value is `(pixel * rescale - mean) / std`.
+        filter: resizing filter: "bilinear", "bicubic" or "lanczos".
+        resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors) or "pillow".
     """
 
     mean: tuple[float, ...] = OPENAI_CLIP_MEAN
@@ -53,7 +53,7 @@ def read_pixel_spec(json: Mapping[str, Any], default: Spec, options: Mapping[str
     """Return the spec with the values of a preprocessor's JSON and the caller's `resample`; missing keys keep the default.
 
     Raises:
-        ConfigError: resizing is switched off, the filter or `resample` is unknown, the means are not three, or a factor or
+        ConfigError: resizing is switched off, the filter or `resample` is unknown, there are not three means, or a factor or
             deviation is not a number above zero.
     """
     filter_numbers = {name: number for number, name in FILTERS.items()}
@@ -150,7 +150,7 @@ def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> No
     """
     m, p = rows.shape[2], rows.shape[-1]
     side = m * p
-    lines = max(1, _STRIP_PIXELS // pixels[:, :, :side].numel())  # of merged patches
+    lines = max(1, _STRIP_PIXELS // pixels[:, :, :side].numel())  # lines of merged patches per strip
     for start in range(0, len(rows), lines):
         part = rows[start : start + lines]
         strip = pixels[:, :, start * side : (start + len(part)) * side].contiguous().to(torch.float32).sub_(mean).div_(std)
@@ -161,7 +161,7 @@ def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> No
 def _process_on_device(
     frames: Tensor, plan: CropPlan, spec: PixelSpec, used: tuple[int, int], layout: PatchLayout, dtype: torch.dtype
 ) -> Tensor:
-    """Do `patchify_crops` on a device. The result has any shape; `used`: height and width of each crop that patches cover."""
+    """Do `patchify_crops` on a device. The result may have any shape. `used`: (height, width) of a crop that patches cover."""
     scaling = _scaling(spec)
     if plan.views == (TiledView((Resize(*used),)),):  # one kernel resizes and lays out
         return kernel.preprocess_frames(frames, used, spec.filter, scaling, layout, dtype)

@@ -30,7 +30,7 @@ class TokenRun(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The tokens that replace a placeholder, for one item. Counts are fixed at once; `runs` writes the tokens when called.
+    """The tokens that replace a placeholder, for one item. Counts are known at once; calling `runs` builds the tokens.
 
     Args:
         num_tokens: tokens of the span: encoder rows, and text before, between and after them.
@@ -74,7 +74,7 @@ class ProcessingInfo(Protocol):
     """Everything about the inputs of a model family. Immutable and thread-safe.
 
     Built as `cls(files: ProcessorFiles, *options: Mapping)` from the raw JSON of the checkpoint and the caller's
-    `mm_processor_kwargs`, later ones over earlier ones; unknown keys raise ConfigError with the nearest known name.
+    `mm_processor_kwargs`; later mappings override earlier ones. Unknown keys raise ConfigError with the nearest known name.
     """
 
     modalities: tuple[str, ...]
@@ -83,13 +83,13 @@ class ProcessingInfo(Protocol):
     prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
     decode_spec: DecodeSpec  # how its items are decoded
     chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items
-    adapters: Mapping[str, str]  # modality -> folder of the adapter for prompts with such items, "": all prompts; first wins
+    adapters: Mapping[str, str]  # modality ("": every prompt) -> folder of the adapter for prompts with it; first match wins
 
     def parser(self) -> MultiModalDataParser:
         """Return the parser of the forms of input that the family takes, with their limits."""
 
     def with_kwargs(self, options: Mapping[str, Any]) -> Self:
-        """Return a copy with the options of one request or item over its own; ConfigError names an unknown key."""
+        """Return a copy in which the options of a request or item override its own; ConfigError names an unknown key."""
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return grid and counts from the header alone; InputError if the family refuses the item."""
@@ -104,7 +104,7 @@ class ProcessingInfo(Protocol):
         """
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Return the caller's prompt with what the family adds to every prompt, such as placeholders that may be omitted.
+        """Return the prompt with the tokens that the family adds to every prompt, such as placeholders that callers may omit.
 
         Called once per prompt, before placeholders are searched. `items`: number of items by modality.
         """
@@ -137,4 +137,4 @@ class SupportsTranscription(Protocol):
         """Return the request. `language`: a code of `languages`, or None to detect it. `context`: names and words to expect."""
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        """Return text and language code of an output, from which control tokens were not removed."""
+        """Return text and language code of an output that still contains its control tokens."""

@@ -1,7 +1,7 @@
 """Log-mel spectrograms as Whisper's feature extractor computes them, from mono samples.
 
-Sources: arXiv 2212.04356 (25 ms windows every 10 ms, log10, clipped to 8 below the maximum), Slaney's Auditory Toolbox
-(mel scale: linear below 1 kHz, logarithmic above; filters of equal area).
+Sources: arXiv 2212.04356 (25 ms windows every 10 ms, log10, clipped to 8 powers of ten below the maximum), Slaney's Auditory
+Toolbox (mel scale: linear below 1 kHz, logarithmic above; filters of equal area).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE = 8.0  # powers of ten kept below the loudest band
 
 @dataclass(frozen=True)
 class MelSpec:
-    """Parameters of a log-mel spectrogram, in samples where not said otherwise.
+    """Parameters of a log-mel spectrogram; lengths are in samples.
 
     Args:
         max_samples: the longest audio that one pass of the encoder takes.
@@ -47,7 +47,7 @@ class MelSpec:
     htk: bool = False
 
     def num_frames(self, samples: int) -> int:
-        """Return the frames with audio: 1 for 1 to 160 samples, 2 for 161; with `end_frame`, 1 more for every full 160."""
+        """Return the frames with audio. With a hop of 160: 1 for 1 to 160 samples; with `end_frame` 1 for 0 to 159."""
         return samples // self.hop_length + 1 if self.end_frame else -(-samples // self.hop_length)
 
 
@@ -75,7 +75,8 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frame
     """Convert float32 `[n]` to float32 `[frames, num_mel_bins]` on the same device: `(log10(energy) + 4) / 4`, about -1..1.5.
 
     Args:
-        length: pad the audio with silence to this many samples; None: no padding. This makes `length // hop_length` frames.
+        length: pad the audio with silence to this many samples; None: no padding. This makes
+            `length // hop_length` frames, one more with `end_frame`.
         max_frames: return only the first frames; frames of silence are not computed. None: all.
 
     Raises:
@@ -84,7 +85,9 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frame
     count, edge = len(samples), spec.n_fft // 2
     length = count if length is None else length
     if count > length or length <= edge:
-        raise InputError(f"{count} samples do not fit a window of {length}, or are not more than half a frame ({edge})")
+        raise InputError(
+            f"{count} samples do not fit a window of {length}, or the window is not longer than half a frame ({edge})"
+        )
     total = length // spec.hop_length + spec.end_frame
     returned = total if max_frames is None else min(max_frames, total)
     computed = min(total, (count + edge) // spec.hop_length + 1)  # frames that overlap a sample

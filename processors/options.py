@@ -12,8 +12,8 @@ from ..mm.geometry import FrameSampling
 ValidKwargs = Mapping[str, Collection[str]]
 """Option names by modality."""
 
-_ALSO = {"audio_kwargs": "audio"}
-MAX_TILES = 4096  # per image: all arrangements are tried
+_ALIASES = {"audio_kwargs": "audio"}
+MAX_TILES = 4096  # per image; planning tries all arrangements
 
 
 class Range(NamedTuple):
@@ -72,7 +72,7 @@ def _check_number(name: str, value: object, allowed: Range) -> None:
 
 
 def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:
-    """Return the options of one modality: the flat ones it knows, overlaid with those under `<modality>s_kwargs`.
+    """Return the options of one modality: the flat ones that apply to it, overridden by those under `<modality>s_kwargs`.
 
     `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges and videos
     the first one only. `audio_kwargs` is also accepted, as in transformers. None means that the option is not given.
@@ -81,8 +81,8 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
         ConfigError: no modality knows a flat key, the modality does not know a nested key, or a value is out of range.
     """
     if not isinstance(options, Mapping):
-        raise ConfigError(f"processing options are a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
-    nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALSO.items() if owner in known}
+        raise ConfigError(f"processing options must be a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
+    nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALIASES.items() if owner in known}
     names = sorted({name for several in known.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():

@@ -25,9 +25,9 @@ _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 class PatchSpec(PixelSpec):
     """How one modality is cut into patches. Sides and areas are in pixels; a patch covers `temporal` frames.
 
-    `max_video_pixels`: if set, a bound on the pixels of all frames of a video, per temporal patch. `bounds_all_frames`: the
-    area bounds apply to all frames of an item together (an image counts as one temporal patch), and `max_video_pixels` to
-    one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
+    `max_video_pixels`: bound on the area of a frame times the temporal patches of its video; None: no bound.
+    `bounds_all_frames`: the area bounds apply to all frames of an item together (an image counts as one temporal patch), and
+    `max_video_pixels` to one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
     """
 
     patch: int = 14
@@ -40,7 +40,7 @@ class PatchSpec(PixelSpec):
     upscale_short_sides: bool = False
 
     def policy(self, frames: int = 1) -> ResizePolicy:
-        """Return how the frames of an item of `frames` frames are resized."""
+        """Return the resize policy of an item with this many frames."""
         most = self.max_pixels
         if self.bounds_all_frames:
             frames = max(frames, self.temporal)
@@ -56,8 +56,8 @@ class PatchSpec(PixelSpec):
 def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     """Return a PatchSpec from a preprocessor's JSON; missing keys keep the default.
 
-    The area bounds are `min_pixels` and `max_pixels`, or else `shortest_edge` and `longest_edge` (or the same two names) of
-    `size`, as in the published processors.
+    The area bounds are `min_pixels` and `max_pixels`, or else `shortest_edge` and `longest_edge` (or `min_pixels` and
+    `max_pixels`) inside `size`, as in the published processors.
 
     Raises:
         ConfigError: a step is switched off or the filter is not supported.
@@ -80,14 +80,14 @@ def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
 def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     """Return the spec with the area bounds of `options`, in any published form; ConfigError if they contradict each other.
 
-    A single bound moves the other one if they would cross. `detail="low"` caps the area at 512x512 pixels; "high" and
-    "auto" keep the model's limits.
+    If only one bound is given and crosses the default of the other, the other moves with it. `detail="low"` caps the area at
+    512x512 pixels; "high" and "auto" keep the model's limits.
     """
     if is_low_detail(options):
         spec = replace(spec, min_pixels=min(spec.min_pixels, LOW_DETAIL), max_pixels=min(spec.max_pixels, LOW_DETAIL))
     size = options.get("size") or {}
     if not isinstance(size, Mapping) or not size.keys() <= _SIZE_KEYS:
-        raise ConfigError(f"size holds {', '.join(sorted(_SIZE_KEYS))} (areas in pixels), not {size}")
+        raise ConfigError(f"size may hold {', '.join(sorted(_SIZE_KEYS))} only (areas in pixels), not {size}")
     least = _first(options.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels"))
     most = _first(options.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels"))
     for name, area in (("min_pixels", least), ("max_pixels", most)):
@@ -100,7 +100,7 @@ def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
     if most is None:
         most = max(spec.max_pixels, least)
     if least > most:
-        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; they must be in order")
+        raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; the first must not be larger")
     return replace(apply_resample(spec, options), min_pixels=least, max_pixels=most)
 
 

@@ -40,7 +40,7 @@ class PromptLayout:
     def expand(self) -> tuple[tuple[int, ...], dict[str, list[list[PlaceholderRange]]]]:
         """Return the token ids and, per modality and input, a range per span."""
         tokens: list[int] = []
-        found: list[PlaceholderRange] = []  # per part; that of a text is not used
+        found: list[PlaceholderRange] = []  # one per part; those of text are not used
         for part in self.parts:
             if not isinstance(part, Span):
                 found.append(PlaceholderRange(len(tokens), len(part)))
@@ -54,7 +54,7 @@ class PromptLayout:
         return tuple(tokens), ranges
 
     def add_text(self, token_ids: Sequence[int], merges: Mapping[tuple[int, int], int]) -> None:
-        """Append text to the text at the end, if there is one. `merges`: pairs of their tokens that become one."""
+        """Append text, joined to text at the end. `merges`: pairs of tokens that become one where the two texts meet."""
         if not token_ids:
             return
         last = self.parts[-1] if self.parts else None
@@ -152,7 +152,7 @@ def _start_of_expanded(prompt_ids: Sequence[int], position: int, end: int, spans
         return None
     first, last = runs[0].token_ids[0], runs[-1].token_ids[-1]
     follows = start > 0 and first == placeholder == prompt_ids[start - 1]
-    if follows or (stop < len(prompt_ids) and last == placeholder == prompt_ids[stop]):  # a longer run than the spans'
+    if follows or (stop < len(prompt_ids) and last == placeholder == prompt_ids[stop]):  # the run is longer than the spans
         return None
     return start if _equal(prompt_ids, start, runs) else None
 

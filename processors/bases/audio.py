@@ -31,7 +31,7 @@ class AudioInfo(BaseProcessingInfo):
         """Return the encoder rows of audio that fills this many frames."""
 
     def num_input_frames(self, frames: int) -> int:
-        """Return how many frames, with silence, the encoder reads for audio of `frames` frames. By default the whole window."""
+        """Return how many frames, with silence, the encoder reads for so many frames of audio. Default: the whole window."""
         return self.mel_spec.max_samples // self.mel_spec.hop_length
 
     def resolve_spec(self, modality: str) -> MelSpec:
@@ -60,7 +60,7 @@ class AudioInfo(BaseProcessingInfo):
             frames = next(frames for frames in range(spec.max_samples) if self.num_rows(frames))
             least = (frames - 1) * spec.hop_length + 1
             milliseconds = 1000 * least / spec.sampling_rate
-            raise InputError(f"its {samples} samples make no token; {least} ({milliseconds:.0f} ms) are needed")
+            raise InputError(f"its {samples} samples are too few for one token; give at least {least} ({milliseconds:.0f} ms)")
         return ItemGeometry(rows, 1, 1, linear=True)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:

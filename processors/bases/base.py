@@ -28,22 +28,22 @@ _SAMPLED = ("video", "vision_chunk")  # modalities of which only some frames are
 
 
 class BaseProcessingInfo(ABC):
-    """A ProcessingInfo without `resolve_spec`, `geometry` and `process`; a family overrides whatever else differs.
+    """The defaults of ProcessingInfo. A family defines `resolve_spec`, `geometry` and `process`, and overrides what differs.
 
     Class attributes:
 
         modalities, prompt_attention, text_placeholders, chat_template: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
-        default_kwargs: options of the family, which the caller's override.
+        default_kwargs: default options; the caller's options override them.
         text_config_defaults: values of the text config that published config.json files leave out.
         adapter_folders: `adapters` of ProcessingInfo, before the check that the checkpoint has them; "." is its own folder.
         embeds_layout: what must come with precomputed embeddings: "grid" (t, h, w) or "count" (nothing; each row is a temporal
             step). None: they are refused.
 
-    Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (the options of each
-    layer), `merged_kwargs[modality]` (the same in one mapping, later layers win) and `specs[modality]` (what `resolve_spec`
-    returned).
+    Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (one mapping of options
+    per source, defaults first), `merged_kwargs[modality]` (the same in one mapping, later sources win) and `specs[modality]`
+    (what `resolve_spec` returned).
     """
 
     modalities: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class BaseProcessingInfo(ABC):
     chat_template: str | None = None
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
-        self._given = files, kwargs
+        self._init_args = files, kwargs
         self.files = files = self.prepare_files(files)
         text = files.config.get("text_config") or files.config.get("language_config") or files.config
         self.text_config = {**self.text_config_defaults, **text}
@@ -167,7 +167,7 @@ class BaseProcessingInfo(ABC):
 
     @property
     def embed_width(self) -> int:
-        """Width of an encoder row: the decoder's width, once more for each DeepStack level."""
+        """Width of an encoder row: the decoder's hidden size, plus once that size per DeepStack level."""
         return int(self.text_config.get("hidden_size", 0))
 
     def parser(self) -> MultiModalDataParser:
@@ -180,7 +180,7 @@ class BaseProcessingInfo(ABC):
         return EmbeddingSpec(self.embed_width, f"{modality}_embeds", grid, getattr(self.specs[modality], "merge", 1))
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Self:
-        files, earlier = self._given
+        files, earlier = self._init_args
         return type(self)(files, *earlier, kwargs)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:

@@ -21,7 +21,7 @@ DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 
 
 class NativeResolutionInfo(BaseProcessingInfo):
-    """Sides are rounded to merged patches and the area is kept within bounds; `temporal` frames make one patch.
+    """Base of these families: sides are rounded to merged patches within area bounds, and `temporal` frames make one patch.
 
     `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: which frames of a video file are used,
     where the preprocessor's JSON does not say. `timestamp_position`: for families that write timestamps as text, the
@@ -56,12 +56,12 @@ class NativeResolutionInfo(BaseProcessingInfo):
 
     @property
     def embed_width(self) -> int:
-        """One part of a row for the decoder's input, and one for each DeepStack layer."""
+        """Width of an encoder row: one hidden size for the decoder's input, and one per DeepStack layer."""
         vision = self.files.config.get("vision_config") or {}
         return super().embed_width * (1 + len(vision.get("deepstack_visual_indexes", self.deepstack_layers)))
 
     def time_step(self, fps: float) -> float:
-        """Return the positions per temporal grid step of a video of which `fps` frames per second are used."""
+        """Return the positions per temporal grid step of a video sampled at `fps` frames per second."""
         return 1.0
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:

@@ -8,7 +8,7 @@ from ...mm.speech import LANGUAGES, SpeechRequest, strip_control_tokens
 
 
 class SpeechMixin:
-    """Everything of SupportsTranscription but `transcription_request`, for a subclass of AudioInfo.
+    """The defaults of SupportsTranscription, except `transcription_request`, for a subclass of AudioInfo.
 
     `language_codes`: the languages that a prompt may name.
     """

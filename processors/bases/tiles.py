@@ -30,7 +30,9 @@ class TileSpec(PixelSpec):
 
     def __post_init__(self) -> None:
         if any(side < self.patch * self.merge for side in self.tiling.plan(2, 2).views[0].tile_size):
-            raise ConfigError(f"a tile of this model holds no {self.merge} x {self.merge} patches of {self.patch} pixels")
+            raise ConfigError(
+                f"a tile of this model is smaller than {self.merge} x {self.merge} patches of {self.patch} pixels"
+            )
 
 
 def height_width(value: Any, name: str = "size") -> tuple[int, int]:
@@ -55,7 +57,7 @@ def positive_int(options: Mapping[str, Any], name: str, default: int, most: int 
 
 
 class TiledInfo(BaseProcessingInfo):
-    """Each tile of an image, and each frame of a video, is a temporal step of the grid. `specs` are TileSpecs.
+    """Base of these families: each tile of an image, and each frame of a video, is a temporal step. `specs` are TileSpecs.
 
     The tensors are `pixel_values` `[patches, 3 * patch^2]`, tile by tile and within a tile row by row of merged patches, and
     `grid` (tiles, h, w) in patches.
@@ -90,7 +92,7 @@ class TiledInfo(BaseProcessingInfo):
         return kwargs, grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Return options for fewer frames, or for fewer tiles by `max_tiles_kwargs`; None if a single one is too large."""
+        """Return options for fewer frames, or for fewer tiles (`max_tiles_kwargs`); None if a single one is too large."""
         per_tile = grid[1] * grid[2] // self.specs[modality].merge ** 2
         tiles = rows // per_tile
         if tiles < 1 or grid[0] == 1:

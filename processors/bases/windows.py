@@ -16,7 +16,7 @@ from .audio import AudioInfo, audio_samples
 
 @dataclass(frozen=True)
 class WindowedMelSpec(MelSpec):
-    """`window_samples`: length of an encoder window; `max_samples` is that of all windows that the model takes."""
+    """`window_samples`: length of an encoder window. `max_samples`: length of all windows that the model takes together."""
 
     window_samples: int = 480_000
 
@@ -28,13 +28,13 @@ class WindowedMelSpec(MelSpec):
         return -(-samples // self.window_samples)
 
     def num_distinct_frames(self, samples: int) -> int:
-        """Return the frames that overlap a sample, and one frame of silence, which all later frames equal."""
+        """Return the number of frames that overlap a sample, plus one frame of silence; all later frames equal it."""
         all_frames = self.num_windows(samples) * self.window_samples // self.hop_length
         return min(all_frames, (samples + self.n_fft // 2) // self.hop_length + 2)
 
 
 class WindowedAudioInfo(AudioInfo):
-    """A family says how many rows its encoder makes of a number of frames (`num_rows`).
+    """Base of these families; each defines `num_rows`.
 
     `clip_per_window`: energies are clipped relative to the loudest band of each window instead of the whole audio.
     """

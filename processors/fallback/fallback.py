@@ -38,7 +38,10 @@ _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_pr
 _PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes of different shapes
 _SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
 _OURS = ("device", "return_tensors", "data_format", "input_data_format")  # options that callers may not set
-_TIMES, _LEAST = 16, 4096  # limit of an option, times the processor's own number, or times _LEAST / _TIMES if it has none
+_MAX_FACTOR, _MAX_WITHOUT_DEFAULT = (
+    16,
+    4096,
+)  # an option is at most _MAX_FACTOR times the processor's own number, or _MAX_WITHOUT_DEFAULT if it has none
 _REFUSES = (
     ValueError,
     TypeError,
@@ -51,7 +54,7 @@ _REFUSES = (
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """Everything but the item that its tensors depend on: processor, its release, digest of its JSON, options as JSON."""
+    """Everything that an item's tensors depend on besides the item: processor, release, digest of its JSON, options as JSON."""
 
     processor: str
     release: str
@@ -89,7 +92,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
 
         given = {key: value for kwargs in self.processor_kwargs[modality] for key, value in kwargs.items()}
         for key, value in given.items():
-            _bound(key, value, getattr(self._part(modality), key, None))
+            _check_limit(key, value, getattr(self._part(modality), key, None))
         own = digest("sensorium.processor", self.files.image, self.files.audio)
         return ReadSpec(type(self._processor).__name__, transformers.__version__, own, json.dumps(given, sort_keys=True))
 
@@ -169,7 +172,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         return {name: FieldElem(value, BatchedField()) for name, value in cast.items()}
 
     def _written(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
-        """Return the tokens of a blank item of this size. Images are tried without memory for their pixels first."""
+        """Return the tokens of a blank item of this size. Images are tried on the meta device first."""
         if modality == "image":
             try:
                 return _tokens(self._call(modality, torch.empty((3, *size), dtype=torch.uint8, device="meta")))
@@ -254,12 +257,12 @@ def _load(folder: Path) -> tuple[Any, Lock]:
     return processor, Lock()
 
 
-def _bound(key: str, value: object, own: object) -> None:
-    """Raise ConfigError for numbers far above the processor's own, which may loop up to them."""
-    most = max(_numbers(own), default=_LEAST / _TIMES) * _TIMES
+def _check_limit(key: str, value: object, own: object) -> None:
+    """Raise ConfigError for numbers far above the processor's own: a processor may loop as often as they say."""
+    most = max(_numbers(own), default=_MAX_WITHOUT_DEFAULT / _MAX_FACTOR) * _MAX_FACTOR
     beyond = next((number for number in _numbers(value) if not abs(number) <= most), None)
     if beyond is not None:
-        reason = f"{key} is {short_repr(beyond)}, more than {_TIMES} times the processor's own"
+        reason = f"{key} is {short_repr(beyond)}, more than {_MAX_FACTOR} times the processor's own"
         raise ConfigError(f"{reason}; give at most {most:g}", param=key)
 
 

@@ -1,4 +1,4 @@
-"""Input processing of DeepSeek-OCR: tiles of the best aspect ratio, then the whole image padded to a square, and one row.
+"""Input processing of DeepSeek-OCR: tiles of the best aspect ratio, then the whole image padded to a square, and a separator.
 
 Sources: arXiv 2510.18234 (DeepSeek-OCR), 2601.20552 (DeepSeek-OCR 2).
 """
@@ -27,7 +27,7 @@ _ONE_SQUARE = PaddedSquareTiles(1024, GREY, None)
 
 @dataclass(frozen=True)
 class Strategy:
-    """Rows along a side of the whole image and of a tile, the maximum of tiles, and whether a learned row ends each line."""
+    """Rows along a side of the whole image and of a tile, most tiles, and whether a learned row ends each line."""
 
     whole_side: int = 16
     tile_side: int = 12
@@ -52,7 +52,7 @@ class SquareSpec(PixelSpec):
 
 
 def _published(vision: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of vision_config in the publisher's layout; empty in the Hub's."""
+    """Return a section of vision_config in the publisher's layout; empty in the Hub's."""
     width = vision.get("width")
     part = width.get(name) if isinstance(width, Mapping) else None
     return part if isinstance(part, Mapping) else {}

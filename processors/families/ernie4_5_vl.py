@@ -43,7 +43,7 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
     frame_sampling = FrameSampling(min_frames=16, max_frames=180)
 
     def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
-        """A patch covers one frame: `temporal_patch_size` of the JSON counts the frames that the model merges."""
+        """Return the JSON without `temporal_patch_size`, which counts the frames that the model merges: a patch covers one."""
         given = super().preprocessor_json(modality)
         if modality == "video" and given.get("temporal_patch_size", TEMPORAL_MERGE) != TEMPORAL_MERGE:
             raise ConfigError(f"temporal_patch_size is {given['temporal_patch_size']}; only {TEMPORAL_MERGE} is supported")
@@ -54,7 +54,7 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
         return grid if header.frames is None else replace(grid, t=grid.t + grid.t % TEMPORAL_MERGE, merge_t=TEMPORAL_MERGE)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """The grid of a video counts frames."""
+        """Return the grid; for a video, its `t` counts frames."""
         grid = super().embeds_geometry(item)
         return replace(grid, merge_t=TEMPORAL_MERGE) if item.modality == "video" else grid
 
@@ -85,7 +85,7 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
         return build_span([(first,), geometry.num_embeds, (last,)], self.placeholder_ids[modality])
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """The number of frames stays even."""
+        """Return options that keep the number of frames even."""
         if modality == "image":
             return super().shrink_kwargs(modality, grid, rows)
         given = dict(super().shrink_kwargs(modality, (grid[0] // TEMPORAL_MERGE, *grid[1:]), rows) or {})
@@ -125,7 +125,7 @@ def draw_timestamps(frames: Tensor, seconds: Sequence[float], font: Path) -> Ten
 
 
 def timestamp_text(seconds: float) -> str:
-    """`"time: hh:mm:ss.ss"`."""
+    """Return `"time: hh:mm:ss.ss"`."""
     minutes, rest = divmod(seconds, 60)
     return f"time: {int(minutes // 60):02d}:{int(minutes % 60):02d}:{rest:05.2f}"
 

@@ -55,7 +55,7 @@ class Gemma3ProcessingInfo(TiledInfo):
         return PanAndScan(tile, positive_int(options, _SCAN[2], 256), positive_int(options, _SCAN[1], 4, MAX_TILES), ratio)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        """Return the grid of rows of one square, or of an image and then of its crops."""
+        """Return the grid: one square for the image, and one for each of its crops."""
         spec, rows = self.specs[item.modality], len(item.tensors[ROWS])
         side = spec.tiling.plan(1, 1).views[0].tile_size[0] // spec.patch
         squares, left = divmod(rows, (side // spec.merge) ** 2)
@@ -64,7 +64,7 @@ class Gemma3ProcessingInfo(TiledInfo):
         return ItemGeometry(squares, side, side, spec.merge)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Each square between marks and empty lines; with crops, also text before the image and before each crop."""
+        """Return each square between marks and empty lines; with crops, also text before the image and before each crop."""
         start, end = (self.placeholder_ids["image"],), (self.end,)
         rows, crops = geometry.num_embeds // geometry.t, geometry.t - 1
         pieces: list[Piece] = [start, rows, end]

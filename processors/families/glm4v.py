@@ -43,8 +43,8 @@ GLM_4_6V = VideoStyle(
 class Glm4VProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of GLM-4.1V. Each temporal step of a video is written as an image, followed by its timestamp.
 
-    The mixture of experts comes with this processor or with that of GLM-4.6V, as the preprocessor's JSON says, and has other
-    placeholders.
+    The mixture-of-experts model has other placeholders. Its preprocessor's JSON says whether it uses this processor or that of
+    GLM-4.6V.
     """
 
     placeholders = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
@@ -81,7 +81,7 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
         return {key: value for key, value in json.items() if key not in self.style.ignored_keys}
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        """Frames are sampled one by one; the last frame is repeated to fill the last step."""
+        """Sample any number of frames, not only full steps: `process` repeats the last frame to fill the last step."""
         sampling = replace(super().resolve_decode_spec().sampling, multiple=1)
         longest = self.style.full_rate_seconds
         if longest is None or sampling.fps is None:

@@ -26,10 +26,10 @@ class GlmAsrProcessingInfo(WindowedAudioInfo, SpeechMixin):
         return _MAX_SECONDS // seconds
 
     def num_rows(self, frames: int) -> int:
-        """An incomplete stack is dropped."""
+        """Return the rows; an incomplete stack is dropped."""
         return (frames + 1) // 2 // self.stack_factor
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The one prompt that the model was trained with; it names no language."""
+        """Return the one prompt that the model was trained with; it names no language."""
         audio = "<|begin_of_audio|><|pad|><|end_of_audio|>"
         return SpeechRequest(f"<|user|>\n{audio}<|user|>\nPlease transcribe this audio into text<|assistant|>\n")

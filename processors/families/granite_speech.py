@@ -43,7 +43,7 @@ class GraniteSpeechProcessingInfo(AudioInfo, SpeechMixin):
     tasks = tuple(_TASKS)
 
     def resolve_spec(self, modality: str) -> ProjectedMelSpec:
-        """The longest audio fills the decoder's context."""
+        """Read the spec; the longest audio is the one that fills the decoder's context."""
         given = self.files.audio
         spectrogram = given.get("melspec_kwargs") or {}
         win_length = spectrogram.get("win_length", self.mel_defaults.win_length)
@@ -63,12 +63,12 @@ class GraniteSpeechProcessingInfo(AudioInfo, SpeechMixin):
         return math.ceil(frames // _STACK / spec.window_rows) * spec.num_queries
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`input_features` `[inputs, 2 * num_mel_bins]`, and `audio_frames`, their number; an odd last frame is dropped."""
+        """Return `input_features` `[inputs, 2 * num_mel_bins]` and their number, `audio_frames`. An odd frame is dropped."""
         features, geometry = log_mel(audio_samples(item), self.mel_spec), self.geometry(item.header)
         inputs = features[: len(features) // _STACK * _STACK].reshape(-1, _STACK * self.mel_spec.num_mel_bins)
         return audio_kwargs(inputs, len(inputs), dtype), geometry
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The questions of the model card; the model detects the language."""
+        """Return a request with the question of the model card; the model detects the language."""
         question = f"<|start_of_role|>user<|end_of_role|><|audio|>{_TASKS[task]}<|end_of_text|>\n"
         return SpeechRequest(f"{question}<|start_of_role|>assistant<|end_of_role|>")

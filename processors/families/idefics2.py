@@ -60,7 +60,7 @@ class Idefics2ProcessingInfo(TiledInfo):
         rows = len(item.tensors[ROWS])
         images, left = divmod(rows, self.latents)
         if left or not images:
-            raise InputError(f"{rows} rows are no whole number of images of {self.latents} rows")
+            raise InputError(f"{rows} rows are not a multiple of the {self.latents} rows of one image")
         return ItemGeometry(images, 1, self.latents)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
@@ -76,7 +76,7 @@ class Idefics2ProcessingInfo(TiledInfo):
 
     @property
     def boundary(self) -> int:
-        """The token before, between and after images. Images side by side share it."""
+        """The token before, between and after images. Adjacent images share one."""
         return self.special_token_id("<fake_token_around_image>")
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
@@ -110,7 +110,7 @@ class Idefics2ProcessingInfo(TiledInfo):
 
 
 def _end_of_word(ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> int:
-    """Return where the text from `start` on is next interrupted by white space or a special token."""
+    """Return the end of the word at `start`: the position of the next whitespace or special token."""
     end = start
     while end < len(ids) and (text := decode([ids[end]])) and (end == start or not text[0].isspace()):
         end += 1

@@ -51,7 +51,7 @@ class Idefics3ProcessingInfo(TiledInfo):
         return replace(spec, tiling=EdgeTiles(height_width(json.get("size") or 4 * 364)[0], tile, split))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Rows of tiles, an empty line, the whole image; a mark before each and at the end."""
+        """Return rows of tiles, an empty line and the whole image, with a mark before each and at the end."""
         rows, columns = geometry.tiles
         each = geometry.num_embeds // (rows * columns + 1)
         around, pieces = self.token_or_text("<fake_token_around_image>"), list[Piece]()
@@ -62,7 +62,7 @@ class Idefics3ProcessingInfo(TiledInfo):
         return build_span([*pieces, *self.global_image(each)], self.placeholder_ids["image"])
 
     def global_image(self, rows: int) -> list[Piece]:
-        """The whole image, or a frame."""
+        """Return the pieces of the whole image or of a video frame."""
         around = self.token_or_text("<fake_token_around_image>")
         return [around, self.token_or_text("<global-img>"), rows, around]
 
@@ -87,7 +87,7 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
     valid_kwargs = {**Idefics3ProcessingInfo.valid_kwargs, "video": ("fps", "max_duration", "num_frames", "resample")}
 
     def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
-        """Older checkpoints keep the values for videos in `video_sampling` of the image processor's JSON."""
+        """Return the JSON. Older checkpoints keep the size of video frames in `video_sampling` of the image processor's."""
         own = super().preprocessor_json(modality)
         if modality == "image":
             return own
@@ -114,7 +114,7 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
         return insert_text_around(ids, self.placeholder_ids["video"], "You", "\n\n", self.files) if items.get("video") else ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """For a video: the number of frames and the duration, then each frame after its minute and second."""
+        """Return, for a video, the number of frames and the duration, then each frame after its minute and second."""
         if modality == "image":
             return super().span(modality, geometry)
         *times, length = geometry.times or [*map(float, range(geometry.t + 1))]  # precomputed embeddings have no times

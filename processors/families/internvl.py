@@ -46,7 +46,7 @@ TEXT_ONLY = """
   {{{{ raise_exception({}) }}}}
 {{%- endfor %}}{{% endfor %}}
 """
-"""Prefix of a tokenizer's template, which would silently drop images."""
+"""Prefix that makes a tokenizer's template refuse images, which it would silently drop."""
 
 
 class InternVLProcessingInfo(TiledInfo):
@@ -89,7 +89,7 @@ class InternVLProcessingInfo(TiledInfo):
         return insert_text_around(ids, self.placeholder_ids["video"], "Frame", "", self.files) if items.get("video") else ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """`<img>`, the rows, `</img>`; for a video each frame so, after its number."""
+        """Return `<img>`, the rows and `</img>`; for a video, the same for each frame after its number."""
         start, end = (self.special_token_id("<img>"),), (self.special_token_id("</img>"),)
         if modality == "image":
             return build_span([start, geometry.num_embeds, end], self.placeholder_ids["image"])
@@ -101,7 +101,7 @@ class InternVLProcessingInfo(TiledInfo):
         return build_span(pieces, self.placeholder_ids["image"])
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
-        """The thumbnail is one of the tiles."""
+        """Return options for at most this many tiles, of which the thumbnail is one."""
         return {"max_patches": max(1, tiles - 1), "min_patches": 1}
 
 

@@ -24,7 +24,7 @@ from ..patches import LOW_DETAIL, PatchSpec, read_patch_spec
 from ..spans import build_span
 
 PATCHES = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # defaults of the published processors
-IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512
+IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512  # limits: of an image, of a frame, along a side
 DEFAULT_FPS = 2.0  # frames used per second of a video
 MIN_ROWS = 16  # of a shrunk chunk; below that, frames are dropped
 # Keys of the first checkpoints' JSON -> keys of the later ones'.
@@ -108,7 +108,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
         return ItemGeometry(count, tall, wide, spec.patches.merge, times=times, merge_t=count)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """`pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[3]`."""
+        """Return `pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[3]`."""
         if not isinstance(item, VisionChunk):
             raise TypeError(f"a {type(item).__name__} is not a VisionChunk")
         grid, spec = self.geometry(item.header), self._spec(item.plan)
@@ -159,7 +159,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
 
 
 def timestamp(seconds: float) -> str:
-    """`"hh:mm:ss.mmm"`, truncated to milliseconds and modulo 24 hours, as in the published processor."""
+    """Return `"hh:mm:ss.mmm"`, truncated to milliseconds and modulo 24 hours, as in the published processor."""
     seconds = max(0.0, seconds)
     whole = int(seconds)
     return f"{whole // 3600 % 24:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}.{int(seconds % 1 * 1000):03d}"
@@ -171,9 +171,9 @@ def _padded(size: tuple[int, int], spec: ChunkSpec) -> tuple[int, int]:
 
 
 def _most_rows(grid: tuple[int, int, int], patches: int, spec: ChunkSpec) -> int:
-    """Return the rows, with at most `patches` patches, of the largest image that may have this grid; the grid includes padding.
+    """Return the most rows that an image with this (padded) grid may have after it is limited to `patches` patches.
 
-    The number of patches is rounded down, so the largest images fill the grid or lack one pixel to one more patch. An image
+    Numbers of patches are rounded down, so the extreme images fill the grid or are one pixel short of one more patch. An image
     that the limit of `spec` already shrank shrinks further by the ratio of the two limits.
     """
     side, merge, budget = spec.patches.patch, spec.patches.merge, replace(spec.budget, max_patches=patches)
@@ -220,5 +220,5 @@ def _side(size: object) -> Any:
     if size is None:
         return None
     if not isinstance(size, Mapping) or size.keys() != {"max_height", "max_width"} or len(set(size.values())) != 1:
-        raise ConfigError(f"size holds max_height and max_width, the same number of patches, not {size}")
+        raise ConfigError(f"size must hold max_height and max_width, the same number of patches, not {size}")
     return size["max_height"]

@@ -1,4 +1,4 @@
-"""Input processing of LightOnOCR: pages at native resolution, in full patches but not in full merged patches."""
+"""Input processing of LightOnOCR: pages at native resolution. Sides are full patches, but not always full merged patches."""
 
 from __future__ import annotations
 

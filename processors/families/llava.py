@@ -27,9 +27,10 @@ CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size"
 
 @dataclass(frozen=True)
 class LlavaSpec(TileSpec):
-    """`max_tiles`: the rows of an image beyond those of this many tiles are pooled; None: never.
+    """`max_tiles`: images with more rows than this many tiles are pooled down to it; None: no pooling.
 
-    `downsample_rate`: rows per patches along each side of a tile. `class_row`: the class token of the tower is also a row.
+    `downsample_rate`: (rows, patches): so many rows for so many patches along each side of a tile. `class_row`: the class
+    token of the tower is also a row.
     """
 
     max_tiles: int | None = None
@@ -125,7 +126,7 @@ class LlavaNextProcessingInfo(TiledInfo):
 
 
 class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
-    """ProcessingInfo of LLaVA-OneVision: pools images of many tiles and each frame of a video, and ends a video with a row."""
+    """ProcessingInfo of LLaVA-OneVision: pools large images and every video frame, and ends a video with one more row."""
 
     modalities = ("image", "video")
     placeholders = {
@@ -174,7 +175,7 @@ def resolve_llava_spec(
     """Return the spec of a LLaVA family; ConfigError if tower and preprocessor contradict each other.
 
     Args:
-        tiling_of: modality -> how images are cut.
+        tiling_of: returns the tiling policy of a modality.
         vision_defaults: values of vision_config where config.json omits them.
         strategy: default of `vision_feature_select_strategy`.
     """

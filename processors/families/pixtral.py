@@ -20,8 +20,8 @@ LOW_DETAIL_EDGE = 512  # pixels of the longer side with detail="low"
 class PixtralProcessingInfo(TiledInfo):
     """ProcessingInfo of Pixtral: the longer side is bounded, and sides are multiples of a merged patch.
 
-    `default_edge`: bound of the longer side; 0: `image_size` of the tower. `round_to_nearest`: sides are rounded to the nearest
-    multiple instead of up.
+    `default_edge`: bound of the longer side; 0: `image_size` of the tower. `round_to_nearest`: shrunk sides are rounded to
+    the nearest pixel instead of down.
     """
 
     modalities = ("image",)
@@ -47,7 +47,7 @@ class PixtralProcessingInfo(TiledInfo):
         return replace(spec, tiling=BoundedResize(most, (spec.patch * spec.merge,) * 2, self.round_to_nearest))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """`[IMG]` once per row, `[IMG_BREAK]` after each line but the last, and `[IMG_END]`."""
+        """Return `[IMG]` once per row, `[IMG_BREAK]` after each line but the last, and `[IMG_END]`."""
         _, lines, width = geometry.merged
         stop, end = (self.special_token_id("[IMG_BREAK]"),), (self.special_token_id("[IMG_END]"),)
         row = TokenRun((self.placeholder_ids["image"],), width, True)
@@ -58,7 +58,9 @@ class PixtralProcessingInfo(TiledInfo):
         spec = self.specs[modality]
         short, long = sorted(side // spec.merge for side in grid[1:])
         for longest in range(long - 1, 0, -1):
-            if longest * ceil(short * longest / (long - 1)) <= rows:  # the last row may hold one pixel only
+            if (
+                longest * ceil(short * longest / (long - 1)) <= rows
+            ):  # the last line of patches may hold one line of pixels only
                 return {"size": {"longest_edge": longest * spec.patch * spec.merge}}
         return None
 
@@ -70,6 +72,6 @@ class Mistral3ProcessingInfo(PixtralProcessingInfo):
 
 
 class MistralFormatProcessingInfo(PixtralProcessingInfo):
-    """ProcessingInfo of both in their publisher's layout: sides are rounded to the nearest multiple, the tower bounds them."""
+    """ProcessingInfo of both in the publisher's layout: the tower's `image_size` bounds sides, rounded to the nearest pixel."""
 
     round_to_nearest, default_edge = True, 0

@@ -38,10 +38,10 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
     audio_info = _AudioInfo
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """The marks around the audio of a video share the positions of the video's own marks."""
+        """Return the grid; the marks around the audio of a video share the positions of the video's own marks."""
         return replace(super().geometry(header), folded=header.modality == "video")
 
     @property
     def positions_per_chunk(self) -> int:
-        """Two seconds."""
+        """The positions of two seconds."""
         return int(self.positions_per_second * self.files.config.get("seconds_per_chunk", 2))

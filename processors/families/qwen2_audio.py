@@ -9,7 +9,7 @@ from ..mel import MelSpec
 
 
 def conv_and_pool_rows(frames: int) -> int:
-    """Rows of Whisper's encoder with average pooling: a convolution of stride 2 rounds up, pooling of 2 rounds down."""
+    """Return the rows of Whisper's encoder with pooling: a convolution of stride 2 rounds up, pooling by 2 rounds down."""
     return (frames + 1) // 2 // 2
 
 
@@ -34,11 +34,11 @@ class Qwen2AudioProcessingInfo(AudioInfo, SpeechMixin):
         return (frames + 1) // 2 * 2 + 1
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The prompt that the model was trained with (its EVALUATION.md); `context` is not used."""
+        """Return the prompt that the model was trained with (its EVALUATION.md); `context` is not used."""
         prefix = "" if language is None else f" <|{language}|>"
         return SpeechRequest(f"<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech:{prefix}")
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        """Without a language in the prompt, the answer begins with the language's token."""
+        """Return text and language. Without a language in the prompt, the answer begins with the language's token."""
         first = answer.strip().removeprefix("<|").partition("|>")[0]
         return super().parse_transcript(answer, language or (first if first in self.language_codes else None))

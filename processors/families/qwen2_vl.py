@@ -17,6 +17,6 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
     """ProcessingInfo of Qwen2.5-VL: the temporal positions of a video follow its seconds."""
 
     def time_step(self, fps: float) -> float:
-        """`tokens_per_second` times the seconds that one temporal patch covers."""
+        """Return `tokens_per_second` times the seconds that one temporal patch covers."""
         per_second = (self.files.config.get("vision_config") or {}).get("tokens_per_second", 4)
         return float(per_second * self.specs["video"].temporal / fps)

@@ -35,7 +35,7 @@ class Qwen3ASRProcessingInfo(AutInfo, SpeechMixin):
         return SpeechRequest(f"<|im_start|>{turns}<|im_start|>assistant\n{prefix}")
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
-        """Without a language in the prompt, "language NAME" precedes the text; NAME is None if there is no speech."""
+        """Return text and language. If the prompt has none, "language NAME" precedes the text; NAME is None without speech."""
         head, mark, text = strip_control_tokens(answer).rpartition(_TEXT_MARK)
         name = head.strip().removeprefix("language ").strip().lower()
         detected = next((code for code in self.language_codes if LANGUAGES[code] == name), None) if mark else language

@@ -37,7 +37,7 @@ class Qwen3VLProcessingInfo(NativeResolutionInfo):
         self.end = self.config_token_id("vision_end_token_id", 151653)
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        """Frames are sampled one by one; the last frame is repeated to fill the last step."""
+        """Sample any number of frames, not only full steps: `process` repeats the last frame to fill the last step."""
         sampling = super().resolve_decode_spec().sampling
         return DecodeSpec(replace(sampling, multiple=1, max_frames=min(sampling.max_frames, MAX_FRAMES)))
 

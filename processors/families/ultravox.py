@@ -20,7 +20,7 @@ _MIN_FRAMES = 2
 
 
 class UltravoxProcessingInfo(WindowedAudioInfo):
-    """ProcessingInfo of Ultravox. Its placeholder is plain text, not a token; the text on either side is tokenized alone."""
+    """ProcessingInfo of Ultravox. Its placeholder is plain text, not a token; texts on both sides are tokenized separately."""
 
     placeholders = {"audio": ("audio_token_index", 32000)}
     text_config_defaults = {"hidden_size": 4096, "max_position_embeddings": 2048}
@@ -35,7 +35,7 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
         return int(self.files.config.get("stack_factor", 8))
 
     def num_rows(self, frames: int) -> int:
-        """In each window an incomplete stack is padded."""
+        """Return the rows; in each window an incomplete stack is padded."""
         window, stack = self.mel_spec.window_frames, 2 * self.stack_factor
         windows, rest = divmod(frames, window)
         return windows * -(-window // stack) + -(-rest // stack)

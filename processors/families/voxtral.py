@@ -1,6 +1,6 @@
 """Input processing of Voxtral: audio in windows of 30 s as log-mel frames, 12.5 tokens per second.
 
-Source: mistral-common's audio requests: the last window is padded with silence, which has tokens like the rest.
+Source: mistral-common's audio requests: the last window is padded with silence, which also becomes tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class VoxtralProcessingInfo(WindowedAudioInfo, SpeechMixin):
     language_codes = ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
-        """The publisher's layout has no preprocessor file: its feature extractor is part of the config."""
+        """Return the files with the feature extractor, which the publisher's layout keeps in the config."""
         return replace(files, audio=files.audio or files.config.get("feature_extractor") or {})
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
@@ -32,11 +32,11 @@ class VoxtralProcessingInfo(WindowedAudioInfo, SpeechMixin):
         return {"audio": ("audio_token_id", "[AUDIO]")} if in_publishers_layout else self.placeholders
 
     def num_rows(self, frames: int) -> int:
-        """All rows of the windows that the frames reach into."""
+        """Return all rows of the windows that the frames reach into."""
         window = self.mel_spec.window_frames
         return -(-frames // window) * (window // 2 // self.stack_factor)
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """The published transcription format; without a language the model detects it."""
+        """Return the published transcription prompt; without a language the model detects it."""
         prefix = "" if language is None else f"lang:{language}"
         return SpeechRequest(f"[INST][BEGIN_AUDIO][AUDIO][/INST]{prefix}[TRANSCRIBE]")

@@ -35,7 +35,7 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
         return spec
 
     def num_rows(self, frames: int) -> int:
-        """Half of the frames of a full window: the encoder also sees the silence after the audio."""
+        """Return half of the frames of a full window: the encoder also sees the silence after the audio."""
         return self.mel_spec.max_samples // self.mel_spec.hop_length // 2
 
     @property
@@ -46,7 +46,7 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
         return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Empty: audio takes no tokens of the prompt."""
+        """Return an empty span: audio takes no tokens of the prompt."""
         return build_span([], 0)
 
     @property
@@ -70,8 +70,8 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
         if not self._multilingual:
             return None
         if not self.language_codes:
-            reason = "the tokenizer has no token of a language, such as <|en|>, but generation_config.json is of a multilingual"
-            raise ConfigError(f"{reason} model; use the tokenizer's files of this checkpoint")
+            reason = "the tokenizer has no language token such as <|en|>, but generation_config.json describes a multilingual"
+            raise ConfigError(f"{reason} model; use this checkpoint's own tokenizer files")
         return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.language_codes})
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:

@@ -45,7 +45,7 @@ def split_media(
         if isinstance(content, list | tuple):
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
         elif not (content is None or isinstance(content, str)):
-            raise InputError(f"message {number}: content is text or a list of parts, not {typed(content)}")
+            raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
         plain.append({key: value for key, value in {**message, "content": content}.items() if value is not None})
     return plain, media
 
@@ -59,10 +59,10 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     options = _OPTIONS.get(modality, ())
     _check_keys(part, ("type", kind, *(("uuid", *options) if modality else ())), f"{where}: ")
     if kind not in part:
-        raise InputError(f"{where}: a part of type {kind} has a field {kind!r}")
+        raise InputError(f"{where}: a part of type {kind} needs a field {kind!r}")
     if kind == "text":
         if not isinstance(part["text"], str):
-            raise InputError(f"{where}: text is a string, not {typed(part['text'])}")
+            raise InputError(f"{where}: text must be a string, not {typed(part['text'])}")
         return {"type": "text", "text": part["text"]}
     media.append((modality, _media(part, kind, options, where)))
     return {"type": modality, modality: True}
@@ -71,7 +71,7 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
 def _media(part: Mapping[str, Any], kind: str, options: Sequence[str], where: str) -> Media:
     value, uuid = part[kind], part.get("uuid")
     if uuid is not None and not (isinstance(uuid, str) and uuid):
-        raise InputError(f"{where}: uuid is {str(uuid)[:40]!r}; give a text that is not empty")
+        raise InputError(f"{where}: uuid is {str(uuid)[:40]!r}; give a non-empty string")
     if value is None and uuid is None:
         raise InputError(f"{where}: {kind} is missing; give its data, or the uuid of an earlier item")
     given = {name: part.get(name) for name in options}
@@ -105,7 +105,7 @@ def _address(value: Mapping[str, Any], kind: str, where: str) -> MediaUrl:
         return MediaUrl(value["url"])
     form = value.get("format")
     if not (isinstance(form, str) and form.isascii() and form.isalnum()):
-        raise InputError(f"{where}: input_audio has a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
+        raise InputError(f"{where}: input_audio needs a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
     return MediaUrl(f"data:audio/{form};base64,{value['data']}")
 
 
@@ -114,7 +114,7 @@ def _object(value: object, kind: str, where: str) -> object:
     if isinstance(value, str):
         return MediaUrl(value)
     if isinstance(value, Media):
-        raise InputError(f"{where}: {kind} is plain data; give uuid and options on the part")
+        raise InputError(f"{where}: {kind} must be plain data; put uuid and options on the part")
     inside = value.values() if isinstance(value, Mapping) else value
     if isinstance(value, Mapping | list | tuple) and any(isinstance(entry, str) for entry in inside):  # type: ignore[attr-defined]
         raise InputError(f'{where}: {kind} contains text; give a URL alone, or in a part {{"type": "{kind}_url"}}')

@@ -1,4 +1,4 @@
-"""Chat templates for checkpoints with a tekken.json and no template, equal to mistral-common's prompts.
+"""Chat templates that write mistral-common's prompts, for checkpoints with a tekken.json and no template.
 
 Source: mistral-common's instruct tokenizers. Tools are not supported.
 """
@@ -23,7 +23,7 @@ _CONTENT = """
 {%- endmacro -%}
 {%- if tools -%}{{ raise_exception('this template does not support tools; give another one as chat_template') }}{%- endif -%}
 <s>"""
-"""An image that follows only texts is moved before them."""
+"""An image at the end, after text only, is moved before the text."""
 _TURNS = """
   {%- elif m.role == 'assistant' -%}{{ content(m.content) }}
     {%- if not loop.last or add_generation_prompt -%}</s>{%- endif -%}

@@ -15,7 +15,7 @@ _KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength")
 
 @dataclass(frozen=True)
 class TokenBounds:
-    """The most characters of a text that one token covers; None: no bound.
+    """The largest number of characters that one token covers; None: no bound.
 
     `greedy`: tokens that absorb whitespace around them; a text that contains one has no bound.
     """

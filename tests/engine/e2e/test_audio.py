@@ -103,7 +103,7 @@ def test_conversations_hold_sound(llm: LLM) -> None:
     ("sounds", "text"),
     [
         ([(sound(64_001), 16_000)], r"audio 0: it lasts 4\.00 s, the model takes at most 4 s"),
-        ([(sound(), 16_000), (sound(100), 16_000)], "audio 1: its 100 samples make no token"),
+        ([(sound(), 16_000), (sound(100), 16_000)], "audio 1: its 100 samples are too few for one token"),
         ([b"no sound"], "audio 0: it cannot be decoded"),
         ([(sound() * np.nan, 16_000)], "audio 0: its samples hold NaN"),
     ],

@@ -47,7 +47,7 @@ def test_longer_than_the_model_takes() -> None:
     with pytest.raises(InputError, match=r"it lasts 631\.00 s, the model takes at most 630 s; cut it"):
         rows(glm, 631 * RATE)
     assert voxtral.mel_spec.max_samples == 131_072 // 375 * 30 * RATE
-    with pytest.raises(InputError, match="make no token; 961 "):
+    with pytest.raises(InputError, match="too few for one token; give at least 961 "):
         rows(glm, 900)
 
 

@@ -76,8 +76,8 @@ def test_items_merge(info: ProcessingInfo) -> None:
     ("count", "text"),
     [
         (64_001, r"it lasts 4\.00 s, the model takes at most 4 s; cut it into several items"),
-        (320, r"its 320 samples make no token; 321 \(20 ms\) are needed"),
-        (1, "make no token"),
+        (320, r"its 320 samples are too few for one token; give at least 321 \(20 ms\)"),
+        (1, "too few for one token"),
     ],
 )
 def test_lengths_that_are_refused(count: int, text: str, info: ProcessingInfo) -> None:
