@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
-from .container import open_container
+from .container import check_codec, open_container
 from .policy import MediaPolicy
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
             raise InputError("it holds no audio")
         if stream.codec_context is None or not stream.codec_context.sample_rate:
             raise InputError("its codec is not supported")
+        check_codec(stream.codec_context.name)
         yield container, stream
 
 

@@ -8,6 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
+from .policy import MediaPolicy
+from .sample_tables import check_tables
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -16,20 +18,49 @@ HEADER_SECONDS = 5.0
 """CPU time limit of a header. FFmpeg reads most in milliseconds, but reads endless empty boxes without a limit."""
 
 
-def open_container(data: bytes, formats: str, unknown: str) -> InputContainer:
+_NAMES = (
+    "h264 hevc vvc av1 libdav1d libaom-av1 vp6 vp6f vp8 vp9 libvpx libvpx-vp9 theora mpegvideo mpeg1video mpeg2video mpeg4 "
+    "msmpeg4 msmpeg4v1 msmpeg4v2 h263 h263i h263p flv wmv1 wmv2 wmv3 vc1 mjpeg gif apng ffv1 ffvhuff huffyuv utvideo rawvideo "
+    "prores dnxhd dvvideo svq1 svq3 cinepak rv10 rv20 rv30 rv40 v210 "
+    "aac aac_fixed aac_latm ac3 ac3_fixed eac3 alac amrnb amrwb dca flac gsm gsm_ms mlp mp1 mp1float mp2 mp2float mp3 mp3float "
+    "opus libopus libopencore_amrnb libopencore_amrwb libspeex speex truehd vorbis libvorbis wmalossless wmapro wmav1 wmav2 "
+    "wavpack adpcm_ima_qt adpcm_ima_wav adpcm_ms adpcm_swf adpcm_yamaha pcm_alaw pcm_mulaw pcm_bluray pcm_dvd pcm_s8 pcm_u8 "
+    "pcm_s16be pcm_s16le pcm_s24be pcm_s24le pcm_s32be pcm_s32le pcm_s64be pcm_s64le pcm_u16be pcm_u16le pcm_u24be pcm_u24le "
+    "pcm_u32be pcm_u32le pcm_f16le pcm_f24le pcm_f32be pcm_f32le pcm_f64be pcm_f64le"
+)
+CODECS = frozenset(_NAMES.split())
+"""FFmpeg names of the decoders that are used. Codecs of still images are not among them: their probing decodes pixels."""
+_PROBE_BYTES = 16  # that a probed frame takes for a pixel
+
+
+def check_codec(name: str) -> None:
+    """Raise InputError for a decoder that is not used."""
+    if name not in CODECS:
+        raise InputError(f"its codec {name} is not one that is decoded in videos and audio; convert it")
+
+
+def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy | None = None) -> InputContainer:
     """Open the container and read its header.
 
     Args:
         formats: FFmpeg names of the accepted formats, without playlists, which would open files and URLs.
         unknown: error message for data that FFmpeg cannot open.
+        policy: limits of the frames that FFmpeg decodes for missing parameters.
 
     Raises:
-        InputError: the format is unknown, or the header takes longer than HEADER_SECONDS.
+        InputError: the format is unknown, sample tables are forged, or the header takes longer than HEADER_SECONDS.
     """
     import av
 
+    check_tables(data)
+    policy = policy or MediaPolicy()
     source = _Timed(data)
-    options = {"format_whitelist": formats, "protocol_whitelist": "none"}
+    options = {
+        "format_whitelist": formats,
+        "protocol_whitelist": "none",
+        "codec_whitelist": ",".join(sorted(CODECS)),
+        "max_pixels": str(min(policy.max_pixels, policy.max_decoded_bytes // _PROBE_BYTES)),
+    }
     try:
         container = av.open(source, "r", options=options, metadata_errors="ignore")
     except av.error.FFmpegError:

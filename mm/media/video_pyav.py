@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError
-from .container import open_container
+from .container import check_codec, open_container
 from .policy import MediaPolicy, check_size
 from .video_rotation import quarter_turns
 
@@ -84,7 +84,7 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
         InputError: the container is unknown, has no video, the size of its frames is refused by the policy, or it has too
             many packets.
     """
-    with _opened(data) as (container, stream):
+    with _opened(data, policy) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
         check_size(height, width, policy)
@@ -230,15 +230,16 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    with open_container(data, _FORMATS, "it is not in a video format that can be read") as container:
+    with open_container(data, _FORMATS, "it is not in a video format that can be read", policy) as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no video")
         if streams[0].codec_context is None:
             raise InputError("its codec is not supported")
+        check_codec(streams[0].codec_context.name)
         yield container, streams[0]
 
 
