@@ -179,7 +179,7 @@ def test_integer_weights_and_shards_outside_are_refused(checkpoint: Path, tmp_pa
         LLM(folder)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: "../../secret"}}))
-    with pytest.raises(CheckpointError, match="plain names"):
+    with pytest.raises(CheckpointError, match="plain file names"):
         LLM(folder)
 
 
