@@ -22,7 +22,7 @@ from ..mm.errors import ConfigError, InputError
 from .device import media_device
 
 _FRAMES_PER_TRANSFER = 1 << 13  # to a device
-_MIN_ENERGY = 1e-10  # of a band
+_MIN_ENERGY = 1e-10  # smallest energy of a band
 _RANGE = 8.0  # powers of ten kept below the loudest band
 
 

@@ -101,7 +101,7 @@ def lay_out(
     modality_of = {placeholder_ids[name]: name for name in placeholder_ids}
     layout = PromptLayout([], {name: [] for name in spans})
     position = end = 0  # `end`: where the last placeholder ended
-    merges: Mapping[tuple[int, int], int] = {}  # of the text after that placeholder
+    merges: Mapping[tuple[int, int], int] = {}  # merges of the text after that placeholder
     while position < len(prompt_ids):
         modality = modality_of.get(prompt_ids[position])
         if modality is None:

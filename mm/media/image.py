@@ -39,10 +39,10 @@ _MAX_READS = 1 << 16  # reads of a header: Pillow needs a few dozen, and minutes
 _MOST_EXIF = 1 << 20  # bytes
 _STRIP_PIXELS = 1 << 18  # converted at a time
 _CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # that the codec holds for a pixel
-_MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in Pillow; others: 4
-_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # of a JPEG, but not inside a scan
-_STRIP_TAGS = (273, 279, 324, 325)  # of a TIFF: places and sizes of strips and tiles
-_PLAIN_TYPES = (1, 2, 6, 7)  # of a TIFF's values that Pillow keeps as bytes
+_MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # bytes per pixel in Pillow; others: 4
+_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
+_STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
+_PLAIN_TYPES = (1, 2, 6, 7)  # types of TIFF values that Pillow keeps as bytes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's lazy image may be in several prompts; Pillow loads it without a lock
 # Exceptions of Pillow's readers on broken files, besides UnidentifiedImageError (an OSError).

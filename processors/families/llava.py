@@ -20,7 +20,7 @@ from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
 from ..options import is_low_detail
 
-DEFAULT_FRAMES = 32  # of a video, if the caller does not say
+DEFAULT_FRAMES = 32  # frames of a video, if the caller does not say
 PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
 CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 

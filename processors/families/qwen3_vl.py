@@ -14,7 +14,7 @@ from ..interface import Span
 from ..patches import PatchSpec
 from ..spans import Piece, build_span
 
-MAX_FRAMES = 2048  # of one video
+MAX_FRAMES = 2048  # frames of one video
 PATCHES = PatchSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patch=16)
 DEEPSTACK_LAYERS = (8, 16, 24)
 _PIXELS_PER_ROW = 32 * 32

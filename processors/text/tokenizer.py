@@ -15,7 +15,7 @@ from ..files import read_json
 from .token_bounds import TokenBounds, read_token_bounds, unknown_id
 
 _WINDOW = 32  # ids that are decoded again while their text ends in an incomplete character
-_MAX_CHARACTERS = 16 << 20  # of a rendered prompt
+_MAX_CHARACTERS = 16 << 20  # characters of a rendered prompt
 _REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 
 
