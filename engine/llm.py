@@ -114,6 +114,7 @@ class LLM:
             self.config.media_workers,
             self.config.sampling_limits,
         )
+        self._inputs.media.warm_up()
         if metrics:
             from .frontend.metrics import register
 

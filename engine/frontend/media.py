@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -83,6 +85,22 @@ class MultiModalProcessor:
         self._fetchers = ThreadPoolExecutor(_FETCHERS, "sensorium-fetch")
         self._release = keep_workers(self)
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
+
+    def warm_up(self) -> threading.Thread:
+        """Import what the first items need in a thread, which gives way to others between the modules, and return it."""
+        policy = self.settings.policy
+        isolated = policy.decode_isolation == "process"  # the workers import what they need
+        names = [] if isolated else [name for one in self._info.modalities for name in gate.modules(one, policy)]
+
+        def import_all() -> None:
+            for name in names:
+                with suppress(ImportError):  # the first item that needs it names what to install
+                    import_module(name)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=import_all, name="sensorium-warm-up", daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """Release the codec workers; they end when no engine uses them."""

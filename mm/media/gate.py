@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from PIL import _plugins
+
 from ..errors import InputError, MediaError, media_error
 from ..hashing import digest
 from ..parse import MediaSource
@@ -17,6 +19,14 @@ from .ledger import Ledger
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
 from .source import read
 from .video_frames import attached_audio
+
+_IMAGE = (*(f"PIL.{name}" for name in _plugins), "PIL.ImageOps", "PIL.features", "encodings.unicode_escape")
+
+
+def modules(modality: str, policy: MediaPolicy) -> tuple[str, ...]:
+    """Return the modules that the first item of a modality imports, so that an engine can import them before it serves."""
+    video = ("av", "av.subtitles.stream", *(("cv2",) if policy.video_backend == "opencv" else ()))
+    return {"image": _IMAGE, "video": video, "audio": ("soundfile", "soxr", "av")}.get(modality, (*_IMAGE, *video))
 
 
 def is_remote(source: MediaSource) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -280,3 +283,21 @@ def test_equal_items_of_a_prompt_are_processed_once_even_beyond_the_cache(monkey
     assert len(done.features) == 5
     assert len(calls) == 1
     assert processor.media.budget.num_bytes == 0
+
+
+def test_what_the_first_items_import_is_imported_before(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(60))
+    (tmp_path / "a.mp4").write_bytes(clip("h264-mp4"))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings\n"
+        "from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo\n"
+        "from sensorium.processors.files import ProcessorFiles\n"
+        "processor = MultiModalProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MultiModalSettings())\n"
+        "processor.warm_up().join(); known = set(sys.modules)\n"
+        "for data in ({'image': Path('a.png')}, {'video': Path('a.mp4')}):\n"
+        "    (item,) = processor.open(data, {}, {}, None); processor.process(item, None, {})\n"
+        "assert not set(sys.modules) - known, set(sys.modules) - known\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
