@@ -13,7 +13,8 @@ from ...mm.errors import InputError, short_repr, typed, utf8
 from ...mm.hashing import MAX_DEPTH
 from ...mm.types import Media
 from .message_parts import split_media
-from .template import TemplateText, load_template
+from .template import load_template
+from .template_text import TemplateText
 from .tokenizer import Tokenizer
 
 

@@ -15,7 +15,8 @@ from sensorium.processors.families.internvl import TEMPLATES
 from sensorium.processors.files import find_template
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tekken import tekken_template
-from sensorium.processors.text.template import Sandbox, TemplateText
+from sensorium.processors.text.template import Sandbox
+from sensorium.processors.text.template_text import TemplateText
 from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Fast
