@@ -106,14 +106,8 @@ class LLM:
         )
         self.speech = info if isinstance(info, SupportsTranscription) else None
         self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len, self.config.max_template_seconds)
-        self._engine_loop = EngineLoop(
-            core,
-            self._tokenizer,
-            files.eos_token_ids,
-            self.config.seed,
-            self.config.media_workers,
-            self.config.sampling_limits,
-        )
+        loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
+        self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, *loop)
         self._inputs.media.warm_up()
         if metrics:
             from .frontend.metrics import register
