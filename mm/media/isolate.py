@@ -30,6 +30,7 @@ from .policy import MediaPolicy
 START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
 FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
 _LENGTH = struct.Struct("<Q")
+_INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR")  # variables of the worker; no secrets
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
 
@@ -146,7 +147,11 @@ class CodecWorker:
         # the import paths of this process, without the worker's current folder
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         command = [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())]
-        env = os.environ | dict.fromkeys(_THREADS, "1") | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
+        env = (
+            {name: os.environ[name] for name in _INHERITED if name in os.environ}
+            | dict.fromkeys(_THREADS, "1")
+            | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
+        )
         with theirs:
             self._process = subprocess.Popen(
                 command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL

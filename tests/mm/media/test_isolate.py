@@ -71,6 +71,12 @@ def environment(value: object, policy: MediaPolicy) -> dict[str, int]:
     return {"threads": torch.get_num_threads(), "core": resource.getrlimit(resource.RLIMIT_CORE)[0]}
 
 
+def rights(value: object, policy: MediaPolicy) -> dict[str, int]:
+    with open("/proc/self/status") as file:
+        flag = next(int(line.split()[1]) for line in file if line.startswith("NoNewPrivs"))
+    return {"secret": int("A_SECRET_KEY" in os.environ), "no_new_privileges": flag}
+
+
 def refused(value: object, policy: MediaPolicy) -> Tensor:
     raise InputError("it is no père")
 
@@ -238,6 +244,12 @@ def test_what_a_codec_writes_to_the_terminal_stays_away_from_it(codecs: ModuleTy
     close_workers()
     assert run_isolated(codecs.complains, b"MissingRequired: TIFF directory is missing", POLICY)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_knows_no_secrets_and_gains_no_rights(codecs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_workers()
+    monkeypatch.setenv("A_SECRET_KEY", "1")
+    assert run_isolated(codecs.rights, b"", POLICY) == {"secret": 0, "no_new_privileges": 1}
 
 
 @pytest.mark.parametrize(("name", "how"), [("segfaults", "SIGSEGV"), ("aborts", "SIGABRT"), ("exits", "exit status 7")])
