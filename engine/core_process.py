@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -47,9 +48,9 @@ class ProcessCore:
     def __init__(self, config: EngineConfig) -> None:
         self._quarantine, self._restarts = Quarantine(config.quarantine_seconds), deque[float](maxlen=0)
         self._closed = False
+        _cores.add(self)  # before the child exists: this process may be forked while it loads
         self.info, self.config, self._stats = self._launch(config)
         self._restarts = deque(maxlen=config.engine_restarts)
-        _cores.add(self)
 
     def _launch(self, config: EngineConfig) -> tuple[CoreInfo, EngineConfig, EngineStats]:
         """Start a child and load the model there."""
@@ -129,7 +130,8 @@ class ProcessCore:
 
     def abort(self, request_id: str) -> None:
         if not (self._closed or self._dead):
-            self._ask("abort", request_id)
+            with suppress(EngineDeadError):  # the sequence is gone; a verb that has a result raises it
+                self._ask("abort", request_id)
 
     def step(self) -> CoreOutputs:
         if self._closed:

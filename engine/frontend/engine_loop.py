@@ -148,6 +148,8 @@ class EngineLoop:
         future: Future[Any] = Future()
 
         def run(engine_loop: EngineLoop) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 result = command(engine_loop)
                 engine_loop.stats = engine_loop.stats if engine_loop._core_died else engine_loop.core.stats
@@ -213,9 +215,10 @@ class EngineLoop:
         if handle.keep:
             self.core.pause(name)
             self.core.truncate(name, num_tokens)
-        elif name in self._owners:
+        elif self._owners.get(name) is handle:
             self.core.abort(name)
-        if self._owners.pop(name, None) is not None:
+        if self._owners.get(name) is handle:  # not of a later request with the same id
+            del self._owners[name]
             handle.open.discard(name)
             if not handle.open:
                 self._close(handle, "stop")
@@ -328,8 +331,8 @@ class EngineLoop:
             return
         try:
             self.stats = self.core.step().stats
-        except EngineDeadError:
-            raise
+        except EngineDeadError:  # the next verb that somebody waits for raises it again
+            return
         except BaseException:  # the next step frees it
             _log.exception("the engine could not free memory")
 
@@ -362,11 +365,14 @@ class EngineLoop:
         if handle.number < 0:  # it was never submitted
             return
         for name in handle.builder.answers:
-            if (self._owners.pop(name, None) is not None or handle.keep) and not self._core_died:
+            running = self._owners.get(name) is handle
+            if running:
+                del self._owners[name]
+            if (running or handle.keep) and not self._core_died:
                 self.core.abort(name)
         handle.keep = False
         if handle.closed:
-            self._names.pop(handle.name, None)
+            self._free_name(handle)
         else:
             self._close(handle, reason, error)
         self._sweep()
@@ -381,12 +387,16 @@ class EngineLoop:
             self.input_queue.drop(handle.entry)
             handle.entry = None  # the entry refers to the handle: the cycle would keep media until the next collection
         if not handle.keep:
-            self._names.pop(handle.name, None)
+            self._free_name(handle)
         if self.observers:
             self._to_notify.discard(handle)
-            self._output.put((), (handle,))
+            self._output.put((), ((handle, handle.builder, handle.times),))
         else:
             self._to_notify.add(handle)
+
+    def _free_name(self, handle: RequestHandle) -> None:
+        if self._names.get(handle.name) is handle:  # a later request may have the same id
+            del self._names[handle.name]
 
     def drop_now(self, *handles: RequestHandle) -> None:
         """Abort requests without further output."""

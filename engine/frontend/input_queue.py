@@ -80,7 +80,8 @@ class InputQueue:
     @property
     def num_waiting(self) -> int:
         """Number of prompts that the engine does not hold yet."""
-        return sum(count for stage, count in self._count.items() if stage not in ("held", "gone"))
+        with self._lock:
+            return sum(count for stage, count in self._count.items() if stage not in ("held", "gone"))
 
     def add(self, entries: Sequence[QueueEntry]) -> None:
         with self._lock:

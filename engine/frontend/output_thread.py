@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from .output_processor import OutputBuilder
 from .request_handle import RequestHandle, drop_command, notify
-from .trace import Observer
+from .trace import Observer, RequestTimes
 
 _log = logging.getLogger(__name__)
-_Work = tuple[Sequence[RequestHandle], Sequence[RequestHandle]]
+Finished = tuple[RequestHandle, OutputBuilder, RequestTimes]
+"""A finished answer. A live session may begin its next turn, with another builder and other times, before it is observed."""
+_Work = tuple[Sequence[RequestHandle], Sequence[Finished]]
 
 
 class OutputThread:
     """Finds stop strings, keeps inboxes short, and calls observers. The thread starts with the first `put`.
 
     Args:
-        observers: called with each finished request, before its caller is notified.
+        observers: called once with each finished answer.
         commands: as in `RequestHandle.register`.
     """
 
@@ -28,7 +31,7 @@ class OutputThread:
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def put(self, unread: Sequence[RequestHandle], finished: Sequence[RequestHandle] = ()) -> None:
+    def put(self, unread: Sequence[RequestHandle], finished: Sequence[Finished] = ()) -> None:
         """Read inboxes; call the observers of finished requests, and notify their callers."""
         if self._thread is None:
             arguments = (self._queue, self.observers, self._commands)
@@ -62,12 +65,12 @@ def _do(work: _Work, observers: list[Observer], commands: SimpleQueue[Any]) -> N
     unread, finished = work
     for handle in unread:
         handle.read()
-    for handle in finished:
+    for handle, builder, times in finished:
         handle.read()
         for observe in observers:
             try:
-                observe(handle.builder.summary(), handle.times)
+                observe(builder.summary(), times)
             except Exception:
                 _log.exception("an observer of requests failed")
-    for handle in notify(finished):
+    for handle in notify([handle for handle, _, _ in finished]):
         commands.put(drop_command(handle))

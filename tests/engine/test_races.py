@@ -1,0 +1,143 @@
+"""Races between callers, the loop and a dying core, held open by gates: no caller waits for ever, none ends another."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sensorium import LLM, SamplingParams
+from waiting import wait_until
+
+MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def llm():
+    with LLM(MODEL, max_model_len=512, max_num_seqs=4) as made:
+        yield made
+
+
+def close(llm, loop, gate):
+    closer = threading.Thread(target=llm.close, daemon=True)
+    closer.start()
+    wait_until(lambda: loop.closed)
+    gate.set()
+    closer.join(30)
+    assert not closer.is_alive()
+
+
+def bug_in_a_command(llm, loop, gate):
+    def bug(_):
+        raise ValueError("a bug")
+
+    loop.send(bug)
+    gate.set()
+
+
+def caller_that_is_gone(llm, loop, gate):
+    def gone(_):
+        raise RuntimeError("Event loop is closed")
+
+    handle = next(iter(loop._owners.values()))
+    handle.post = gone
+    loop._to_notify.add(handle)
+    gate.set()
+
+
+@pytest.mark.parametrize("event", [close, bug_in_a_command, caller_that_is_gone])
+def test_a_core_that_died_before_another_event_leaves_no_caller_waiting(event):
+    llm = LLM(MODEL, max_model_len=512, max_num_seqs=4, engine_process=True)
+    loop, found, gate, held = llm._engine_loop, [], threading.Event(), threading.Event()
+    ask = lambda: found.extend(llm.generate(["a " * 20], LONG, use_tqdm=False))  # noqa: E731
+    callers = [threading.Thread(daemon=True, target=ask) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    wait_until(lambda: len(loop._owners) == 3)
+    notify = loop._notify
+
+    def hold():
+        if not gate.is_set():
+            held.set()
+            gate.wait(60)
+        notify()
+
+    loop._notify = hold
+    assert held.wait(60)
+    os.kill(loop.core.pid, signal.SIGKILL)
+    event(llm, loop, gate)
+    lost = event is caller_that_is_gone  # its own thread still waits; a coroutine of a closed event loop would not
+    wait_until(lambda: sum(caller.is_alive() for caller in callers) <= lost)
+    assert all(output.error is not None for output in found)
+    llm.close()
+
+
+def submitted(llm, params, loop):
+    handle = llm.request("user 1 moves", params, request_id="x")
+    loop.submit([handle], lambda _: None)
+    return handle
+
+
+@pytest.mark.parametrize("late", ["stop string", "drop"])
+def test_a_late_word_about_a_request_does_not_end_the_next_of_its_name(llm, late):
+    loop = llm._engine_loop
+    (known,) = llm.generate("user 1 moves", SHORT, use_tqdm=False)
+    stop = [known.outputs[0].text[0]] if late == "stop string" else None
+    loop._output.put = lambda *_: None  # an output thread that is late
+    first = submitted(llm, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, stop=stop), loop)
+    wait_until(lambda: first.closed and "x" not in loop._names)
+    second = submitted(llm, SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True), loop)
+    wait_until(lambda: "x.0" in loop._owners)
+    if late == "drop":
+        loop.drop(first)
+    else:
+        first.take()  # the caller finds the stop string and says so
+    wait_until(lambda: second.closed)
+    assert second.take().outputs[0].finish_reason == "length"
+
+
+def test_a_cancelled_call_ends_no_request(llm):
+    loop, found, gate = llm._engine_loop, [], threading.Event()
+    caller = threading.Thread(target=lambda: found.extend(llm.generate(["a b c"], LONG, use_tqdm=False)))
+    caller.start()
+    wait_until(lambda: loop._owners)
+    loop.send(lambda _: gate.wait(60))
+    assert loop.call(lambda engine_loop: engine_loop.abort("nobody")).cancel()
+    gate.set()
+    caller.join(60)
+    assert found[0].error is None
+
+
+def test_each_turn_of_a_live_session_is_observed_once(llm):
+    loop, seen, slow, began = llm._engine_loop, [], threading.Event(), threading.Event()
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+    def first_is_slow(output, times):
+        if not began.is_set():
+            began.set()
+            slow.wait(60)
+        seen.append((output.outputs[0].text, times.ended))
+
+    loop.observers.append(first_is_slow)
+    other = threading.Thread(target=lambda: llm.generate("x", params, use_tqdm=False), daemon=True)
+    other.start()
+    assert began.wait(60)
+    session, turns = llm.live("user 1 moves left", params), []
+
+    def talk():
+        turns.append(session.answer().text)
+        session.append(" more")
+        turns.append(session.answer().text)
+
+    talker = threading.Thread(target=talk, daemon=True)
+    talker.start()
+    time.sleep(0.5)
+    slow.set()
+    talker.join(60)
+    other.join(60)
+    wait_until(lambda: len(seen) == 3)
+    assert len({ended for _, ended in seen}) == 3
+    assert [text for text, _ in seen][1:] == turns
