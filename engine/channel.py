@@ -78,8 +78,9 @@ class Activity:
         return bytes(self._page[_HEAD.size :][:size]).decode(errors="replace").split()
 
     def close(self) -> None:
-        self._page.close()
-        os.close(self.fileno)
+        if not self._page.closed:  # closed once: the descriptor's number may have another owner by now
+            self._page.close()
+            os.close(self.fileno)
 
 
 def pack(message: object) -> tuple[bytes, SharedTensors]:

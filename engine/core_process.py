@@ -48,7 +48,6 @@ class ProcessCore:
     def __init__(self, config: EngineConfig) -> None:
         self._quarantine, self._restarts = Quarantine(config.quarantine_seconds), deque[float](maxlen=0)
         self._closed = False
-        _cores.add(self)  # before the child exists: this process may be forked while it loads
         self.info, self.config, self._stats = self._launch(config)
         self._restarts = deque(maxlen=config.engine_restarts)
 
@@ -61,6 +60,7 @@ class ProcessCore:
         self._channel, self._dead = Channel(connection), ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
         self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._activity)
+        _cores.add(self)  # this process may be forked while the child loads
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
         try:
             loaded: tuple[CoreInfo, EngineConfig, EngineStats] = self._ask("load", config, torch.get_num_threads(), level)
