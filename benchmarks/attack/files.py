@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def mov_of_png(path: Path, side: int = 16_000) -> bytes:
         stream.width = stream.height = side
         stream.pix_fmt = "gray"
         packet = av.Packet(png(side, side))
-        packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, stream.time_base
+        packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, Fraction(1, 1)
         container.mux(packet)
     return path.read_bytes()
 
