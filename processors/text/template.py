@@ -20,7 +20,7 @@ from jinja2.filters import do_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 
-from ...mm.errors import CheckpointError, InputError, short_repr, utf8
+from ...mm.errors import CheckpointError, InputError, clip, short_repr, utf8
 from .template_text import TemplateText
 
 MAX_SOURCE = 1 << 20  # characters of a template
@@ -315,7 +315,7 @@ def _too_large(most: int) -> InputError:
 
 
 def _refuse(message: str) -> None:
-    raise TemplateError(short_repr(message, 200)[1:-1])
+    raise TemplateError(clip(message, 200) if isinstance(message, str) else short_repr(message, 200))
 
 
 def _now(form: str) -> str:
@@ -350,5 +350,5 @@ def load_template(source: str) -> Sandbox:
     except InputError:
         raise
     except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"the chat template cannot be compiled: {short_repr(str(error), 200)[1:-1]}") from None
+        raise CheckpointError(f"the chat template cannot be compiled: {clip(str(error), 200)}") from None
     return sandbox

@@ -177,7 +177,12 @@ class _Fast:
         added = self._trusted.get_added_tokens_decoder()
         self.specials = {token.content: int(number) for number, token in added.items() if token.special}
         vocab = self._trusted.get_vocab(with_added_tokens=False)
-        self.control = {token.content: number for number, token in added.items() if token.special or token.content not in vocab}
+        self.control = {
+            token.content: number
+            for number, token in added.items()
+            if token.special
+            or (token.content not in vocab and token.content.replace("\u2581", " ").strip())  # runs of spaces are text
+        }
         self._control = frozenset(self.control.values())
         self._plain.add_special_tokens([added[number] for number in self._control])  # `encode_special_tokens` is for these
         self.vocab_size = int(self._trusted.get_vocab_size())
