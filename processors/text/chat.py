@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ...mm.errors import InputError, short_repr, typed, utf8
+from ...mm.errors import InputError, clip, short_repr, typed, utf8
 from ...mm.hashing import MAX_DEPTH
 from ...mm.types import Media
 from .message_parts import split_media
@@ -146,8 +146,8 @@ def _render(template: str, context: dict[str, Any], most: int, max_seconds: floa
     except InputError:
         raise
     except TemplateError as error:
-        reason = f"the chat template refuses the messages: {short_repr(str(error), 200)[1:-1]}"
+        reason = f"the chat template refuses the messages: {clip(str(error), 200)}"
         raise InputError(reason, param="messages") from None
     except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        reason = f"the chat template cannot take these messages: {short_repr(str(error), 200)[1:-1]}"
+        reason = f"the chat template cannot take these messages: {clip(str(error), 200)}"
         raise InputError(reason, param="messages") from None
