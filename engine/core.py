@@ -254,7 +254,7 @@ class EngineCore:
         """Return the last snapshot of the statistics, or a new one if it is old or a sequence began or ended since."""
         scheduler, now = self.scheduler, time.monotonic()
         counts = len(scheduler.requests), len(scheduler.running), len(scheduler.waiting), len(self._compiling)
-        if counts != self._snapshot_counts or now - self._snapshot_time >= _SNAPSHOT_SECONDS:
+        if not any(counts) or counts != self._snapshot_counts or now - self._snapshot_time >= _SNAPSHOT_SECONDS:
             self._snapshot, self._snapshot_time, self._snapshot_counts = self.stats, now, counts
         return self._snapshot
 

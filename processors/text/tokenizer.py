@@ -292,7 +292,7 @@ def _remove(text: str, literals: Collection[str]) -> str:
     kept: list[str] = []
     for char in "".join(part for part in _splitter(literals).split(text) if part not in literals):
         kept.append(char)
-        count = next((n for n in lengths.get(char, ()) if "".join(kept[-n:]) in literals), 0)
+        count = next((n for n in lengths.get(char, ()) if n <= len(kept) and "".join(kept[-n:]) in literals), 0)
         del kept[len(kept) - count :]
     return "".join(kept)
 

@@ -148,5 +148,5 @@ def test_any_value_of_any_field_is_taken_or_refused_with_the_field_s_name(kind, 
 
 @pytest.mark.parametrize("name", ["n", "temperature", "top_p", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "stop"])
 def test_an_integer_too_long_to_write_is_refused(name):
-    with pytest.raises(InputError, match=f"{name}=an int that is too long to show"):
+    with pytest.raises(InputError, match=f"{name}=0x31e2080103651"):
         SamplingParams(**{name: 10**5000})

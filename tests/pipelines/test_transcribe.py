@@ -238,7 +238,7 @@ def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> No
     before, after = prompts[0].split("<|startoftranscript|>")
     assert before == "<|startofprev|> Ann  Bob"
     assert after == "<|en|><|transcribe|><|notimestamps|>"
-    with pytest.raises(InputError, match=r"the context takes \d+ tokens, at most 511 leave room"):
+    with pytest.raises(InputError, match=r"the context takes \d+ tokens, but only 511 leave room"):
         heard(llm, (make_audio(), 16_000), context="word " * 600)
 
 

@@ -220,7 +220,7 @@ def test_at_most_so_many_are_held(llm):
 
     assert len(asyncio.run(watched())) == 9
     assert most <= 3
-    assert engine._places._free == 3
+    assert engine._slots._free == 3
     assert_idle(llm)
 
 

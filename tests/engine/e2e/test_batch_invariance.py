@@ -123,5 +123,5 @@ def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kern
 
 def test_what_cannot_promise_it_says_so(tmp_path):
     path = build_checkpoint(tmp_path / "model", "qwen2_vl", 0)
-    with pytest.raises(ConfigError, match="batch_invariant=True is for float32 and bfloat16 on a CPU"):
+    with pytest.raises(ConfigError, match="batch_invariant=True needs a CPU and float32 or bfloat16"):
         LLM(path, max_model_len=256, dtype="float16", batch_invariant=True)

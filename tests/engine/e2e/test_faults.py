@@ -86,13 +86,15 @@ def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(info, "process", process)
     error = fails_alone(llm, asked(picture(4), marked()))
-    assert error == "image 1: processing failed: RuntimeError: an index is out of range; send it in another size or format"
+    assert (
+        error == "image 1: processing failed: RuntimeError: an index is out of range; send the item in another size or format"
+    )
 
 
 def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     error = fails_alone(llm, asked(picture(4), marked()))
-    assert error.startswith("image 1: encoding failed: RuntimeError: an index is out of range; send another one")
+    assert error.startswith("image 1: encoding failed: RuntimeError: an index is out of range; send another item")
     assert tower.calls < 16
 
 

@@ -149,7 +149,7 @@ def test_a_redirect_is_checked_anew(server, monkeypatch):
 def test_a_name_that_is_never_resolved_is_given_up(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(10) and [])
-    with pytest.raises(InputError, match=r"slow.example cannot be fetched from \(its name is not resolved in time"):
+    with pytest.raises(InputError, match=r"slow.example cannot be fetched from \(its name was not resolved in time"):
         fetch("http://slow.example/x", MediaPolicy(timeout=0.05, allow_private_hosts=True))
     with pytest.raises(InputError, match=r"longer than 0\.05 s"):
         fetch("http://slow.example/x", MediaPolicy(max_seconds=0.05))

@@ -16,7 +16,7 @@ import torch
 from mutants import FILES, RATE, mutated
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import FrameSampling
-from sensorium.mm.media import gate
+from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.isolate import close_workers, codec_runner, keep_workers, run_isolated
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.worker import GRACE
@@ -344,7 +344,8 @@ class Owner:
     pass
 
 
-def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType) -> None:
+def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolate, "_owners", 0)  # engines of other tests may be alive
     close_workers()
     one, two, plain = Owner(), Owner(), Owner()
     release, _, nothing = (keep_workers(owner) for owner in (one, two, plain))

@@ -154,7 +154,7 @@ def test_options_make_fewer_tiles():
         ({"size": {"height": 70, "width": 70}}, {}, "image_size"),
         ({"size": {"height": "x"}}, {}, "a height and a width"),
         ({}, {"max_patches": 0}, "positive integer"),
-        ({"min_patches": 5}, {"max_patches": 4}, "in order"),
+        ({"min_patches": 5}, {"max_patches": 4}, "not below the minimum"),
         ({}, {"detail": "vague"}, "low"),
         ({}, {"max_tiles": 3}, "unknown processing option"),
     ],

@@ -228,7 +228,7 @@ def test_an_item_can_shrink_to_a_number_of_rows():
     [
         ({"max_pixel": 1}, "max_pixels"),
         ({"images_kwargs": {"sise": {}}}, "size"),
-        ({"min_pixels": 9, "max_pixels": 4}, "in order"),
+        ({"min_pixels": 9, "max_pixels": 4}, "the first must not be larger"),
         ({"fps": 1, "num_frames": 4}, "exclude"),
         ({"size": {"height": 3}}, "longest_edge"),
         ({"images_kwargs": {"fps": 2.0}}, "unknown processing option 'fps' for images"),

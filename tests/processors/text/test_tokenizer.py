@@ -177,6 +177,7 @@ def test_removal_of_special_tokens_takes_one_pass(tok):
     tok.specials, own = Counted(tok.specials), tok.specials
     try:
         assert tok.remove_special_tokens(f"a{deep}b<|im_<|im_end|>") == "ab<|im_"
+        assert tok.remove_special_tokens("<|im<|im_end|>_end|>Ann") == "Ann"  # at the start, shorter than other tokens
         assert len(calls) < 5 * len(deep)
     finally:
         tok.specials = own
