@@ -108,6 +108,7 @@ class EngineCore:
         return False  # it cannot die alone
 
     def restart(self) -> None:
+        """Raise NotImplementedError. Only a core in another process restarts; callers ask `can_restart` first."""
         raise NotImplementedError
 
     def add(self, request: EngineRequest) -> None:

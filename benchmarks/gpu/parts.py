@@ -15,7 +15,7 @@ Run = Callable[[Bench], Iterator[Made]]
 SECONDS = 230.0
 """Seconds that a section may take, including the start of its processes."""
 START = 60.0
-"""Seconds of those that a process may take before its first part, with torch read from a cold disk."""
+"""The part of these seconds that a process may take before its first part starts: torch is read from a cold disk."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..model_files import ModelFiles, load_model_files, resolve
 from .implementation import resolve_architecture, verify_fallback
 
 _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
-"""What a constructor raises when JSON has values of a wrong type, or sizes that no memory holds."""
+"""Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
 
 
 @dataclass(frozen=True)
