@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -22,7 +23,8 @@ from sensorium.engine.config import make_config
 from sensorium.engine.core import EngineCore
 from sensorium.engine.core_process import ProcessCore
 from sensorium.mm.errors import CheckpointError, ConfigError, EngineDeadError, InputError
-from waiting import wait_until
+from waiting import LONG as LONG_WAIT
+from waiting import hold_first_step, wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -43,6 +45,11 @@ def descriptors() -> set[str]:
         except OSError:
             continue
     return found
+
+
+def wait_for_descriptors(before: set[str]) -> None:
+    """Wait until no others are open: threads that import modules have some for a moment."""
+    wait_until(lambda: descriptors() <= before)
 
 
 def is_alive(pid: int) -> bool:
@@ -84,20 +91,32 @@ def test_a_killed_child_fails_every_request_in_flight(image):
     """The child is killed during an answer or during a prompt; no caller hangs and nothing leaks."""
     before = descriptors()
     kill_in_flight(make(max_num_batched_tokens=16), image)
-    assert descriptors() <= before
+    wait_for_descriptors(before)
 
 
 def kill_in_flight(llm: LLM, image: bool) -> None:
-    core = llm._engine_loop.core
+    loop, core = llm._engine_loop, llm._engine_loop.core
     prompt = {"prompt": SLOT + "Read. ", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, 9))}}
-    seen, found = [], []
+    seen, found, stopped, step, steps = [], [], threading.Event(), core.step, itertools.count(1)
     callers = [
         threading.Thread(target=lambda: seen.extend(llm.stream(prompt if image else "user 1 moves left", LONG))),
         threading.Thread(target=lambda: found.extend(llm.generate(["a " * 200] * 6, LONG, use_tqdm=False))),
     ]
-    for caller in callers:
+
+    def step_until_stopped():
+        if next(steps) == 8:
+            wait_until(lambda: image or seen)
+            os.kill(core.pid, signal.SIGSTOP)  # the parent waits for this step when the child is killed
+            stopped.set()
+        return step()
+
+    core.step = step_until_stopped
+    hold_first_step(loop, 7)
+    for number, caller in enumerate(callers):
+        wait_until(lambda number=number: len(loop._names) == number)
         caller.start()
-    wait_until(lambda: len(llm._engine_loop._owners) == 7 and (image or seen))
+    assert stopped.wait(LONG_WAIT)
+    assert len(loop._owners) == 7
     os.kill(core.pid, signal.SIGKILL)
     for caller in callers:
         caller.join(60)
@@ -143,7 +162,7 @@ def test_a_killed_child_is_started_anew():
         assert not loop._owners
         session.close()
     del session, stream
-    assert descriptors() <= before
+    wait_for_descriptors(before)
 
 
 def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
@@ -171,6 +190,7 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
 def test_coroutines_hear_of_a_killed_child():
     async def run():
         async with AsyncLLM(make()) as engine:
+            hold_first_step(engine.llm._engine_loop, 5)
 
             async def ask():
                 return [output async for output in engine.generate("user 1 moves left", LONG)]
@@ -239,7 +259,7 @@ def test_what_cannot_be_loaded_raises_as_in_this_process(tmp_path):
         before = descriptors()
         with pytest.raises(kind, match=said):
             LLM(MODEL, engine_process=True, **options)
-        assert descriptors() <= before
+        wait_for_descriptors(before)
     folder = tmp_path / "model"
     folder.mkdir()
     for file in MODEL.iterdir():
@@ -333,7 +353,7 @@ def test_large_tensors_go_through_memory_without_a_name():
     assert mapped.count("memfd:sensorium") == 1
     ours.close()
     theirs.close()
-    assert descriptors() <= before, "a mapping keeps no descriptor open"
+    wait_for_descriptors(before), "a mapping keeps no descriptor open"
     del found
     gc.collect()
     assert "memfd:sensorium" not in Path("/proc/self/maps").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sensorium import LLM, SamplingParams
-from waiting import wait_until
+from waiting import hold_first_step, wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
@@ -54,18 +54,18 @@ def test_a_core_that_died_before_another_event_leaves_no_caller_waiting(event):
     loop, found, gate, held = llm._engine_loop, [], threading.Event(), threading.Event()
     ask = lambda: found.extend(llm.generate(["a " * 20], LONG, use_tqdm=False))  # noqa: E731
     callers = [threading.Thread(daemon=True, target=ask) for _ in range(3)]
-    for caller in callers:
-        caller.start()
-    wait_until(lambda: len(loop._owners) == 3)
     notify = loop._notify
 
     def hold():
-        if not gate.is_set():
+        if len(loop._owners) == 3 and not gate.is_set():
             held.set()
             gate.wait(60)
         notify()
 
     loop._notify = hold
+    hold_first_step(loop, 3)
+    for caller in callers:
+        caller.start()
     assert held.wait(60)
     os.kill(loop.core.pid, signal.SIGKILL)
     event(llm, loop, gate)

@@ -48,3 +48,15 @@ def hold_steps(core: Any, until: Callable[[], object]) -> None:
         return step()
 
     core.step = held
+
+
+def hold_first_step(engine_loop: Any, count: int) -> None:
+    """Make the next step wait until that many requests are submitted and processed, so that none ends before the last comes."""
+    step, core = engine_loop.core.step, engine_loop.core
+
+    def held() -> Any:
+        wait_until(lambda: len(engine_loop._names) == count and engine_loop.input_queue.num_waiting == 0)
+        core.step = step
+        return step()
+
+    core.step = held
