@@ -9,6 +9,7 @@ from typing import Any
 
 from .common import (
     add_model_arguments,
+    engine_options,
     exit_code,
     exit_on_interrupt,
     path_or_url,
@@ -17,7 +18,7 @@ from .common import (
     with_option_names,
 )
 
-EXAMPLE = 'sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
+EXAMPLE = 'sensorium chat --model Qwen/Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..engine.llm import LLM
 
-    llm = LLM(args.model, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len)
+    llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
     printed = 0  # characters
     with exit_on_interrupt(print):
         for output in llm.stream(messages(args), replace(llm.default_params, **sampling_options(args))):

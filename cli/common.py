@@ -39,17 +39,30 @@ def path_or_url(text: str) -> str:
     return text
 
 
+def add_model_name(parser: argparse.ArgumentParser, default: str | None = None, required: bool = False, use: str = "") -> None:
+    """Add --model, which `use` describes further, --revision and --offline."""
+    note = "; default: the shipped model" if default else ""
+    help_text = f"{use}folder of a checkpoint, or a model's name on the Hub (ORG/NAME{note})"
+    parser.add_argument("--model", metavar="MODEL", default=default, required=required, help=help_text)
+    add_revision(parser)
+    help_text = "take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1"
+    parser.add_argument("--offline", action="store_true", help=help_text)
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    help_text = "branch, tag or commit of a model that is given by name (default: main)"
+    parser.add_argument("--revision", metavar="NAME", help=help_text)
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    note = " (default: the shipped model)" if default else ""
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        default=default,
-        required=default is None,
-        help=f"folder of a checkpoint in the Hub's layout{note}",
-    )
+    add_model_name(parser, default, required=default is None)
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of LLM that `add_model_arguments` parsed."""
+    return {name: getattr(args, name) for name in ("model", "revision", "offline", "dtype", "device")}
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, item: str) -> None:

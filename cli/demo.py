@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .common import add_model_name
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -20,9 +22,7 @@ VIDEO_SUFFIXES = (".mp4",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="DIR", default=str(ASSETS / "tiny-vl"), help="folder of a checkpoint (default: the shipped model)"
-    )
+    add_model_name(parser, str(ASSETS / "tiny-vl"))
     parser.add_argument(
         "--media",
         metavar="DIR",
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     expected = read_answers(args.media)
     make_folder(args.out)
     started = time.perf_counter()
-    llm = LLM(args.model)
+    llm = LLM(args.model, revision=args.revision, offline=args.offline)
     loaded = time.perf_counter()
     chats = [message(args.media / name, entry["prompt"]) for name, entry in expected.items()]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=96))
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     for name, output in zip(expected, outputs, strict=True):
         if output.error:
             raise SensoriumError(f"{name}: {output.error}", code=output.error.code)
-    print(f"annotated image: {save_annotated(args, expected, outputs)}")
+    print(f"annotated image: {save_annotated(args, llm.config.model, expected, outputs)}")
     return 0
 
 
@@ -120,8 +120,13 @@ def timings(outputs: list[RequestOutput], load: float, total: float) -> str:
     return f"load {load:.2f} s, {len(outputs)} requests with {tokens} tokens in {total:.2f} s\nms per stage, summed: {parts}"
 
 
-def save_annotated(args: argparse.Namespace, expected: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> Path:
-    """Save all images in a column, each with the grid of its embeddings and its answer, and return the path."""
+def save_annotated(
+    args: argparse.Namespace, model: str, expected: dict[str, dict[str, str]], outputs: list[RequestOutput]
+) -> Path:
+    """Save all images in a column, each with the grid of its embeddings and its answer, and return the path.
+
+    `model`: folder of the checkpoint.
+    """
     from PIL import Image
 
     from ..engine.setup.doctor import embedding_grid
@@ -131,7 +136,7 @@ def save_annotated(args: argparse.Namespace, expected: dict[str, dict[str, str]]
         path = args.media / name
         if path.suffix not in VIDEO_SUFFIXES:
             with Image.open(path) as file:
-                grid = embedding_grid(args.model, (file.height, file.width))
+                grid = embedding_grid(model, (file.height, file.width))
                 images.append(annotated(file.convert("RGB"), grid, answer_text(output)))
     sheet = Image.new("RGB", (max(one.width for one in images), sum(one.height for one in images)), "white")
     top = 0

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..mm.errors import ConfigError
+from .common import add_model_name
 
-EXAMPLE = "sensorium doctor --model Qwen2.5-VL-3B-Instruct --option max_model_len=8192"
+EXAMPLE = "sensorium doctor --model Qwen/Qwen2.5-VL-3B-Instruct --option max_model_len=8192"
 OPTIONAL = {
     "triton": "pip install 'sensorium[gpu]'",
     "mistral-common": "pip install 'sensorium[mistral]'",
@@ -27,9 +28,7 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="DIR", help="also print what this checkpoint is and the memory it takes, from its JSON files"
-    )
+    add_model_name(parser, use="also print what a checkpoint is and the memory it takes, from its JSON files: ")
     parser.add_argument(
         "--option",
         metavar="NAME=VALUE",
@@ -43,18 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 1 if a required package is missing, else 0. Raise ConfigError for options without a model."""
     given = dict(map(parse_option, args.option))
-    for name, flag in (("model", args.model), ("device", args.device)):
+    for name, flag in (("model", args.model), ("revision", args.revision), ("device", args.device)):
         if flag is not None and name in given:
             raise ConfigError(f"--{name} {flag} and --option {name}={given[name]} set the same option; give one of them")
-    options = {"device": "auto" if args.device is None else args.device} | given
+    options = {"revision": args.revision, "offline": args.offline, "device": args.device or "auto"} | given
     device = str(options["device"])
     if args.option and not args.model:
         raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
+    folder = args.model
     if args.model and "torch" not in missing:
+        from ..engine.config import make_config
         from ..engine.model_files import load_model_files
+        from ..engine.setup.hub import find_model
 
-        load_model_files(args.model)  # report a wrong path before the long output
+        config = find_model(make_config(args.model, options), weights=False)
+        folder, options["revision"] = config.model, config.revision
+        load_model_files(folder)  # report a wrong path before the long output
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
     _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
@@ -65,9 +69,11 @@ def run(args: argparse.Namespace) -> int:
         for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            found = describe_checkpoint(args.model, str(options.get("dtype", "auto")), device).items()
-            _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found])
-            _print("memory", describe_memory(args.model, options))
+            found = describe_checkpoint(folder, str(options.get("dtype", "auto")), device)
+            if config.revision is not None:
+                found["revision"] = config.revision
+            _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found.items()])
+            _print("memory", describe_memory(folder, options))
     return int(bool(missing))
 
 

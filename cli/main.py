@@ -21,12 +21,14 @@ COMMANDS = {
     "chat": "ask a model about images, videos and audio",
     "demo": "read the shipped images and video with the shipped model",
     "doctor": "print versions, device, kernels in use, and missing packages",
+    "list": "list the models in the Hub's cache",
     "ocr": "read the text in images",
+    "pull": "download a model from the Hugging Face Hub into its cache, or the newest commit of one",
     "transcribe": "transcribe audio files",
     "tune": "find the fastest launch configurations of the kernels on this GPU (takes minutes)",
 }
 """Help text by command. Each command is a module of this package with `EXAMPLE`, `add_arguments` and `run`."""
-_EXAMPLE = 'example: sensorium chat --model Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'
+_EXAMPLE = 'example: sensorium chat --model Qwen/Qwen2.5-VL-3B-Instruct --image a.png "What is this?"'
 
 
 class Parser(argparse.ArgumentParser):

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import add_file_arguments, add_model_arguments, positive_int, print_when_done
+from .common import add_file_arguments, add_model_arguments, engine_options, positive_int, print_when_done
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
 
-EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen2.5-VL-3B-Instruct --json"
+EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen/Qwen2.5-VL-3B-Instruct --json"
 SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
 
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from ..pipelines.ocr import QUESTION, ocr_tasks
     from ..pipelines.tasks import as_completed
 
-    llm = LLM(args.model, dtype=args.dtype, device=args.device)
+    llm = LLM(**engine_options(args))
     tasks = ocr_tasks(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
     return print_when_done(args, as_completed(llm, tasks), lambda page: (json_fields(page), page.text))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .common import add_file_arguments, add_model_arguments, print_when_done
+from .common import add_file_arguments, add_model_arguments, engine_options, print_when_done
 
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
 
-EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps --json"
+EXAMPLE = "sensorium transcribe talk.flac --model ORG/NAME --timestamps --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
-    llm = LLM(args.model, dtype=args.dtype, device=args.device)
+    llm = LLM(**engine_options(args))
     tasks = transcribe_tasks(llm, args.files, args.language, args.task, timestamps=args.timestamps, context=args.context)
     return print_when_done(args, as_completed(llm, tasks), lambda transcript: (json_fields(transcript), text(transcript)))
 

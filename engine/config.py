@@ -41,7 +41,8 @@ class EngineConfig:
     """All options of `LLM`.
 
     Args:
-        model: path of a checkpoint's folder in the layout of the Hugging Face Hub.
+        model: path of a checkpoint's folder in the layout of the Hugging Face Hub, or a model's name there (ORG/NAME), which
+            is downloaded unless the Hub's cache holds it. An existing folder takes precedence. After loading, it is the folder.
         dtype: data type of weights and activations: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
         device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda" (the first GPU) or "cuda:N".
         max_model_len: maximum number of tokens of prompt and answer together. None uses the model's maximum, or less if the KV
@@ -95,6 +96,9 @@ class EngineConfig:
         max_uuids: maximum number of uuids, of all `cache_salt`s together, whose content is remembered. The oldest uuid of the
             salt with the most is forgotten first.
         max_template_seconds: maximum time to render a chat template.
+        revision: branch, tag or commit of a model that is given by name. None is the cached commit of the branch main, or the
+            newest if none is cached. After loading, it is the commit.
+        offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -139,6 +143,8 @@ class EngineConfig:
     max_template_seconds: float = 10.0
     max_grammar_chars: int = 1 << 18
     grammar_seconds: float = 10.0
+    revision: str | None = None
+    offline: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -164,7 +170,9 @@ class EngineConfig:
             raise _error("max_template_seconds", self.max_template_seconds, "must be a number of seconds above 0")
         if isinstance(self.engine_restarts, bool) or not isinstance(self.engine_restarts, int) or self.engine_restarts < 0:
             raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
-        for name in ("trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
+        if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
+            raise _error("revision", self.revision, "must be the name of a branch, a tag or a commit")
+        for name in ("offline", "trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")
         _check_kernels(self.kernels)
@@ -248,11 +256,13 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
         if name not in known:
             raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known[1:])}", param=str(name))
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
-        raise ConfigError(f"model must be the path of a checkpoint's folder, not {short_repr(model)}", param="model")
+        reason = f"model must be the path of a checkpoint's folder or a model's name on the Hub, not {short_repr(model)}"
+        raise ConfigError(reason, param="model")
     values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("media"), Mapping):
         values["media"] = make_policy(values["media"])
-    config = EngineConfig(os.fspath(model), **values)
+    path = model if isinstance(model, str) else os.path.join(os.curdir, model)  # a Path is never a name on the Hub
+    config = EngineConfig(path, **values)
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
 
 

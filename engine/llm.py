@@ -26,6 +26,7 @@ from .model_files import load_model_files
 from .sampling_params import SamplingParams, from_generation_config
 from .session import LiveSession
 from .setup.doctor import explain
+from .setup.hub import find_model
 from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
 from .setup.memory_plan import MemoryPlan
@@ -42,7 +43,8 @@ class LLM:
     """A loaded model.
 
     Args:
-        model: path of a checkpoint's folder in the layout of the Hugging Face Hub.
+        model: path of a checkpoint's folder in the layout of the Hugging Face Hub, or a model's name there (ORG/NAME), which
+            is downloaded unless the Hub's cache holds it.
         metrics: True or a prometheus_client.CollectorRegistry to export metrics, see `engine.frontend.metrics`.
         tracing: True or a TracerProvider to export OpenTelemetry spans: one per request, with one child per stage.
         options: further options of the engine. `engine.config.EngineConfig` documents all options.
@@ -54,6 +56,7 @@ class LLM:
     Raises:
         ConfigError: an unknown or contradictory option, or an architecture that is not supported.
         CheckpointError: weights or tokenizer files are missing, surplus or unreadable.
+        HubError: a model that is given by name cannot be downloaded; the code says why.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class LLM:
             "seed": seed,
             "generation_config": generation_config,
         }
-        self.config = make_config(model, named | options)
+        self.config = find_model(make_config(model, named | options))
         files = load_model_files(self.config.model)
         resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
         self._tokenizer = Tokenizer(files.path)

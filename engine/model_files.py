@@ -98,7 +98,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     """
     path = Path(folder)
     if not os.path.isdir(path):  # False for a name that no folder can have
-        how = "give the path of a downloaded checkpoint (hf download NAME --local-dir D)"
+        how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}
     config = contents["config.json"] or _read_publisher_layout(path)

@@ -14,6 +14,10 @@ ErrorCode = Literal[
     "too_long",  # more tokens than the model's context or the caches can ever hold
     "invalid_config",  # an engine option, or a checkpoint's config.json
     "checkpoint",  # weights or tokenizer files
+    "not_found",  # a model's name, or a revision, that the Hub does not know
+    "gated",  # a model on the Hub that this account may not read
+    "unreachable",  # the Hub cannot be reached, and the cache lacks the model
+    "disk_full",  # too little space for a download
     "encoder_failed",  # the encoder failed on an item, now or a short while ago
     "not_finite",  # the model computed NaN or infinity
     "out_of_memory",  # on the device or the host
@@ -96,6 +100,12 @@ class CheckpointError(SensoriumError):
     """Weights or tokenizer files are missing, unexpected, of a wrong shape or unreadable."""
 
     default_code = "checkpoint"
+
+
+class HubError(SensoriumError):
+    """A model on the Hugging Face Hub cannot be found, read or downloaded; the code says why."""
+
+    default_code = "unreachable"
 
 
 class InputError(SensoriumError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -64,12 +64,20 @@ def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _files(folder: Path) -> list[Path]:
+    return weight_files(folder, lambda name: (folder / name).exists())
+
+
+def weight_files(folder: Path, has: Callable[[str], bool]) -> list[Path]:
+    """Return the paths of the weights of a checkpoint, which `has` files of some names and its index in `folder`.
+
+    Raises:
+        CheckpointError: there are no weights, or the index is not valid.
+    """
     for stem in _STEMS:
-        single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-        if single.exists():
-            return [single]
-        if index.exists():
-            return _shards(index)
+        if has(f"{stem}.safetensors"):
+            return [folder / f"{stem}.safetensors"]
+        if has(f"{stem}.safetensors.index.json"):
+            return _shards(folder / f"{stem}.safetensors.index.json")
     raise CheckpointError(f"{folder} holds neither model.safetensors nor an index of its shards; only safetensors are read")
 
 

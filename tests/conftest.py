@@ -17,6 +17,7 @@ if os.environ.get("SENSORIUM_CPU") == "avx2":
 import pytest
 import torch
 from family import load_rows, save
+from hub_fixtures import hub  # noqa: F401
 from hypothesis import HealthCheck, settings
 from oracle import build_checkpoint, ensure_torchvision
 

@@ -10,6 +10,7 @@ from sensorium.mm.errors import (
     ConfigError,
     EngineDeadError,
     ErrorInfo,
+    HubError,
     InputError,
     MediaError,
     SensoriumError,
@@ -26,8 +27,9 @@ ERRORS = [
     InputError("d", code="too_long", param="prompt"),
     MediaError("video", 3, "e", param="fps"),
     EngineDeadError("f"),
+    HubError("g"),
 ]
-CODES = ["invalid_input", "invalid_config", "checkpoint", "too_long", "invalid_media", "engine_dead"]
+CODES = ["invalid_input", "invalid_config", "checkpoint", "too_long", "invalid_media", "engine_dead", "unreachable"]
 
 
 def subclasses(kind):

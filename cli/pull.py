@@ -1,0 +1,28 @@
+"""`sensorium pull`: download a model from the Hugging Face Hub into its cache."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..mm.errors import ConfigError, short_repr
+from .common import add_revision
+
+EXAMPLE = "sensorium pull Qwen/Qwen2.5-VL-3B-Instruct"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    help_text = "the model's name on the Hub; a complete download is updated to the newest commit of the branch"
+    parser.add_argument("name", metavar="ORG/NAME", help=help_text)
+    add_revision(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the folder of the downloaded snapshot."""
+    from ..engine.setup.hub import check_architecture, find_folder
+    from ..engine.setup.hub_cache import is_name
+
+    if not is_name(args.name):
+        reason = f"{short_repr(args.name)} is no name of a model on the Hub"
+        raise ConfigError(f"{reason}; give ORG/NAME, as in Qwen/Qwen2.5-VL-3B-Instruct", param="name")
+    print(find_folder(args.name, args.revision, update=True, check=check_architecture))
+    return 0

@@ -1,0 +1,284 @@
+"""Models by name: from the cache, downloaded, continued, refused. A server on localhost stands for the Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from fake_hub import LARGE, FakeHub, blob_hash
+from hub_fixtures import NAME, TINY, environment
+from sensorium import LLM, SamplingParams
+from sensorium.engine.config import EngineConfig, make_config
+from sensorium.engine.setup.doctor import describe_checkpoint
+from sensorium.engine.setup.hub import find_folder, find_model
+from sensorium.engine.setup.hub_cache import CachedModel, is_name
+from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
+
+WEIGHTS = "model.safetensors"
+NEEDED = {path.name for path in TINY.iterdir()} - {"README.md"}
+
+
+def refused(code: str, *args: object, **options: object) -> str:
+    """Return the message of the error with this code."""
+    with pytest.raises(SensoriumError) as caught:
+        find_folder(*(args or (NAME,)), **options)  # type: ignore[arg-type]
+    assert caught.value.info.code == code, caught.value
+    return str(caught.value)
+
+
+def shard(hub: FakeHub, names: list[str]) -> None:
+    """Replace the weights by an index that names these shards."""
+    del hub.files[WEIGHTS]
+    index = {"weight_map": {f"tensor{i}": name for i, name in enumerate(names)}}
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+
+
+def test_first_download_then_cache(hub: FakeHub, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    with LLM(NAME, max_model_len=64, device="cpu") as llm:
+        assert llm.config.revision == hub.commit
+        folder = Path(llm.config.model)
+        (first,) = llm.generate(["A"], params)
+    assert folder == tmp_path / "cache" / "models--org--tiny-vl" / "snapshots" / hub.commit
+    assert hub.fetched() == NEEDED
+    assert {path.name for path in folder.iterdir()} == NEEDED
+    for name in NEEDED:
+        assert (folder / name).read_bytes() == hub.files[name]
+        assert (folder / name).resolve().name == blob_hash(hub.files[name])
+    count = len(hub.requests)
+    with LLM(NAME, max_model_len=64, device="cpu", offline=True) as llm:
+        (second,) = llm.generate(["A"], params)
+        assert llm.explain().rows()
+    with LLM(TINY, max_model_len=64, device="cpu") as llm:
+        (third,) = llm.generate(["A"], params)
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids == third.outputs[0].token_ids
+    assert find_folder(NAME) == find_folder(NAME, hub.commit) == folder
+    assert len(hub.requests) == count, "a complete cache needs no network"
+
+
+def test_huggingface_hub_reads_the_cache(hub: FakeHub) -> None:
+    from huggingface_hub import scan_cache_dir, snapshot_download
+
+    folder = find_folder(NAME)
+    (repo,) = scan_cache_dir().repos
+    (revision,) = repo.revisions
+    assert (repo.repo_id, revision.commit_hash, revision.refs) == (NAME, hub.commit, {"main"})
+    assert {file.file_name for file in revision.files} == NEEDED
+    assert Path(snapshot_download(NAME, allow_patterns=["*.safetensors"], local_files_only=True)) == folder
+
+
+def test_snapshot_of_another_program_is_used_and_completed(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    folder = find_folder(NAME)
+    shutil.rmtree(folder.parents[1] / "trees")
+    assert find_folder(NAME, offline=True) == folder
+    assert "may be incomplete" in caplog.text
+    (folder / "preprocessor_config.json").unlink()
+    hub.requests.clear()
+    assert find_folder(NAME) == folder
+    assert hub.fetched() == set(), "its blob is still there"
+    assert (folder / "preprocessor_config.json").is_file()
+
+
+def test_files_beside_the_weights_only(hub: FakeHub) -> None:
+    config = find_model(EngineConfig(NAME), weights=False)
+    assert describe_checkpoint(config.model)["architecture"] == "Qwen2_5_VLForConditionalGeneration"
+    assert hub.fetched() == NEEDED - {WEIGHTS}
+    assert not CachedModel(NAME).is_complete(hub.commit)
+    find_folder(NAME)
+    assert hub.fetched() == NEEDED
+
+
+def test_architecture_is_checked_before_the_weights_are_downloaded(hub: FakeHub) -> None:
+    hub.files["config.json"] = json.dumps({"architectures": ["Nothing"]}).encode()
+    with pytest.raises(ConfigError, match="Nothing"):
+        LLM(NAME)
+    assert WEIGHTS not in hub.fetched()
+
+
+def test_revisions(hub: FakeHub) -> None:
+    first = hub.commit
+    hub.branches["refs/pr/1"] = "b" * 40
+    assert find_folder(NAME, "refs/pr/1").name == "b" * 40
+    assert find_folder(NAME).name == first
+    assert hub.sent[WEIGHTS] == len(hub.files[WEIGHTS]), "both revisions share the blob"
+    hub.branches["main"] = "c" * 40
+    assert find_folder(NAME).name == first
+    assert find_folder(NAME, update=True).name == "c" * 40
+    assert find_folder(NAME).name == "c" * 40
+    assert find_model(EngineConfig(NAME, revision="refs/pr/1")).revision == "b" * 40
+    assert "no revision 'v9'" in refused("not_found", NAME, "v9")
+    for wrong in ("../main", "a/../b", "/main", "a b", "-f", ".."):
+        assert "revision=" in refused("invalid_config", NAME, wrong)
+
+
+def test_interrupted_download_is_continued(hub: FakeHub) -> None:
+    size, half = len(hub.files[WEIGHTS]), 3 << 20
+    hub.cut[WEIGHTS] = [half, 0, 0, 0, 0, 0]
+    assert "cannot be reached" in refused("unreachable")
+    blobs = CachedModel(NAME).blobs
+    (partial,) = blobs.glob("*.incomplete")
+    done = partial.stat().st_size
+    assert 0 < done <= half
+    hub.requests.clear()
+    folder = find_folder(NAME)
+    assert [asked for _, path, asked in hub.requests if path.endswith(WEIGHTS)] == [f"bytes={done}-"]
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert hub.sent[WEIGHTS] == half + size - done
+    assert not list(blobs.glob("*.incomplete"))
+
+
+def test_broken_connections_are_continued_in_one_call(hub: FakeHub) -> None:
+    hub.cut[WEIGHTS] = [2 << 20, 0, 2 << 20, 1 << 20]
+    folder = find_folder(NAME)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert sum(path.endswith(WEIGHTS) for _, path, _ in hub.requests) == 5
+
+
+def test_server_without_ranges(hub: FakeHub) -> None:
+    hub.ranges, hub.cut[WEIGHTS] = False, [2 << 20]
+    folder = find_folder(NAME)
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+def test_damaged_bytes_are_refused(name: str, hub: FakeHub) -> None:
+    assert (len(hub.files[name]) >= LARGE) == (name == WEIGHTS), "one SHA-256 and one of git's hashes"
+    hub.damaged = {name}
+    assert f"{name} of {NAME} arrived damaged" in refused("checkpoint")
+    cached = CachedModel(NAME)
+    assert not list(cached.blobs.glob(f"{blob_hash(hub.files[name])}*"))
+    hub.damaged = set()
+    assert cached.is_complete(find_folder(NAME).name)
+
+
+def test_damaged_part_is_downloaded_again(hub: FakeHub) -> None:
+    blobs = CachedModel(NAME).blobs
+    blobs.mkdir(parents=True)
+    (blobs / f"{blob_hash(hub.files[WEIGHTS])}.incomplete").write_bytes(b"x" * 1000)
+    assert (find_folder(NAME) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def test_gated(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.gated, hub.token = True, "secret"
+    said = refused("gated")
+    assert f"accept its licence at {hub.url}/{NAME}" in said
+    assert "HF_TOKEN" in said
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert find_folder(NAME)
+
+
+def test_missing(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "org/nothing is neither a folder nor a model" in refused("not_found", "org/nothing")
+    (tmp_path / "org" / "tiny-vL2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean the folder org/tiny-vL2?" in refused("not_found", "org/tiny-vl2")
+    hub.private, hub.token = True, "secret"
+    assert "set HF_TOKEN if the model is private" in refused("not_found")
+
+
+def test_no_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    assert "and offline is set" in refused("unreachable", NAME, offline=True)
+    hub.status = 503
+    assert "answers 503" in refused("unreachable")
+    assert hub.fetched() == set()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "give the path of a folder" in refused("unreachable")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in refused("unreachable")
+
+
+def test_server_that_is_no_hub(hub: FakeHub) -> None:
+    hub.branches["main"] = "../../etc"
+    assert "did not answer as the Hub does" in refused("unreachable")
+    hub.branches["main"], hub.branches["d" * 40] = "e" * 40, "e" * 40
+    assert "is not the commit of" in refused("unreachable", NAME, "d" * 40)
+
+
+def test_disk_space_is_checked_first(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 4 << 20))
+    said = refused("disk_full")
+    assert "needs 0.00809 GB, and 0.00419 GB are free" in said
+    assert "HF_HOME" in said
+    assert WEIGHTS not in hub.fetched()
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "sub/x.safetensors", ".."])
+def test_index_that_leaves_the_folder_is_refused(name: str, hub: FakeHub) -> None:
+    shard(hub, [name])
+    hub.listed = [name]
+    assert "plain file names" in refused("checkpoint")
+    assert not any("passwd" in name or "x.safe" in name for name in hub.fetched())
+
+
+def test_shards_of_the_index(hub: FakeHub) -> None:
+    weights, names = hub.files[WEIGHTS], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    shard(hub, names)
+    assert f"names '{names[0]}', which is not on the Hub" in refused("checkpoint")
+    hub.files |= {names[0]: weights[:LARGE], names[1]: weights[LARGE:], "model-unused.safetensors": b"?"}
+    folder = find_folder(NAME, update=True)
+    assert [(folder / name).read_bytes() for name in names] == [hub.files[name] for name in names]
+    assert hub.fetched() == (NEEDED - {WEIGHTS}) | {"model.safetensors.index.json", *names}
+
+
+def test_pickled_weights_only(hub: FakeHub) -> None:
+    del hub.files[WEIGHTS]
+    assert "has no safetensors weights" in refused("checkpoint")
+    assert not any(name.endswith((".bin", ".py", ".pt", ".pickle")) for name in hub.fetched())
+
+
+def test_folders_and_names(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY, tmp_path / NAME)
+    assert find_model(make_config(NAME, {})) == make_config(NAME, {})
+    assert describe_checkpoint(NAME)["dtype"]
+    with pytest.raises(ConfigError, match="revision='main' is for a model's name"):
+        find_model(make_config(NAME, {"revision": "main"}))
+    for path in (
+        "./org/tiny",
+        "../x",
+        "/a/b",
+        "tiny",
+        "a/b/c",
+        "org/",
+        "a..b/c",
+        "org/a--b",
+        "org/x.git",
+        "~/x",
+        "org/a b",
+        "",
+    ):
+        assert not is_name(path)
+    for path in ("./org/x", tmp_path / "x", Path("org/x"), "x"):
+        with pytest.raises(ConfigError, match="is not a folder"):
+            LLM(path)
+    assert hub.requests == []
+    assert all(map(is_name, ("Qwen/Qwen2.5-VL-3B-Instruct", "a/b", "google/gemma-3-4b-it", "0x/_y")))
+
+
+def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
+    code = f"from sensorium.engine.setup.hub import find_folder; print(find_folder({NAME!r}))"
+    env = os.environ | environment(hub, tmp_path / "cache")
+    started = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = {process.communicate()[0].strip() for process in started}
+    assert [process.returncode for process in started] == [0, 0]
+    (folder,) = folders
+    assert all((Path(folder) / name).read_bytes() == hub.files[name] for name in NEEDED)
+    assert hub.sent[WEIGHTS] == len(hub.files[WEIGHTS]), "one of them waits for the other"
+
+
+def test_read_only_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(CheckpointError, match=r"cannot be written \(Permission denied\); set HF_HOME"):
+        find_folder(NAME)
