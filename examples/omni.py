@@ -9,13 +9,15 @@ from shared import run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="default: Qwen2.5-Omni-3B")
+    parser.add_argument(
+        "--model", help="a folder, or a name such as Qwen/Qwen2.5-Omni-3B (default: the folder Qwen2.5-Omni-3B)"
+    )
     parser.add_argument("video", nargs="?", type=Path, default=Path("talk.mp4"))
     parser.add_argument("question", nargs="?", default="What happens, and what is said?")
     args = parser.parse_args()
-    model = args.model or Path("Qwen2.5-Omni-3B")
-    if not args.model and not model.is_dir():
-        print("this model does not ship; run: hf download Qwen/Qwen2.5-Omni-3B --local-dir Qwen2.5-Omni-3B")
+    model = args.model or "Qwen2.5-Omni-3B"
+    if not args.model and not Path(model).is_dir():
+        print("this model does not ship; give --model Qwen/Qwen2.5-Omni-3B to download it")
         return
 
     llm = LLM(model, mm_processor_kwargs={"use_audio_in_video": True})

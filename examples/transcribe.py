@@ -9,13 +9,15 @@ from shared import run
 
 def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="default: whisper-tiny.en")
+    parser.add_argument(
+        "--model", help="a folder, or a name such as openai/whisper-tiny.en (default: the folder whisper-tiny.en)"
+    )
     parser.add_argument("--language", help="default: detected, if the model can")
     parser.add_argument("files", nargs="*", type=Path)
     args = parser.parse_args()
-    model = args.model or Path("whisper-tiny.en")
-    if not args.model and not model.is_dir():
-        print("no speech model ships; run: hf download openai/whisper-tiny.en --local-dir whisper-tiny.en")
+    model = args.model or "whisper-tiny.en"
+    if not args.model and not Path(model).is_dir():
+        print("no speech model ships; give --model openai/whisper-tiny.en to download one")
         return []
     if not args.files:
         parser.error("name audio files to transcribe")
