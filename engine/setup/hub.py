@@ -94,10 +94,10 @@ def find_folder(
     """
     cached, branch = CachedModel(name), check_revision(revision or MAIN)
     commit = None if update else cached.commit(branch)
-    if commit and cached.is_complete(commit, weights) and cached.files(commit) is not None:
-        return cached.snapshot(commit)
-    # another program downloaded this snapshot; if it has the weights, only the list of the other files is to be asked for
-    usable = commit if commit and cached.files(commit) is None and cached.is_complete(commit, weights) else None
+    usable = commit if commit and cached.is_complete(commit, weights) else None
+    if usable and cached.files(usable) is not None:
+        return cached.snapshot(usable)
+    # a usable snapshot of another program has the weights, but its other files may be incomplete
     try:
         with _hub_errors(cached, branch, offline):
             return _download(cached, usable or branch, branch, weights, check)
@@ -157,6 +157,7 @@ def _headers() -> dict[str, str]:
 
 def _fetch(cached: CachedModel, commit: str, files: Sequence[RemoteFile]) -> None:
     """Download the files that the snapshot lacks, with a progress bar on a terminal. Partial downloads are continued."""
+    from huggingface_hub import constants
     from tqdm import tqdm
 
     files = [file for file in files if not cached.has(commit, file)]
@@ -165,7 +166,13 @@ def _fetch(cached: CachedModel, commit: str, files: Sequence[RemoteFile]) -> Non
     cached.blobs.mkdir(parents=True, exist_ok=True)
     _check_disk(cached, files)
     stop, total = threading.Event(), sum(file.size for file in files)
-    bar = tqdm(total=total, desc=f"Downloading {cached.name}", unit="B", unit_scale=True, disable=None)
+    bar = tqdm(
+        total=total,
+        desc=f"Downloading {cached.name}",
+        unit="B",
+        unit_scale=True,
+        disable=constants.HF_HUB_DISABLE_PROGRESS_BARS,
+    )
     with bar, ThreadPoolExecutor(_THREADS, "sensorium-download") as pool:
         try:
             for task in as_completed([pool.submit(_Transfer(cached, commit, file, bar, stop).run) for file in files]):
@@ -325,7 +332,7 @@ def _hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[N
         if status in (401, 403):
             how = f"set HF_TOKEN to a token that may read {page}"
             raise HubError(f"the Hub refuses access to {name} ({status}); {how}", code="gated") from None
-        raise HubError(f"the Hub answers {status} for {name}; try again later, or {_GIVE}") from None
+        raise HubError(f"the Hub answers {status} for {name}; try again later, or run `hf download {name}`") from None
     except (ConnectionError, _broken_connection()) as error:
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise HubError(f"{here} or a part of it, and the Hub cannot be reached ({reason}); {_GIVE}") from None

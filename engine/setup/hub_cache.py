@@ -76,7 +76,7 @@ def cache_folder() -> Path:
 
 def check_revision(revision: str) -> str:
     """Return the revision. Raise ConfigError if it is no name of a branch, a tag or a commit."""
-    if not re.fullmatch(r"[\w][\w./+-]*", revision) or ".." in revision or "//" in revision or revision.endswith("/"):
+    if not re.fullmatch(r"\w[\w./+@-]*", revision) or ".." in revision or "//" in revision or revision.endswith("/"):
         reason = f"revision={short_repr(revision)} is not the name of a branch, a tag or a commit"
         raise ConfigError(f"{reason}; leave it out for the branch main", param="revision")
     return revision

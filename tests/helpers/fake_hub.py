@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class FakeHub:
         gated, private: files are refused (gated), or the whole model is as if it did not exist (private), without `token`.
         damaged: names of files that are sent with one wrong byte.
         cut: name of a file -> bytes after which the connection is closed, one number per request. None sends everything.
+        hold: name of a file -> bytes after which nothing is sent until `released` is set.
         ranges: False ignores the header Range.
         requests: (method, path, range or "") of each request.
         sent: bytes of the content of each file that were sent.
@@ -42,6 +43,8 @@ class FakeHub:
         self.status = 200
         self.damaged: set[str] = set()
         self.cut: dict[str, list[int | None]] = {}
+        self.hold: dict[str, int] = {}
+        self.released = threading.Event()
         self.ranges = True
         self.requests: list[tuple[str, str, str]] = []
         self.sent: dict[str, int] = {}
@@ -143,7 +146,12 @@ class Handler(BaseHTTPRequestHandler):
         part = body if limit is None else body[:limit]
         with self.hub.lock:
             self.hub.sent[name] = self.hub.sent.get(name, 0) + len(part)
-        self.wfile.write(part)
+        held = self.hub.hold.get(name, len(part))
+        self.wfile.write(part[:held])
+        if held < len(part):
+            self.hub.released.wait()
+        with suppress(ConnectionError):  # the client may be gone
+            self.wfile.write(part[held:])
         if limit is not None:
             self.close_connection = True
 
@@ -160,6 +168,7 @@ def serving(name: str, folder: Path) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -35,7 +35,8 @@ def test_root_holds_two_modules() -> None:
 
 
 def test_import_is_instant() -> None:
-    code = "import sys, sensorium; print([m for m in ('torch', 'numpy', 'PIL', 'tokenizers', 'cv2') if m in sys.modules])"
+    heavy = ("torch", "numpy", "PIL", "tokenizers", "cv2", "huggingface_hub")
+    code = f"import sys, sensorium; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -17,8 +17,9 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.engine.setup.hub import find_folder, find_model
-from sensorium.engine.setup.hub_cache import CachedModel, is_name
+from sensorium.engine.setup.hub_cache import CachedModel, is_name, size_of
 from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
+from waiting import wait_until
 
 WEIGHTS = "model.safetensors"
 NEEDED = {path.name for path in TINY.iterdir()} - {"README.md"}
@@ -37,6 +38,13 @@ def shard(hub: FakeHub, names: list[str]) -> None:
     del hub.files[WEIGHTS]
     index = {"weight_map": {f"tensor{i}": name for i, name in enumerate(names)}}
     hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+
+
+def start_download(hub: FakeHub, tmp_path: Path) -> subprocess.Popen[str]:
+    """Download in another process, which prints the folder."""
+    code = f"from sensorium.engine.setup.hub import find_folder; print(find_folder({NAME!r}))"
+    env = os.environ | environment(hub, tmp_path / "cache")
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
 
 
 def test_first_download_then_cache(hub: FakeHub, tmp_path: Path) -> None:
@@ -131,6 +139,21 @@ def test_interrupted_download_is_continued(hub: FakeHub) -> None:
     assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
     assert hub.sent[WEIGHTS] == half + size - done
     assert not list(blobs.glob("*.incomplete"))
+
+
+def test_killed_process_is_continued(hub: FakeHub, tmp_path: Path) -> None:
+    hub.hold[WEIGHTS] = 3 << 20
+    process = start_download(hub, tmp_path)
+    partial = CachedModel(NAME).blobs / f"{blob_hash(hub.files[WEIGHTS])}.incomplete"
+    wait_until(lambda: size_of(partial) >= 2 << 20)
+    process.kill()
+    process.communicate()
+    done = size_of(partial)
+    hub.released.set()
+    hub.requests.clear()
+    folder = find_folder(NAME)
+    assert [asked for _, path, asked in hub.requests if path.endswith(WEIGHTS)] == [f"bytes={done}-"]
+    assert (folder / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
 def test_broken_connections_are_continued_in_one_call(hub: FakeHub) -> None:
@@ -265,9 +288,7 @@ def test_folders_and_names(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_two_processes_at_once(hub: FakeHub, tmp_path: Path) -> None:
-    code = f"from sensorium.engine.setup.hub import find_folder; print(find_folder({NAME!r}))"
-    env = os.environ | environment(hub, tmp_path / "cache")
-    started = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    started = [start_download(hub, tmp_path) for _ in range(2)]
     folders = {process.communicate()[0].strip() for process in started}
     assert [process.returncode for process in started] == [0, 0]
     (folder,) = folders
