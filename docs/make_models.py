@@ -1,4 +1,7 @@
-"""Writes docs/models.md from the registry: `python docs/make_models.py`. A test holds the file to what this writes."""
+"""Write docs/models.md from the registry: `python docs/make_models.py`.
+
+tests/packaging/test_docs.py fails when the page is out of date.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ from sensorium.mm.registry import ARCHITECTURES, NOTES
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
 
-Written by `docs/make_models.py` from `mm/registry.py`; do not edit. *Proven by*: one suite compares every family with
-transformers (`tests/models/families/test_parity.py`), by its row in `tests/families/`: processor tensors, token counts,
-positions, logits, greedy tokens however the work is cut, weights in every layout, memory; other proofs are named. Any other
-architecture that transformers knows runs through its own class, see `sensorium doctor --model DIR`.
+This page is written by `docs/make_models.py` from `mm/registry.py`; do not edit it. One parity suite
+(`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts, positions, logits,
+greedy tokens with any batching and chunking, weights in every layout, memory. The last column links the family's file of the suite
+in `tests/families/`, and names other tests. Any other architecture that transformers knows runs through its own class: see
+`sensorium doctor --model DIR`.
 
-| architecture | takes | prompt attention | what is special | limits | proven by |
+| architecture | inputs | prompt attention | features | limits | tests |
 |---|---|---|---|---|---|
 """
 
 
 def row_file(family: str) -> Path | None:
-    """Where its row in the parity suite is."""
+    """Return the file of a family's row in the parity suite."""
     files = sorted((ROOT / "tests" / "families").glob("*.py"), key=lambda path: path.stem != family)
     return next((path for path in files if path.stem == family or f'"{family}"' in path.read_text("utf-8")), None)
 
@@ -33,14 +37,14 @@ def write() -> str:
         infos, note = [resolve(ARCHITECTURES[name].processing) for name in names], NOTES[family]
         modalities = dict.fromkeys(name for info in infos for name in info.modalities)
         suite = row_file(family)
-        proofs = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]
+        tests = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]
         cells = (
             "<br>".join(f"`{name}`" for name in names),
             ", ".join(name.replace("_", " ") for name in modalities),
             infos[0].prompt_attention.replace("_", " "),
             note.features,
             note.limits,
-            ", ".join((*proofs, *([note.proven] if note.proven else []))),
+            ", ".join((*tests, *([note.other_tests] if note.other_tests else []))),
         )
         rows.append(f"| {' | '.join(cells)} |\n")
     return HEAD + "".join(rows)

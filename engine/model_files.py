@@ -134,7 +134,7 @@ def _read_publisher_layout(path: Path) -> dict[str, Any]:
         content = read_json(path / name)
         if content:
             kind, config = resolve(layout.reader)(content)
-            return {**config, "architectures": [layout.rows[kind]]}
+            return {**config, "architectures": [layout.architectures[kind]]}
     return {}
 
 

@@ -35,24 +35,29 @@ class AnyResLayout:
 UNTILED = AnyResLayout((0, 0), (0, 0), (0, 0))
 
 
-def anyres_layout(height: int, width: int, tiling: AnyResTiles, side: int, most: int | None) -> AnyResLayout:
-    """Return the layout of an image. `side`: patches per tile side; `most`: tiles whose patches are kept; more are pooled."""
+def anyres_layout(height: int, width: int, tiling: AnyResTiles, side: int, max_tiles: int | None) -> AnyResLayout:
+    """Return the layout of an image.
+
+    Args:
+        side: patches along a side of a tile.
+        max_tiles: if an image has more patches than this many tiles, they are pooled to about that number; None: never.
+    """
     tiles = tiling.plan(height, width).tiles
     kept = unpad(height, width, (tiles[0] * side, tiles[1] * side))
-    if most is None:
+    if max_tiles is None:
         return AnyResLayout(tiles, kept, kept)
-    ratio = math.sqrt(kept[0] * kept[1] / (most * side**2))
+    ratio = math.sqrt(kept[0] * kept[1] / (max_tiles * side**2))
     return AnyResLayout(tiles, kept, kept if ratio <= 1.1 else (int(kept[0] // ratio), int(kept[1] // ratio)))
 
 
-def max_patches_per_row(tiling: AnyResTiles, side: int, most: int | None) -> float:
+def max_patches_per_row(tiling: AnyResTiles, side: int, max_tiles: int | None) -> float:
     """Return the largest ratio of encoded patches to kept rows over images of all shapes."""
     shapes = [2 ** (i / 8) for i in range(-64, 65)]
     edge = max(max(size) for size in tiling.sizes)
     found = []
     for ratio in shapes:
         size = (edge, max(1, round(edge * ratio))) if ratio <= 1 else (max(1, round(edge / ratio)), edge)
-        one = anyres_layout(*size, tiling, side, most)
+        one = anyres_layout(*size, tiling, side, max_tiles)
         patches = (one.tiles[0] * one.tiles[1] + 1) * side**2
         found.append(patches / (side**2 + one.rows))
     return max(found)

@@ -18,7 +18,7 @@ _MAX_TENANTS = 4096
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Counts since the start, and the current content."""
+    """Counters since the start; `entries` and `bytes` are current values."""
 
     hits: int = 0
     misses: int = 0
@@ -97,11 +97,12 @@ class ByteCache(Generic[V]):
 
 
 class UuidTable:
-    """The content hash of each uuid, per tenant. Beyond `max_uuids`, drops the oldest uuid of the tenant with the most."""
+    """The content hash of each uuid, per tenant. Beyond `max_uuids`, the tenant with the most loses its least recently used."""
 
     def __init__(self, max_uuids: int = 1 << 16) -> None:
         self._max_uuids, self._lock = max_uuids, threading.Lock()
-        self._tenants: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()  # least recently used first, as the uuids
+        # tenant -> uuid -> content hash, both least recently used first
+        self._tenants: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()
         self._count = 0
 
     def find(self, tenant: str | None, name: str) -> str | None:

@@ -91,7 +91,7 @@ def _dense(modality: str, index: int, rows: object) -> Tensor:
 
 
 def _looks_like_rows(value: object) -> bool:
-    """Return whether a value is floating-point rows. Three axes, one of channels, are an image of a wrong dtype."""
+    """Return whether a value is floating-point rows. A tensor of 3 axes, one of them channels, is an image of a wrong dtype."""
     if isinstance(value, list | tuple):
         return any(isinstance(entry, Tensor | np.ndarray) and _looks_like_rows(entry) for entry in value)
     if not isinstance(value, Tensor | np.ndarray):
@@ -107,9 +107,8 @@ def _split(modality: str, value: object, spec: EmbeddingSpec) -> Sequence[object
         return value
     value = _dense(modality, 0, value)
     if value.ndim not in (2, 3):
-        raise MediaError(
-            modality, 0, f"embeddings must have 2 or 3 axes, not {value.ndim}, the last of {spec.width}; pixels must be uint8"
-        )
+        axes = f"2 or 3 axes, the last of size {spec.width}, not {value.ndim}"
+        raise MediaError(modality, 0, f"embeddings must have {axes}; pixels must be uint8")
     return [value] if value.ndim == 2 else list(value)
 
 
@@ -121,11 +120,11 @@ def _with_grids(
     counts = [t // spec.merge_t * h * w // spec.merge**2 for t, h, w in grids]
     flat = _flat(modality, rows, counts, spec) if isinstance(rows, Tensor | np.ndarray) else rows
     if len(flat) != len(grids):
-        raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} names {len(grids)}")
+        raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} holds {len(grids)} grids")
     items = [check_rows(modality, i, one, spec.width) for i, one in enumerate(flat)]
     for index, (one, count) in enumerate(zip(items, counts, strict=True)):
         if len(one) != count:
-            raise MediaError(modality, index, f"{len(one)} rows were given but its grid {grids[index]} makes {count}")
+            raise MediaError(modality, index, f"it has {len(one)} rows but its grid {grids[index]} needs {count}")
     pairs = zip(items, grids, strict=True)
     return [EmbeddingItem(modality, {ROWS: one, "grid": torch.tensor(grid)}) for one, grid in pairs]
 
@@ -136,8 +135,8 @@ def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: Emb
     if tensor.ndim == 3:
         return list(tensor)
     if tensor.ndim != 2 or len(tensor) != sum(counts):
-        made = f"its grids make {sum(counts)} rows of {spec.width}"
-        raise MediaError(modality, 0, f"{spec.name} has the shape {list(tensor.shape)} but {made}")
+        needed = f"its grids need {sum(counts)} rows of {spec.width}"
+        raise MediaError(modality, 0, f"{spec.name} has the shape {list(tensor.shape)} but {needed}")
     return list(tensor.split(counts))
 
 

@@ -25,7 +25,7 @@ ErrorCode = Literal[
     "interrupted",  # the step was interrupted, for example by Ctrl-C
     "engine_asleep",  # call `wake_up` first
     "engine_closed",  # the engine was closed, or belongs to another process
-    "engine_dead",  # the engine has failed; make a new one
+    "engine_dead",  # the engine or its process has failed; the message says whether to ask again or to make a new engine
     "internal",  # a bug of sensorium
 ]
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
@@ -47,7 +47,7 @@ _TAKE_AN = ("a", "e", "i", "o", "nd")  # type names that start like this take "a
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """Why a request failed, as data. `str()` of it is the message.
+    """The reason why a request failed, as data. `str()` of it is the message.
 
     Args:
         code: the kind of error; see `ErrorCode`. "internal" and "engine_dead" are faults of sensorium.
@@ -189,7 +189,7 @@ def clip(text: str, limit: int = _MAX_MESSAGE) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with every run of whitespace as one space."""
+    """Return the text with each run of whitespace replaced by one space."""
     return " ".join(text.split())
 
 

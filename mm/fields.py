@@ -16,7 +16,7 @@ Value = Tensor | int | float | str
 
 @dataclass(frozen=True)
 class BatchedField:
-    """One entry per item. Entries of equal shape are stacked on a new first axis; others, and plain numbers, stay a list."""
+    """One entry per item. Tensors of equal shape are stacked on a new first axis; other entries become a list."""
 
     keep_on_cpu: bool = False
 
@@ -92,17 +92,17 @@ def merge(items: Sequence[Mapping[str, FieldElem]], device: torch.device | str |
     return merged
 
 
-def group_mergeable(items: Sequence[Mapping[str, FieldElem]], kinds: Sequence[str] | None = None) -> list[list[int]]:
+def group_mergeable(items: Sequence[Mapping[str, FieldElem]], modalities: Sequence[str] | None = None) -> list[list[int]]:
     """Return groups of indices of items that can be merged, in order of first appearance; indices rise within a group.
 
-    Items can be merged if their modality (`kinds`, optional), tensor names, fields, shared values and dtypes are equal.
+    Items can be merged if their modalities (if given), tensor names, fields, shared values and dtypes are equal.
     """
     groups: list[list[int]] = []
     for index, item in enumerate(items):
         for known in groups:
             first = items[known[0]]
-            of_one_kind = kinds is None or kinds[index] == kinds[known[0]]
-            if of_one_kind and item.keys() == first.keys() and all(_mergeable(item[name], first[name]) for name in item):
+            same_modality = modalities is None or modalities[index] == modalities[known[0]]
+            if same_modality and item.keys() == first.keys() and all(_mergeable(item[name], first[name]) for name in item):
                 known.append(index)
                 break
         else:

@@ -10,7 +10,7 @@ from .errors import CheckpointError
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file for reading. Nothing waits: a pipe or a device in its place could block forever.
+    """Open a regular file for reading. Never blocks, even if the path is a pipe or a device.
 
     Raises:
         OSError: the file does not exist or cannot be opened.

@@ -19,10 +19,16 @@ MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """Constraints of `smart_resize`: sides divisible by `factor`, area in `[min_pixels, max_pixels]`, `max_ratio`:1 at most.
+    """Constraints of `smart_resize`.
 
-    If `frames` is above one, the area is that of all frames together: of `counted` frames when it is compared with the bounds,
-    of `frames` when it is scaled to them. Sides below the factor are enlarged to it first; `enlarge` does so for images too.
+    Args:
+        factor: both sides become multiples of this.
+        min_pixels, max_pixels: bounds of the area; if `frames` is above 1, of the area of all frames together.
+        max_ratio: the longer side may be at most this many times the shorter one.
+        frames: number of frames of a video. If it is above 1, a frame smaller than `factor` is first enlarged to it.
+        counted: `frames` in whole temporal patches. The area is compared with the bounds for `counted` frames, but scaled
+            to them for `frames`, as in the published code.
+        enlarge: enlarge an image smaller than `factor` to it first.
     """
 
     factor: int
@@ -36,7 +42,7 @@ class ResizePolicy:
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames of a video are used.
+    """Rule that selects the frames of a video.
 
     Args:
         fps: frames per second of source; excludes `num_frames`.
@@ -117,9 +123,9 @@ def sample_indices(
 ) -> list[int]:
     """Return the numbers of the frames to use, out of `total`, in ascending order; at least one.
 
-    `fps` gives `total / source_fps * fps` frames, within the bounds and floored to a multiple; `num_frames` is rounded to one.
-    A video shorter than one multiple is used whole. `times` are the seconds of every frame, from 0. If they show a variable
-    frame rate, `fps` takes the frames that are on screen at equal time steps, each once.
+    `fps` gives `total / source_fps * fps` frames within the bounds; `num_frames` gives that many. Both are rounded to
+    `policy.multiple`, but a video with fewer frames than that is used whole. `times` are the seconds of every frame, from 0. If
+    they show a variable frame rate, `fps` takes the frames that are on screen at equal time steps, each once.
 
     Raises:
         InputError: the video is empty, `fps` and `num_frames` are both given, more frames are requested than there are, or
@@ -130,21 +136,21 @@ def sample_indices(
         (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
     )
     policy = replace(policy, fps=fps_of_duration)
-    wanted = _wanted(frames, seconds, policy)
-    if wanted > frames:
+    count = _num_frames(frames, seconds, policy)
+    if count > frames:
         part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
-        raise InputError(f"{wanted} frames are requested but the video {part}; lower num_frames or fps")
+        raise InputError(f"{count} frames are requested but the video {part}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
-        return _on_screen(times[:frames], seconds, wanted, policy)
+        return _on_screen(times[:frames], seconds, count, policy)
     if policy.spread == "after":
-        return _after(frames, source_fps, seconds, wanted, policy)
+        return _at_or_after(frames, source_fps, seconds, count, policy)
     if policy.spread in _BOTH_ENDS:
-        first, last = _within(frames, seconds, policy)
+        first, last = _without_margin(frames, seconds, policy)
         if policy.spread == "nearest":
-            return [round(i) for i in np.linspace(first, last, wanted)]
-        return [int(i) for i in np.linspace(first, last, wanted)]  # torch's linspace rounds differently in its second half
-    start = frames / wanted / 2 if policy.spread == "middle" else 0
-    return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / wanted)[:wanted].int()]
+            return [round(i) for i in np.linspace(first, last, count)]
+        return [int(i) for i in np.linspace(first, last, count)]  # torch's linspace rounds differently in its second half
+    start = frames / count / 2 if policy.spread == "middle" else 0
+    return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / count)[:count].int()]
 
 
 def usable_span(
@@ -155,7 +161,7 @@ def usable_span(
     The last frame counts as long as the average frame.
 
     Raises:
-        InputError: the video is empty, or `max_duration` is not positive or the video's rate is unknown.
+        InputError: the video is empty, or `max_duration` is given and either is not positive or the video's rate is unknown.
     """
     if total < 1:
         raise InputError("the video has no frames")
@@ -174,8 +180,8 @@ def usable_span(
     return frames, limit if varies else _seconds(frames, source_fps, None)
 
 
-def _within(frames: int, seconds: float | None, policy: FrameSampling) -> tuple[int, int]:
-    """Return the first and the last frame that may be used. Rule: SmolVLM."""
+def _without_margin(frames: int, seconds: float | None, policy: FrameSampling) -> tuple[int, int]:
+    """Return the first and the last frame after `policy.margin` is cut off at both ends. Rule: SmolVLM."""
     if not policy.margin or not seconds or seconds - 2 * policy.margin <= policy.max_frames * (policy.fps or 1.0):
         return 0, frames - 1
     margin = policy.margin * frames / seconds
@@ -189,28 +195,28 @@ def _seconds(total: int, source_fps: float | None, times: Sequence[float] | None
 
 
 def _varies(times: Sequence[float], fps: float | None) -> bool:
-    """Return whether a frame is at least half a frame away from its place at a constant rate."""
+    """Return whether a frame is at least half a frame interval away from its time at a constant rate."""
     return not fps or any(abs(time * fps - i) >= 0.5 for i, time in enumerate(times))
 
 
-def _on_screen(times: Sequence[float], seconds: float, wanted: int, policy: FrameSampling) -> list[int]:
-    """Return the frames on screen at `wanted` equal time steps, each once.
+def _on_screen(times: Sequence[float], seconds: float, count: int, policy: FrameSampling) -> list[int]:
+    """Return the frames on screen at `count` equal time steps, each once.
 
     If these are fewer than the bounds or the multiple require, unused frames are added evenly.
     """
     both = policy.spread in _BOTH_ENDS
-    steps, span = (wanted - 1, times[-1]) if both else (wanted, seconds)
-    chosen = {bisect_right(times, span * k / max(1, steps)) - 1 for k in range(wanted)}
-    least = min(wanted, max(len(chosen), policy.min_frames))
-    short = min(wanted, -(-least // policy.multiple) * policy.multiple) - len(chosen)
+    steps, span = (count - 1, times[-1]) if both else (count, seconds)
+    chosen = {bisect_right(times, span * k / max(1, steps)) - 1 for k in range(count)}
+    least = min(count, max(len(chosen), policy.min_frames))
+    short = min(count, -(-least // policy.multiple) * policy.multiple) - len(chosen)
     spare = [i for i in range(len(times)) if i not in chosen]
     return sorted(chosen | {spare[i * len(spare) // short] for i in range(short)})
 
 
-def _after(frames: int, source_fps: float | None, seconds: float | None, wanted: int, policy: FrameSampling) -> list[int]:
+def _at_or_after(frames: int, source_fps: float | None, seconds: float | None, count: int, policy: FrameSampling) -> list[int]:
     """Return the frames of spread "after", as in GLM-4.1V. Beyond `max_frames` steps, the last is at the video's end."""
     if policy.fps is None or source_fps is None or seconds is None:
-        places = [i * frames / wanted for i in range(wanted)]
+        places = [i * frames / count for i in range(count)]
     elif seconds * policy.fps <= policy.max_frames:
         if policy.fps >= 2 * source_fps:  # no step skips a frame
             return list(range(frames))
@@ -220,7 +226,8 @@ def _after(frames: int, source_fps: float | None, seconds: float | None, wanted:
     return sorted({min(math.ceil(place), frames - 1) for place in places})
 
 
-def _wanted(total: int, seconds: float | None, policy: FrameSampling) -> int:
+def _num_frames(total: int, seconds: float | None, policy: FrameSampling) -> int:
+    """Return how many frames the policy selects from `total`."""
     multiple = policy.multiple
     if policy.fps is not None and policy.num_frames is not None:
         raise InputError("fps and num_frames exclude each other; give one of them")

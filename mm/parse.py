@@ -32,7 +32,7 @@ class MediaSource:
     data: object
     uuid: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    kind: str = ""  # "image", "video", "audio" or "video_chunk": what it is decoded as, if that differs from the modality
+    kind: str = ""  # "image", "video", "audio" or "video_chunk"; equals the modality except for vision chunks
 
     def __post_init__(self) -> None:
         if not self.kind:
@@ -175,9 +175,7 @@ def _has_metadata(value: Sequence[object]) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     frames, metadata = value
-    unknown = metadata is None and isinstance(
-        frames, list | np.ndarray | Tensor
-    )  # after a path, None is a second video instead
+    unknown = metadata is None and isinstance(frames, list | np.ndarray | Tensor)  # after a path, None is a second video
     return unknown or isinstance(metadata, Mapping) or hasattr(metadata, "fps")
 
 

@@ -51,8 +51,8 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
 
     Every run of adjacent embeddings is a grid of whole steps that starts where the text before it ended. Text continues at the
     largest position so far plus one; the other tokens of a range (start, end, timestamps) are text. Two items that share a
-    range start together. Tokens around the rows of a folded item take no positions of their own. With `axes=1` positions
-    are plain indices and the delta is 0.
+    range start together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the
+    range. With `axes=1` positions are plain indices and the delta is 0.
     """
     if axes == 1:
         return torch.arange(length)[None], 0

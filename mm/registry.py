@@ -32,21 +32,24 @@ class Architecture:
 
 @dataclass(frozen=True)
 class FamilyNote:
-    """Notes on a family for docs/models.md. `proven`: tests other than its row in the parity suite."""
+    """Notes on a family for docs/models.md. `other_tests`: tests besides the parity suite."""
 
     features: str
     limits: str = ""
-    proven: str = ""
+    other_tests: str = ""
 
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """A publisher's own checkpoint layout. `reader`: "module:function" that converts the file to a kind and the Hub's
-    config; `rows`: kind -> key of ARCHITECTURES.
+    """A publisher's own checkpoint layout.
+
+    Args:
+        reader: "module:function" that reads the publisher's config file and returns `(kind, config in the Hub's layout)`.
+        architectures: kind -> key of ARCHITECTURES.
     """
 
     reader: str
-    rows: Mapping[str, str]
+    architectures: Mapping[str, str]
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -99,18 +102,19 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 NOTES: dict[str, FamilyNote] = {
     "deepseek_ocr2": FamilyNote(
-        "CLIP over SAM's rows (the first), or a decoder that reads them by learned queries; tiles by the best aspect ratio, "
-        "the whole image on a square; the Hub's layout and the publisher's own"
+        "SAM features, then CLIP (DeepSeek-OCR) or a decoder with learned queries (DeepSeek-OCR 2); tiles by the best aspect "
+        "ratio, the whole image padded to a square; the Hub's layout and the publisher's own"
     ),
     "ernie4_5_vl": FamilyNote(
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames", "sides up to 200:1"
     ),
     "gemma3": FamilyNote(
-        "bidirectional attention within an image, sliding windows in most layers, norms around each part; crops of long images"
+        "bidirectional attention within an image, sliding windows in most layers, norms before and after each sublayer; "
+        "pan and scan"
     ),
     "glm4v": FamilyNote(
-        "timestamps between frames as text, rotary positions on half of a head, norms around each part, or experts; "
-        "the OCR model with its own tower"
+        "timestamps between frames as text, rotary positions on half of a head, norms before and after each sublayer, or "
+        "experts; the OCR model with its own tower"
     ),
     "glmasr": FamilyNote("transcribes speech; rotary positions in the tower, rows stacked by four", "630 s per audio"),
     "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
@@ -127,10 +131,8 @@ NOTES: dict[str, FamilyNote] = {
         "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts",
         "4 frames per chunk",
     ),
-    "lighton_ocr": FamilyNote("pages at native resolution; only full merged patches make rows; no breaks in the span"),
-    "llava": FamilyNote(
-        "chosen layers of CLIP and SigLIP; grids of tiles with newline rows; pooled videos; several layers concatenated"
-    ),
+    "lighton_ocr": FamilyNote("pages at native resolution; incomplete squares of merged patches are dropped; no break tokens"),
+    "llava": FamilyNote("one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos"),
     "paddleocr_vl": FamilyNote("pages at native resolution; text config nested or at the top level", "sides up to 200:1"),
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "pixtral": FamilyNote("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
@@ -151,7 +153,7 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "voxtral": FamilyNote(
-        "windows of 30 s with the silence in them; prompts and transcriptions as mistral-common writes them; "
+        "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "
         "the Hub's layout and the publisher's own"
     ),
     "whisper": FamilyNote(
@@ -160,7 +162,6 @@ NOTES: dict[str, FamilyNote] = {
         "tiny.en's real weights on real speech",
     ),
 }
-"""Notes by family."""
 
 
 CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
@@ -179,7 +180,7 @@ def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return the row of an architecture; ConfigError with the nearest known name if there is none."""
+    """Return the entry of an architecture; ConfigError with the nearest known name if there is none."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.5)

@@ -49,13 +49,13 @@ class SpeechRequest:
 
     Args:
         prompt: trusted text, in which control tokens are recognised. It contains the audio placeholder if the model has one.
-        only: the tokens that may be the output, as text -> meaning (a language code); empty: any token.
+        allowed_tokens: text of a token -> its meaning (a language code); the output is one of these tokens. Empty: any token.
         suppressed, suppressed_first: tokens that are never sampled, or not as the first token.
         times: rule for timestamps in the output; None: no timestamps.
     """
 
     prompt: str
-    only: Mapping[str, str] = field(default_factory=dict)
+    allowed_tokens: Mapping[str, str] = field(default_factory=dict)
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
     times: TimestampRule | None = None
@@ -75,9 +75,9 @@ def language_code(language: str, known: Mapping[str, str]) -> str:
         if wanted in (code.lower(), name.lower()):
             return code
     if len(known) == 1:
-        (only,) = known.values()
+        (name,) = known.values()
         raise InputError(
-            f"language={language!r}, but this model transcribes only {only.title()}; use a multilingual one", param="language"
+            f"language={language!r}, but this model transcribes only {name.title()}; use a multilingual one", param="language"
         )
     raise InputError(f"language={language!r} is unknown to this model; {hint(wanted, known)}", param="language")
 

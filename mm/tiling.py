@@ -69,7 +69,7 @@ class CropPlan:
 
 
 class TilingPolicy(Protocol):
-    """How a model tiles images. Frozen data."""
+    """Rule by which a model tiles images; the implementations are frozen dataclasses."""
 
     def plan(self, height: int, width: int) -> CropPlan:
         """Return the plan for an image of this size in pixels; InputError if it is empty."""
@@ -104,18 +104,18 @@ class CenterCrop:
 
 @dataclass(frozen=True)
 class BoundedResize:
-    """Shrink to fit `most`, keeping the aspect ratio; sides are rounded up to multiples of `multiple`. Rule: Pixtral.
+    """Shrink to fit into `max_size`, keeping the aspect ratio; sides are rounded up to multiples of `multiple`. Rule: Pixtral.
 
     `nearest`: round the shrunk sides to the nearest pixel, else floor them.
     """
 
-    most: Size
+    max_size: Size
     multiple: Size
     nearest: bool = False
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
-        ratio = max(1.0, height / self.most[0], width / self.most[1])
+        ratio = max(1.0, height / self.max_size[0], width / self.max_size[1])
         if ratio > 1:
             rounded = round if self.nearest else math.floor
             height, width = rounded(height / ratio), rounded(width / ratio)
@@ -125,19 +125,20 @@ class BoundedResize:
 
 @dataclass(frozen=True)
 class AspectTiles:
-    """Resize to the grid of `least` to `most` tiles with the nearest aspect ratio, cut the tiles, and append a thumbnail.
+    """Resize to the grid of `min_tiles` to `max_tiles` with the nearest aspect ratio, cut the tiles, and append a thumbnail.
 
-    Of equally near grids, the larger one wins if its area is less than twice the image's. Rule: InternVL.
+    If grids are equally near, a larger one wins if its area is less than twice the image's. Rule: InternVL.
     """
 
     tile: Size
-    least: int
-    most: int
+    min_tiles: int
+    max_tiles: int
     thumbnail: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ConfigError(f"{self.least} to {self.most} tiles are requested; give a maximum that is not below the minimum")
+        if not 1 <= self.min_tiles <= self.max_tiles:
+            tiles = f"{self.min_tiles} to {self.max_tiles} tiles"
+            raise ConfigError(f"{tiles} are requested; give a maximum that is not below the minimum")
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
@@ -151,7 +152,7 @@ class AspectTiles:
     def arrangement(self, height: int, width: int) -> Size:
         """Return rows and columns of tiles."""
         best, nearest = (1, 1), math.inf
-        for rows, columns in _arrangements(self.least, self.most):
+        for rows, columns in _arrangements(self.min_tiles, self.max_tiles):
             distance = abs(width / height - columns / rows)
             room = self.tile[0] * self.tile[1] * rows * columns
             if distance < nearest or (distance == nearest and height * width > 0.5 * room):
@@ -292,27 +293,28 @@ class QuarterTiles:
 
 @dataclass(frozen=True)
 class PanAndScan:
-    """The whole image at `size`; images longer than `ratio`:1 are also cut along their longer side into crops at `size`.
+    """The whole image at `size`; images longer than `min_ratio`:1 are also cut along their longer side into crops at `size`.
 
-    There are 2 to `most` crops of at least `least` pixels a side. Rule: Gemma3.
+    There are 2 to `max_crops` crops, at least `min_crop` pixels long. Rule: Gemma3.
     """
 
     size: Size
-    least: int
-    most: int
-    ratio: float
+    min_crop: int
+    max_crops: int
+    min_ratio: float
 
     def __post_init__(self) -> None:
-        if min(self.least, self.most) < 1:
-            raise ConfigError(f"{self.most} crops of at least {self.least} pixels are requested; give positive numbers")
+        if min(self.min_crop, self.max_crops) < 1:
+            crops = f"{self.max_crops} crops of at least {self.min_crop} pixels"
+            raise ConfigError(f"{crops} are requested; give positive numbers")
 
     def plan(self, height: int, width: int) -> CropPlan:
         _check(height, width)
         whole = TiledView((Resize(*self.size),))
         long, short = max(height, width), min(height, width)
-        count = min(self.most, max(2, min(long // self.least, math.floor(long / short + 0.5))))
+        count = min(self.max_crops, max(2, min(long // self.min_crop, math.floor(long / short + 0.5))))
         step = math.ceil(long / count)
-        if long / short < self.ratio or min(step, short) < self.least:
+        if long / short < self.min_ratio or min(step, short) < self.min_crop:
             return CropPlan((whole,))
         pieces = [(start, min(step, long - start)) for start in range(0, long, step)]
         if width >= height:
@@ -324,7 +326,7 @@ class PanAndScan:
 
 
 def fit(height: int, width: int, target: Size) -> Size:
-    """Return the largest size with the image's aspect ratio inside `target`; the side that is below it is rounded up."""
+    """Return the largest size with the image's aspect ratio inside `target`; the shorter side is rounded up."""
     down, along = target[0] / height, target[1] / width
     if along < down:
         return min(math.ceil(height * along), target[0]), target[1]
@@ -344,10 +346,10 @@ def unpad(height: int, width: int, grid: Size) -> Size:
 
 
 @functools.lru_cache(64)
-def _arrangements(least: int, most: int) -> tuple[Size, ...]:
-    """Return all `(rows, columns)` of `least` to `most` tiles: fewest tiles first, of these the narrowest."""
-    each = ((rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
-    return tuple(sorted((one for one in each if one[0] * one[1] >= least), key=lambda one: one[0] * one[1]))
+def _arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
+    """Return all `(rows, columns)` of `min_tiles` to `max_tiles` tiles, by number of tiles and then by columns."""
+    each = ((rows, columns) for columns in range(1, max_tiles + 1) for rows in range(1, max_tiles // columns + 1))
+    return tuple(sorted((one for one in each if one[0] * one[1] >= min_tiles), key=lambda one: one[0] * one[1]))
 
 
 def _anyres_score(height: int, width: int, size: Size) -> tuple[int, int]:
@@ -363,7 +365,7 @@ def _middle(side: int, crop: int) -> int:
 
 
 def _shrink(height: int, width: int, longest: int) -> Size:
-    """Return the size with the longer side at most `longest`; the other side is floored, for very thin images to 0."""
+    """Return the size with the longer side at most `longest`. The other side is rounded down; for very thin images it is 0."""
     ratio = width / height
     if width >= height and width > longest:
         return int(longest / ratio), longest

@@ -66,7 +66,7 @@ class FramePlan:
 
 @dataclass(frozen=True)
 class MediaHeader:
-    """What is known about an item before it is decoded; it stays true of the decoded item.
+    """Size of an item, read without decoding it. It equals the size of the decoded item.
 
     Args:
         modality: "image", "video", "audio" or "vision_chunk".
@@ -152,7 +152,7 @@ MediaItem = ImageItem | VideoItem | AudioItem | VisionChunk
 
 @dataclass(frozen=True)
 class ItemGeometry:
-    """The grid of one item, in patches *before* merging. Tokens, encoder rows and positions all follow from it.
+    """The grid of one item, in patches *before* merging. Its tokens, encoder rows and positions are computed from it.
 
     Example: 20 x 30 patches merged by 2, with a row after each of the 10 lines: `ItemGeometry(1, 20, 30, 2, extra=10)`.
 
@@ -165,7 +165,7 @@ class ItemGeometry:
         extra: encoder rows besides those of the grid (thumbnail, line breaks, separators).
         tiles: rows and columns of the tiles of an image; (0, 0): not tiled.
         linear: rows advance on all position axes together, as text does.
-        folded: tokens before and after the rows take the positions of their neighbours outside the range.
+        folded: the tokens of the range before and after the rows repeat the positions of the text outside the range.
     """
 
     t: int
@@ -193,7 +193,7 @@ class ItemGeometry:
 
 @dataclass(frozen=True)
 class ItemPlan:
-    """What one item will need, from its header alone.
+    """Tokens, encoder rows and bytes that one item will need, computed from its header.
 
     Args:
         modality, index: the item of the request.
@@ -250,7 +250,7 @@ class PlaceholderRange:
         return int(self.is_embed[:start].sum()), int(self.is_embed[:stop].sum())
 
     def mask(self) -> Tensor:
-        """`is_embed` as bool `[length]`."""
+        """Return `is_embed` as a tensor: all True if it is None."""
         return torch.ones(self.length, dtype=torch.bool) if self.is_embed is None else self.is_embed
 
     @cached_property
@@ -268,7 +268,7 @@ class PlaceholderRange:
 
 @dataclass(frozen=True)
 class MultiModalFeature:
-    """One processed item in its place in the prompt: the unit of scheduler, caches and positions.
+    """One processed item and its range in the prompt. Scheduler, caches and positions work on these.
 
     `hash` is the 256-bit hex digest of media content and processing options. Equal hashes mean equal encoder rows.
     """

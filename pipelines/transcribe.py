@@ -123,7 +123,7 @@ def _transcribe_task(
         detected = yield _request(llm, item, detection, _ONE_TOKEN)
         if detected.error:
             return Transcript("", None, None, detected.error, detected)
-        languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.only.items()}
+        languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
         language = languages[detected.outputs[0].token_ids[0]]
     request = make_request(language)
     output = yield _request(llm, item, request, params)
@@ -148,8 +148,8 @@ def _clean_context(llm: LLM, context: str) -> str:
 def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
     """Return the parameters with the logits processors that this family's answers need."""
     processors = dict(params.processors)
-    if request.only:
-        ids = map(llm.get_tokenizer().token_to_id, request.only)
+    if request.allowed_tokens:
+        ids = map(llm.get_tokenizer().token_to_id, request.allowed_tokens)
         processors[ALLOWED_TOKENS] = {"tokens": [token for token in ids if token is not None]}
     if request.suppressed or request.suppressed_first:
         processors[SUPPRESS_TOKENS] = {"tokens": list(request.suppressed), "first": list(request.suppressed_first)}

@@ -17,14 +17,14 @@ MAX_TILES = 4096  # per image; planning tries all arrangements
 
 
 class Range(NamedTuple):
-    """The numbers from `least` to `most` that an option takes: integers, unless `kind` is float."""
+    """The numbers from `minimum` to `maximum` that an option takes: integers, unless `kind` is float."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     kind: type = int
 
 
-_AREA = Range(1, 1 << 48)  # pixels; the rows of an item bound it further
+_AREA = Range(1, 1 << 48)  # pixels; the limit on the rows of an item is lower
 _FLAG = (True, False)
 VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "crop_to_patches": _FLAG,
@@ -63,12 +63,12 @@ def check_value(name: str, value: Any) -> None:
 
 
 def _check_number(name: str, value: object, allowed: Range) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)) or not value >= allowed.least:  # type: ignore[operator]
-        least = "a positive integer" if allowed.kind is int else f"a number of at least {allowed.least:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)) or not value >= allowed.minimum:  # type: ignore[operator]
+        least = "a positive integer" if allowed.kind is int else f"a number of at least {allowed.minimum:g}"
         also = ", or -1 for all frames" if name == "num_frames" else ""
         raise ConfigError(f"{name} is {short_repr(value)}; give {least}{also}", param=name)
-    if value > allowed.most:  # type: ignore[operator]
-        raise ConfigError(f"{name} is over the limit of {int(allowed.most):,}; give less", param=name)
+    if value > allowed.maximum:  # type: ignore[operator]
+        raise ConfigError(f"{name} is over the limit of {int(allowed.maximum):,}; give less", param=name)
 
 
 def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:

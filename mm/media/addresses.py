@@ -31,7 +31,7 @@ _REFUSED_V4 = (
     "224.0.0.0/4",  # multicast
     "240.0.0.0/4",  # reserved, broadcast
 )
-_REFUSED_V6 = (  # ranges inside 2000::/3; outside it, only 64:ff9b::/96 is allowed
+_REFUSED_V6 = (  # ranges inside 2000::/3; outside it, only 64:ff9b::/96 and IPv4-mapped addresses are allowed
     "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
     "2001:db8::/32",  # documentation
     "2002::/16",  # 6to4

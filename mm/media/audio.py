@@ -36,7 +36,7 @@ class _AudioSource:
 
 
 def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
-    """Return how many samples `decode_audio` will give, from the header, or from the packets if it has no length.
+    """Return a header with the number of samples that `decode_audio` will give. Packets are counted if the file has no length.
 
     Raises:
         InputError: an error of `decode_audio` that shows in the header.
@@ -138,7 +138,7 @@ def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
     least, highest = policy.min_audio_rate, policy.max_audio_rate
     if not least <= audio.rate <= highest:
         raise InputError(
-            f"its sample rate is {audio.rate:g}, a positive number of hertz from {least:g} to {highest:g} is needed; "
+            f"its sample rate is {audio.rate:g} Hz, it must be from {least:g} to {highest:g} Hz; "
             "resample it, or change min_audio_rate and max_audio_rate",
             param="min_audio_rate" if audio.rate < least else "max_audio_rate",
         )
@@ -166,7 +166,7 @@ def _pair(value: object) -> tuple[object, float | None]:
         try:
             return value[0], float(value[1])
         except (OverflowError, TypeError):  # a number too large, or complex
-            raise InputError("its sample rate is not a positive number of hertz") from None
+            raise InputError("its sample rate must be a positive number of hertz") from None
     return value, None
 
 

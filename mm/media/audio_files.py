@@ -30,9 +30,8 @@ Array = np.ndarray[Any, Any]
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,mp3,flac,ogg,wav,aiff,caf,asf,amr,avi,flv,mpegts"  # no playlists
 _BLOCK = 1 << 18  # samples of all channels read at a time
 _UNKNOWN = 1 << 60  # libsndfile returns a larger length if the file has none
-_OPUS_FRAMES = (
-    (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4
-)  # length of a frame in 1/8 ms, by configuration number
+# Length of a frame in 1/8 ms, by configuration number.
+_OPUS_FRAMES = (80, 160, 320, 480) * 3 + (80, 160) * 2 + (20, 40, 80, 160) * 4
 _TAG_WITHIN = 1 << 16  # bytes searched for the frame with the length of an mp3
 
 
@@ -100,7 +99,7 @@ def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
 
 
 class _Bytes(io.BytesIO):
-    """A file that allows seeks before its start, which damaged headers cause. libsndfile prints errors of its callbacks."""
+    """A file that allows seeks before its start, which damaged headers cause; libsndfile would print an exception."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         return super().seek(max(0, offset) if whence == 0 else offset, whence)

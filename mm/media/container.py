@@ -30,13 +30,13 @@ _NAMES = (
 )
 CODECS = frozenset(_NAMES.split())
 """FFmpeg names of the decoders that are used. Codecs of still images are not among them: their probing decodes pixels."""
-_PROBE_BYTES = 16  # that a probed frame takes for a pixel
+_PROBE_BYTES = 16  # bytes per pixel of a frame that FFmpeg decodes while it probes
 
 
 def check_codec(name: str) -> None:
     """Raise InputError for a decoder that is not used."""
     if name not in CODECS:
-        raise InputError(f"its codec {name} is not one that is decoded in videos and audio; convert it")
+        raise InputError(f"its codec {name} is not supported for video and audio; convert it")
 
 
 def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy | None = None) -> InputContainer:

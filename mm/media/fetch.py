@@ -193,7 +193,7 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.so
 
 
 def _resolve(target: _Target, seconds: float) -> list[Any]:
-    """Call `getaddrinfo` in a thread, because it has no time limit. A slow one is abandoned."""
+    """Call `getaddrinfo` in a thread, because it has no time limit. A slow call is abandoned."""
     found: Future[list[Any]] = Future()
 
     def look_up() -> None:

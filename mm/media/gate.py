@@ -63,7 +63,7 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
 
 
 def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaHeader]:
-    """Return the headers of a source's items without decoding it. There is one, except for videos in chunks or with audio.
+    """Return the headers of a source's items without decoding it: several for a video in chunks or with audio, else one.
 
     Raises:
         MediaError: a header cannot be read, or exceeds a limit.
@@ -110,7 +110,7 @@ def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioI
 
 
 def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
-    """Return what a video's audio is decoded from: the file or the attached samples. None if there is no audio to use."""
+    """Return the source of a video's audio: the file or the attached samples. None if there is no audio to use."""
     if not spec.use_audio_in_video or source.kind != "video":
         return None
     if isinstance(source.data, bytes | bytearray | memoryview):

@@ -24,7 +24,7 @@ from ..types import MediaHeader
 from .policy import MediaPolicy, check_size
 
 _EXIF_ORIENTATION = 0x0112
-_UPRIGHT: dict[int, Callable[[Any], Any]] = {  # EXIF orientation -> view of an upright array in the order that is stored
+_UPRIGHT: dict[int, Callable[[Any], Any]] = {  # EXIF orientation -> view of an upright array in the order of the file's pixels
     2: lambda a: a[:, ::-1],
     3: lambda a: a[::-1, ::-1],
     4: lambda a: a[::-1],
@@ -38,7 +38,7 @@ _MAX_CHUNKS = 1 << 18  # chunks of a PNG that are searched: two gigabytes of the
 _MAX_READS = 1 << 16  # reads of a header: Pillow needs a few dozen, and minutes for an endless header
 _MOST_EXIF = 1 << 20  # bytes
 _STRIP_PIXELS = 1 << 18  # converted at a time
-_CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # that the codec holds for a pixel
+_CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # bytes per pixel in the codec
 _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # bytes per pixel in Pillow; others: 4
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
 _STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
@@ -66,9 +66,9 @@ _BROKEN = (
 
 
 def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
-    """Return the size after EXIF orientation, from the header alone. It is always that of `decode_image`.
+    """Return the size after EXIF orientation, from the header alone. It equals the size of `decode_image`.
 
-    One exception: a lazy PIL image of a PNG whose orientation is stored after its pixels.
+    The only exception is a lazy PIL image of a PNG whose orientation is stored after its pixels.
 
     Raises:
         InputError: an error of `decode_image` that shows in the header.
@@ -117,7 +117,7 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
 
 
 def is_slow(data: bytes, policy: MediaPolicy) -> bool:
-    """Return whether decoding holds the interpreter's lock: JPEG 2000, and what Pillow decodes in Python (QOI, plain PPM)."""
+    """Return whether decoding holds the interpreter's lock: JPEG 2000, and formats that Pillow decodes in Python (QOI, PPM)."""
     if not data.startswith((b"qoif", b"P", b"BM", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")):
         return False
     with suppress(InputError), _opened(data, policy, load=False) as (image, _):
@@ -217,7 +217,7 @@ def _count_scans(data: bytes, policy: MediaPolicy) -> int:
         if match[1] == b"\xda":
             scans += 1
             if scans > policy.max_jpeg_scans:
-                text = f"it has more than {policy.max_jpeg_scans} scans (media: max_jpeg_scans); store it anew"
+                text = f"it has more than {policy.max_jpeg_scans} scans (media: max_jpeg_scans); save it again with fewer"
                 raise InputError(text, param="max_jpeg_scans")
         if match[1] not in (b"\x01", b"\xd8"):
             position += int.from_bytes(data[position : position + 2], "big")
@@ -238,11 +238,13 @@ def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
             if values > most and kind not in _PLAIN_TYPES:
                 raise _pieces_error(policy)
     except struct.error:
-        return  # cut off: Pillow says so
+        return  # cut off: Pillow raises the error
 
 
 def _pieces_error(policy: MediaPolicy) -> InputError:
-    text = f"it has more than {policy.max_image_pieces:,} strips or segments (media: max_image_pieces); store it anew"
+    text = (
+        f"it has more than {policy.max_image_pieces:,} strips or segments (media: max_image_pieces); save it again with fewer"
+    )
     return InputError(text, param="max_image_pieces")
 
 
@@ -256,7 +258,7 @@ def _reduce_transparent_color(image: Image.Image) -> None:
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
     """Return EXIF without decoding pixels. Pillow would decode a PNG to find EXIF that is stored after its pixels."""
     if len(image.info.get("exif", b"")) > _MOST_EXIF:
-        raise InputError(f"its EXIF is over the limit of {_MOST_EXIF:,} bytes; store it without")
+        raise InputError(f"its EXIF is over the limit of {_MOST_EXIF:,} bytes; save it without")
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)

@@ -1,7 +1,7 @@
 """Run codec functions in worker processes, which may crash without harm to the engine.
 
-A worker serves one item at a time, so there are as many as there are concurrent calls; idle workers are reused, last used
-first. Messages are msgpack followed by tensors as raw bytes: nothing that comes back is ever executed.
+A worker serves one item at a time, so there are as many as there are concurrent calls; idle workers are reused, the most
+recently used first. Messages are msgpack followed by tensors as raw bytes: nothing that comes back is ever executed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CodecRunner(Protocol):
 
 
 def codec_runner(policy: MediaPolicy, data: object, slow: bool = False) -> CodecRunner:
-    """Return what runs a codec's functions on `data`: a worker for encoded bytes that are slow or if the policy says so."""
+    """Return `run_isolated` for encoded bytes that are `slow` or if the policy isolates codecs, else `_run_inline`."""
     return run_isolated if (slow or policy.decode_isolation == "process") and isinstance(data, bytes) else _run_inline
 
 

@@ -47,7 +47,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Count the request's bytes no more. Downloads that still run for it end."""
+        """Stop counting the request's bytes. Downloads that still run for it fail."""
         with self._budget.changed:
             self.closed = True
             self._read = {}
@@ -55,14 +55,14 @@ class Ledger:
             self._budget.changed.notify_all()
 
     def start(self) -> float:
-        """Return when all downloads of the request have to end; the first call sets it."""
+        """Return the deadline of all downloads of the request. The first call sets it."""
         with self._budget.changed:
             if self.deadline is None:
                 self.deadline = time.monotonic() + self._budget.policy.max_request_seconds
             return self.deadline
 
     def hold(self, size: int) -> None:
-        """Count bytes that are not part of the request's limit: tensors made of its media."""
+        """Count the bytes of tensors, which the budget includes but the limit of the request does not."""
         with self._budget.changed:
             if not self.closed:
                 self._budget.holders.add(self)
@@ -87,7 +87,7 @@ class Ledger:
         return time.monotonic() - start
 
     def once(self, key: object, size: int, read: Callable[[], bytes]) -> bytes:
-        """Return `read()`, of `size` bytes, or what an earlier call with this key returned."""
+        """Return `read()`, of `size` bytes. Later calls with the same key return the same bytes and count nothing."""
         if key not in self._read:
             self.take(size)
             self._read[key] = read()

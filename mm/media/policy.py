@@ -19,16 +19,15 @@ class MediaUrl:
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """How a family wants media decoded.
+    """Decoding parameters of a family.
 
     Args:
         sampling: which frames of a video are used.
         rate: sample rate of audio in hertz.
         frames_per_chunk: frames of one vision chunk, for families that take videos in chunks.
-        use_audio_in_video: the audio track of a video becomes an item of its own, after the video. A video without one
-            stays a single item.
-        max_audio_samples: the most samples that the family takes. Decoding stops there if the header does not give the
-            length. None: only the policy limits it.
+        use_audio_in_video: the audio track of a video, if it has one, becomes a second item after the video.
+        max_audio_samples: largest number of samples that the family takes; None: only the policy limits it. If a header does
+            not give the length, decoding stops there.
     """
 
     sampling: FrameSampling = field(default_factory=FrameSampling)
@@ -53,7 +52,7 @@ class MediaPolicy:
         max_seconds: seconds of a whole fetch.
         max_request_bytes: encoded bytes of all media of one request; equal URLs, files and texts count once.
         max_request_seconds: seconds of all fetches of one request together.
-        max_total_bytes: bytes of media that all requests hold, encoded and as tensors. Fetches wait while they are more.
+        max_total_bytes: bytes of media that all requests hold, encoded and as tensors. Over it, fetches wait.
         max_redirects: redirects per fetch; each target is checked.
         max_pixels: pixels of one image or frame, checked on the header.
         max_aspect_ratio: its longer side over the shorter one. Some models resize the shorter side before they crop.

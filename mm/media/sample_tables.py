@@ -15,7 +15,7 @@ from ..errors import InputError
 MOST_SAMPLES = 1 << 22  # of a track, times its edits: 39 hours at 30 frames a second
 _MOST_BOXES = 200_000
 _MOST_NESTED = 16
-_PCM_SAMPLES = 1024  # that FFmpeg takes for one entry, where a sample is one tick
+_PCM_SAMPLES = 1024  # samples of one tick each that FFmpeg puts into one index entry
 _BRANCHES = b"moov trak mdia minf stbl edts dinf udta mvex moof traf tref wave meta ilst sinf schi gmhd iprp ipco ----"
 _CONTAINERS = frozenset(_BRANCHES.split())
 _ENTRY_BYTES = {b"stts": 8, b"ctts": 8, b"stsc": 12, b"stco": 4, b"co64": 8, b"stss": 4}
@@ -89,7 +89,7 @@ class _Walk:
 
 
 def check_tables(data: bytes) -> None:
-    """Raise InputError if the sample tables of an MP4 or MOV name more than the file holds. Other formats pass."""
+    """Raise InputError if the sample tables of an MP4 or MOV list more than the file holds. Other formats pass."""
     walk = _Walk(data)
     walk.box(0, len(data), 0)
     for track in walk.tracks:
@@ -101,6 +101,6 @@ def check_tables(data: bytes) -> None:
         _check(entries * track.edits <= MOST_SAMPLES)
 
 
-def _check(holds: bool, reason: str = "its sample tables name more than it holds") -> None:
+def _check(holds: bool, reason: str = "its sample tables list more than the file holds") -> None:
     if not holds:
         raise InputError(f"{reason}; the file is broken or hostile")

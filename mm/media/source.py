@@ -36,7 +36,7 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         return ledger.once(id(value), size, lambda: bytes(value))
     text = value.url if isinstance(value, MediaUrl) else value
     if isinstance(value, MediaUrl) and not isinstance(text, str):
-        raise InputError(f"a URL in a message is a text, not {typed(text)}")
+        raise InputError(f"a URL in a message must be a string, not {typed(text)}")
     if isinstance(text, str):
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""
@@ -86,7 +86,7 @@ def path_of(text: str) -> str:
     except ValueError:  # includes UnicodeError
         raise InputError(f"{text[:200]!r} is not a URL; write file:///path") from None
     if parts.netloc not in ("", "localhost"):
-        raise InputError(f"a file: URL names no host, not {parts.netloc[:80]!r}; write file:///path")
+        raise InputError(f"a file: URL must not name a host ({parts.netloc[:80]!r}); write file:///path")
     return path
 
 
@@ -125,7 +125,8 @@ def _open_beneath(base: str, path: str, flags: int) -> int:
 def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: Callable[[int], int] | None = None) -> bytes:
     """Read a regular file. Pipes and devices could block forever, so the file is opened without waiting.
 
-    `opener` opens it with the given flags if `path` is only what errors show: a sender must not learn where the root is.
+    With `opener`, which opens the file with the given flags, `path` is only shown in errors: the sender of a message must not
+    learn the root folder.
     """
     name, flags = repr(str(path)[:200]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:

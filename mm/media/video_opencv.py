@@ -55,6 +55,6 @@ class _Stream(io.BytesIO):
 
 def _nearest(index: VideoIndex, seconds: float) -> int:
     """Return the number of the frame nearest to a time of OpenCV's clock, which counts from the start of the stream."""
-    seconds -= index.late
+    seconds -= index.first_frame_delay
     after = min(bisect_left(index.times, seconds), index.total - 1)
     return after - (after > 0 and seconds - index.times[after - 1] < index.times[after] - seconds)

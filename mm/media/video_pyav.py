@@ -38,7 +38,7 @@ _NONREF_DECODERS = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 
 @dataclass(frozen=True)
 class VideoIndex:
-    """What the packets of a video say without decoding.
+    """Index of a video, read from its packets without decoding.
 
     A frame's number counts decodable frames in presentation order. Packets before the first keyframe, and those that an edit
     list removes, have no number.
@@ -51,7 +51,7 @@ class VideoIndex:
         packets: `(number or -1, is keyframe)` of every packet, in decoding order.
         numbers: presentation timestamp -> number; None if packets have no usable timestamps, as in raw streams. Frames are
             then numbered in decoder output order.
-        late: seconds from the start of the stream to the first frame.
+        first_frame_delay: seconds from the start of the stream to the first frame.
         exact: False if the count is an upper bound.
     """
 
@@ -62,7 +62,7 @@ class VideoIndex:
     fps: float
     packets: tuple[tuple[int, bool], ...]
     numbers: dict[int | None, int] | None
-    late: float
+    first_frame_delay: float
     exact: bool
 
     @property
@@ -111,9 +111,9 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
     if not rate and times[-1] > 0:
         fps = (len(times) - 1) / times[-1]
     marked = tuple((numbers[stamps[i]] if i in stamps else -1, packet.key) for i, packet in enumerate(packets))
-    late = 0.0 if start is None else (order[0] - start) * unit
+    delay = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
-    return VideoIndex(height, width, turns, times, fps, marked, numbers, late, exact)
+    return VideoIndex(height, width, turns, times, fps, marked, numbers, delay, exact)
 
 
 def _is_hidden(packet: Packet[VideoStream]) -> bool:

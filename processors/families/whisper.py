@@ -72,7 +72,7 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
         if not self.language_codes:
             reason = "the tokenizer has no language token such as <|en|>, but generation_config.json describes a multilingual"
             raise ConfigError(f"{reason} model; use this checkpoint's own tokenizer files")
-        return SpeechRequest(_START, only={f"<|{code}|>": code for code in self.language_codes})
+        return SpeechRequest(_START, allowed_tokens={f"<|{code}|>": code for code in self.language_codes})
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         before = f"<|startofprev|> {context.strip()}" if context.strip() else ""

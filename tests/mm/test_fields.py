@@ -102,7 +102,7 @@ def test_groups_and_their_order():
     batched = image | {"pixels": FieldElem(torch.ones(2), BatchedField())}
     assert group_mergeable([image, image, video, image, odd]) == [[0, 1, 3], [2], [4]]
     assert group_mergeable([image, half, deep, batched, image, half]) == [[0, 4], [1, 5], [2], [3]]
-    assert group_mergeable([image, image], kinds=["image", "other"]) == [[0], [1]]
+    assert group_mergeable([image, image], modalities=["image", "other"]) == [[0], [1]]
     assert group_mergeable([]) == []
 
 

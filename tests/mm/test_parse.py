@@ -179,9 +179,9 @@ def test_a_name_is_a_text(uuid, said):
     [
         (torch.ones(4, 8), "need their grids"),
         ({"image_embeds": torch.ones(4, 8)}, "exactly the keys image_embeds and image_grid_thw"),
-        ({"image_embeds": torch.ones(5, 8), "image_grid_thw": [[1, 4, 4]]}, "its grids make 4 rows"),
-        ({"image_embeds": [torch.ones(5, 8)], "image_grid_thw": [[1, 4, 4]]}, "5 rows were given but its grid"),
-        ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw names 2"),
+        ({"image_embeds": torch.ones(5, 8), "image_grid_thw": [[1, 4, 4]]}, "its grids need 4 rows"),
+        ({"image_embeds": [torch.ones(5, 8)], "image_grid_thw": [[1, 4, 4]]}, "it has 5 rows but its grid"),
+        ({"image_embeds": [torch.ones(4, 8)], "image_grid_thw": [[1, 4, 4]] * 2}, "1 items but image_grid_thw holds 2 grids"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[1, 4, 5]]}, "not divisible by the merge size 2"),
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": [[0, 4, 4]]}, "of positive integers per item"),
         ({"image_embeds": torch.ones(4, 8).to_sparse(), "image_grid_thw": [[1, 4, 4]]}, "embeddings must be a dense tensor"),

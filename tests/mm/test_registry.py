@@ -19,7 +19,7 @@ def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
 
 def test_layouts_lead_to_rows():
     for layout in CHECKPOINT_LAYOUTS.values():
-        assert all(find_architecture(name) for name in layout.rows.values())
+        assert all(find_architecture(name) for name in layout.architectures.values())
 
 
 def test_an_unknown_architecture_names_its_neighbours():

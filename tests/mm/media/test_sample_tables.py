@@ -83,5 +83,5 @@ def test_still_images_in_a_video_are_not_decoded(side: int) -> None:
         packet = av.Packet(png.getvalue())
         packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, Fraction(1, 10)
         container.mux(packet)
-    with pytest.raises(InputError, match="its codec png is not one that is decoded"):
+    with pytest.raises(InputError, match="its codec png is not supported for video and audio"):
         probe_video(out.getvalue(), FrameSampling(), MediaPolicy())

@@ -44,7 +44,7 @@ def test_prompts_of_whisper() -> None:
     timed = english.transcription_request(None, "transcribe", True, " Ann ")
     assert timed.prompt == "<|startofprev|> Ann<|startoftranscript|>"
     assert (timed.times.first, timed.times.none, timed.times.end, timed.times.step) == (50363, 50362, 50256, 0.02)
-    assert many.language_detection_request().only == {"<|en|>": "en", "<|de|>": "de"}
+    assert many.language_detection_request().allowed_tokens == {"<|en|>": "en", "<|de|>": "de"}
     asked = many.transcription_request("de", "translate", False, "")
     assert asked.prompt == "<|startoftranscript|><|de|><|translate|><|notimestamps|>"
     assert (asked.suppressed, asked.suppressed_first, asked.times) == ((1, 2), (220,), None)
