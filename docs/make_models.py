@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
 
 This page is written by `docs/make_models.py` from `mm/registry.py`; do not edit it. One parity suite
-(`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts, positions, logits,
-greedy tokens with any batching and chunking, weights in every layout, memory. The last column links the family's file of the suite
-in `tests/families/`, and names other tests. Any other architecture that transformers knows runs through its own class: see
-`sensorium doctor --model DIR`.
+(`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts,
+positions, logits, greedy tokens with any batching and chunking, weights in every layout, memory. The last column links
+the family's file of the suite in `tests/families/`, and names other tests. Any other architecture that transformers
+knows runs through its own class: see `sensorium doctor --model DIR`.
 
 | architecture | inputs | prompt attention | features | limits | tests |
 |---|---|---|---|---|---|
