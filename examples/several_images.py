@@ -18,8 +18,8 @@ def main() -> None:
     args = parser.parse_args()
 
     llm = LLM(args.model, limit_mm_per_prompt={"image": len(args.images)})
-    slots = "<|vision_start|><|image_pad|><|vision_end|>" * len(args.images)
-    prompt = f"<|im_start|>user\n{slots}{args.question}<|im_end|>\n<|im_start|>assistant\n"
+    placeholders = "<|vision_start|><|image_pad|><|vision_end|>" * len(args.images)
+    prompt = f"<|im_start|>user\n{placeholders}{args.question}<|im_end|>\n<|im_start|>assistant\n"
     request = {"prompt": prompt, "multi_modal_data": {"image": args.images}}
     (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
     if answer.error:

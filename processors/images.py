@@ -31,7 +31,7 @@ _PILLOW = {name: Image.Resampling(number) for number, name in FILTERS.items()}
 
 @dataclass(frozen=True)
 class PixelSpec:
-    """How the pixels of one modality are processed.
+    """Resizing and normalization of the pixels of one modality.
 
     Args:
         mean, std: per channel. A normalized value is `(pixel * rescale - mean) / std`.
@@ -81,7 +81,7 @@ def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
 def crops(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
     """Yield the crops of uint8 `[n, h, w, 3]` by a plan, each uint8 `[n, 3, height, width]`, in any memory layout.
 
-    Steps that several views begin with are computed once.
+    If several views begin with the same steps, these are computed once.
     """
     done: dict[tuple[Step, ...], Tensor] = {(): frames.permute(0, 3, 1, 2)}
     for view in plan.views:
@@ -106,9 +106,10 @@ def patchify_crops(
     """Return the normalized patches of all crops of uint8 `[n, h, w, 3]`: `[patches, 3 * temporal * patch * patch]` in `dtype`.
 
     `temporal` frames make one patch; the last frame is repeated to fill the last group. Patches are ordered by group of
-    frames, by crop, row by row of merge x merge squares, and within a square; the numbers of a patch as in the weight of
-    a convolution (channel, frame, row, column). Pixels right of and below the last full square are not used. Images that
-    Pillow resizes, and images that are too large for a transfer, are processed on the CPU even if there is a media device.
+    frames, by crop, by merge x merge square in row-major order, and within a square. The numbers of a patch are in the order
+    of a convolution's weight (channel, frame, row, column). Pixels right of and below the last full square are not used.
+    Images that Pillow resizes, and images that are too large for a transfer, are processed on the CPU even if there is a
+    media device.
     """
     side, device = patch * merge, media_device()
     tall, wide = (edge // side for edge in plan.views[0].tile_size)

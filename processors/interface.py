@@ -36,10 +36,11 @@ class Span:
         num_tokens: tokens of the span: encoder rows, and text before, between and after them.
         num_embeds: tokens of the span that are encoder rows.
         runs: returns the tokens as runs, `num_tokens` in all.
-        before, after: text around the span that is not part of its range. The prompt's tokenizer would merge it with the
-            text beside it, so two adjacent tokens that are a key of `merges` are written as its value.
+        before, after: text around the span that is not part of its range.
+        merges: pair of tokens -> the one token that replaces it where `before` or `after` meets the prompt's own text. The
+            tokenizer would have merged these texts, too.
         modality: modality of the rows, if it differs from the placeholder's.
-        shared: the span adds no tokens: its rows are tokens of the previous span that are not rows of that span.
+        shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
     """
 
     num_tokens: int
@@ -53,7 +54,7 @@ class Span:
 
     @property
     def max_added_tokens(self) -> int:
-        """Tokens that the span adds to a prompt, before newlines are merged."""
+        """Tokens that the span adds to a prompt, before `merges` apply."""
         return 0 if self.shared else len(self.before) + self.num_tokens + len(self.after)
 
     @property

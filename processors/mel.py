@@ -31,7 +31,7 @@ class MelSpec:
     """Parameters of a log-mel spectrogram; lengths are in samples.
 
     Args:
-        max_samples: the longest audio that one pass of the encoder takes.
+        max_samples: length of the longest audio that the model takes.
         win_length: samples in the middle of an FFT window that are weighted; None: all `n_fft`.
         end_frame: also compute the frame that is centred on the end of the audio.
         htk: filters of equal height on the HTK mel scale, which is logarithmic throughout, instead of Slaney's.
@@ -47,7 +47,7 @@ class MelSpec:
     htk: bool = False
 
     def num_frames(self, samples: int) -> int:
-        """Return the frames with audio. With a hop of 160: 1 for 1 to 160 samples; with `end_frame` 1 for 0 to 159."""
+        """Return the number of frames with audio. With a hop of 160: 1 for 1-160 samples; with `end_frame`, 1 for 0-159."""
         return samples // self.hop_length + 1 if self.end_frame else -(-samples // self.hop_length)
 
 

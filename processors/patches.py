@@ -23,7 +23,7 @@ _SIZE_KEYS = {"shortest_edge", "longest_edge", "min_pixels", "max_pixels"}
 
 @dataclass(frozen=True)
 class PatchSpec(PixelSpec):
-    """How one modality is cut into patches. Sides and areas are in pixels; a patch covers `temporal` frames.
+    """Parameters for cutting one modality into patches. Sides and areas are in pixels; a patch covers `temporal` frames.
 
     `max_video_pixels`: bound on the area of a frame times the temporal patches of its video; None: no bound.
     `bounds_all_frames`: the area bounds apply to all frames of an item together (an image counts as one temporal patch), and

@@ -166,8 +166,9 @@ class InputProcessor:
         media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
         self._check_text_length(chat.text)
-        slots = self._info.text_placeholders if chat.media else {}
-        return self._parse(prompt, self._tokenizer.encode_pieces(chat.segments, slots), reserve, has_slots=bool(slots))
+        placeholders = self._info.text_placeholders if chat.media else {}
+        ids = self._tokenizer.encode_pieces(chat.segments, placeholders)
+        return self._parse(prompt, ids, reserve, has_placeholders=bool(placeholders))
 
     def adapter(self, modalities: Iterable[str]) -> str:
         """Return the adapter for a sequence with items of these modalities, "" for none."""
@@ -238,14 +239,14 @@ class InputProcessor:
         return replace(read.encoder, text=read.decoder.text, token_ids=read.decoder.token_ids)
 
     def _parse(
-        self, prompt: Prompt, ids: Sequence[int], reserve: int, more: bool = False, has_slots: bool = False
+        self, prompt: Prompt, ids: Sequence[int], reserve: int, more: bool = False, has_placeholders: bool = False
     ) -> ProcessedPrompt | ParsedPrompt:
         sources = self.media.parse(prompt.media, prompt.uuids, prompt.options)
         if self._cross_attention and not sources and not more:
             known = " or ".join(f"{{{name!r}: ...}}" for name in self._info.modalities)
             reason = f"this model answers from its encoder's input; give multi_modal_data={known} with the prompt"
             raise InputError(reason, param="multi_modal_data")
-        if not has_slots:  # placeholders of plain text are tokens already, and the same text of a user stays text
+        if not has_placeholders:  # else the template's text placeholders are tokens already; the user's stay text
             ids = self._info.preprocess_prompt(ids, _num_items(sources))
         parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open())
         return parsed if parsed.sources else self.finish(parsed)

@@ -109,7 +109,7 @@ class Granite4Vision(LlavaBase):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         states, grids = self.tower_states(tensors)
         tiles = [t for t, _, _ in grids]
-        lines = tensors["lines"].tolist()
+        lines = tensors["layout"].tolist()
         levels = []
         for state, projector in self.levels.values():
             items = projector(states[state].view(sum(tiles), -1, self.vision_tower.spec.width)).split(tiles)

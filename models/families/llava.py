@@ -169,7 +169,7 @@ class LlavaNext(LlavaBase):
     pinpoints = PINPOINTS_336
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        items = zip(self.encode(tensors), tensors["lines"].tolist(), strict=True)
+        items = zip(self.encode(tensors), tensors["layout"].tolist(), strict=True)
         return [self.in_lines(tiles, lines) for tiles, lines in items]
 
 
@@ -187,7 +187,7 @@ class LlavaOnevision(LlavaBase):
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         if modality == "image":
-            items = zip(self.encode(tensors), tensors["lines"].tolist(), strict=True)
+            items = zip(self.encode(tensors), tensors["layout"].tolist(), strict=True)
             return [self.in_lines(tiles, lines) for tiles, lines in items]
         side, newline = math.ceil(self.side / POOL_STRIDE), self.image_newline.weight[None] * self.scale
         videos = (frames.unflatten(1, (self.side, self.side)) for frames in self.encode(tensors))

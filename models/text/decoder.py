@@ -21,7 +21,7 @@ from ..memory_formulas import FLOAT32, OpBytes
 from .rope import CosSin, Rotary
 from .spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, MlpSpec, MoeSpec
 
-_SPLIT_KV_BYTES = 64 << 20  # 300 multiprocessors with two tiles of at most 128 KiB each
+_SPLIT_KV_BYTES = 64 << 20  # 256 multiprocessors with two tiles of at most 128 KiB each
 
 
 class DecoderAttention(TensorModule):

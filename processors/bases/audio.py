@@ -17,7 +17,7 @@ from .base import BaseProcessingInfo
 
 
 class AudioInfo(BaseProcessingInfo):
-    """Families with a single window of audio; they define `num_rows` and may override `num_input_frames`.
+    """Base of families with a single window of audio. They define `num_rows` and may override `num_input_frames`.
 
     `mel_defaults`: the defaults of the published feature extractor.
     """
@@ -28,10 +28,10 @@ class AudioInfo(BaseProcessingInfo):
 
     @abstractmethod
     def num_rows(self, frames: int) -> int:
-        """Return the encoder rows of audio that fills this many frames."""
+        """Return the number of encoder rows for this many frames of audio."""
 
     def num_input_frames(self, frames: int) -> int:
-        """Return how many frames, with silence, the encoder reads for so many frames of audio. Default: the whole window."""
+        """Return the number of frames, with padding, that the encoder reads for `frames` of audio. Default: a full window."""
         return self.mel_spec.max_samples // self.mel_spec.hop_length
 
     def resolve_spec(self, modality: str) -> MelSpec:

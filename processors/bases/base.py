@@ -37,9 +37,9 @@ class BaseProcessingInfo(ABC):
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         default_kwargs: default options; the caller's options override them.
         text_config_defaults: values of the text config that published config.json files leave out.
-        adapter_folders: `adapters` of ProcessingInfo, before the check that the checkpoint has them; "." is its own folder.
-        embeds_layout: what must come with precomputed embeddings: "grid" (t, h, w) or "count" (nothing; each row is a temporal
-            step). None: they are refused.
+        adapter_folders: `adapters` of ProcessingInfo; folders that the checkpoint lacks are left out. "." is its own folder.
+        embeds_layout: "grid": precomputed embeddings must come with their (t, h, w); "count": they come alone, and each row is
+            a temporal step; None: they are refused.
 
     Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (one mapping of options
     per source, defaults first), `merged_kwargs[modality]` (the same in one mapping, later sources win) and `specs[modality]`
@@ -95,7 +95,7 @@ class BaseProcessingInfo(ABC):
         """Return the spec of one modality, a frozen dataclass; ConfigError if the checkpoint's files contradict each other."""
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        """Return how items are decoded: frames of videos, sampling rate of audio."""
+        """Return the decoding parameters: frames of videos, sampling rate of audio."""
         return DecodeSpec()
 
     @abstractmethod

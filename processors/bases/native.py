@@ -21,12 +21,11 @@ DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 
 
 class NativeResolutionInfo(BaseProcessingInfo):
-    """Base of these families: sides are rounded to merged patches within area bounds, and `temporal` frames make one patch.
+    """Base of the families: sides are rounded to merged patches within area bounds, and `temporal` frames make one patch.
 
-    `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: which frames of a video file are used,
-    where the preprocessor's JSON does not say. `timestamp_position`: for families that write timestamps as text, the
-    place of a step's timestamp between its first frame (0) and its last frame (1). `deepstack_layers`: default of
-    `deepstack_visual_indexes`.
+    `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: sampling of video files, where the
+    preprocessor's JSON does not set it. `timestamp_position`: for families that write timestamps as text, the place of a step's
+    timestamp between its first frame (0) and its last frame (1). `deepstack_layers`: default of `deepstack_visual_indexes`.
     """
 
     modalities: tuple[str, ...] = ("image", "video")

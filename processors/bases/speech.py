@@ -1,4 +1,4 @@
-"""Mixin of audio families that transcribe speech: languages, tasks, and the text of an answer."""
+"""Mixin of audio families that transcribe speech: languages, tasks, and parsing of an answer."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TILE_KWARGS = ("detail", "resample")  # options that every such family takes
 
 @dataclass(frozen=True)
 class TileSpec(PixelSpec):
-    """How images are cut into tiles, and tiles into patches of `patch` pixels per side; merge x merge patches make a row."""
+    """Parameters for cutting images into tiles, and tiles into patches of `patch` pixels a side; merge x merge make a row."""
 
     tiling: TilingPolicy = _ONE_TILE
     patch: int = 14
@@ -46,18 +46,18 @@ def height_width(value: Any, name: str = "size") -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def positive_int(options: Mapping[str, Any], name: str, default: int, most: int = 1 << 48) -> int:
-    """Return `options[name]`, or the default; ConfigError unless it is a positive integer of at most `most`."""
+def positive_int_or(options: Mapping[str, Any], name: str, default: int, limit: int = 1 << 48) -> int:
+    """Return `options[name]`, or the default; ConfigError unless it is a positive integer of at most `limit`."""
     value = default if options.get(name) is None else options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name} is {value!r}; give a positive integer")
-    if value > most:
-        raise ConfigError(f"{name} is {value:,}, the limit is {most:,}; give less")
+    if value > limit:
+        raise ConfigError(f"{name} is {value:,}, the limit is {limit:,}; give less")
     return value
 
 
 class TiledInfo(BaseProcessingInfo):
-    """Base of these families: each tile of an image, and each frame of a video, is a temporal step. `specs` are TileSpecs.
+    """Base of tiling families: each tile of an image, and each frame of a video, is a temporal step. `specs` are TileSpecs.
 
     The tensors are `pixel_values` `[patches, 3 * patch^2]`, tile by tile and within a tile row by row of merged patches, and
     `grid` (tiles, h, w) in patches.
@@ -75,7 +75,7 @@ class TiledInfo(BaseProcessingInfo):
         return grid
 
     def plan(self, header: MediaHeader) -> CropPlan:
-        """Return how the image, or each frame of the video, is cut."""
+        """Return the crop plan of the image, or of each frame of the video."""
         plan: CropPlan = self.specs[header.modality].tiling.plan(*header.size)
         return plan
 

@@ -34,20 +34,20 @@ class WindowedMelSpec(MelSpec):
 
 
 class WindowedAudioInfo(AudioInfo):
-    """Base of these families; each defines `num_rows`.
+    """Base of families with windows; each defines `num_rows`.
 
-    `clip_per_window`: energies are clipped relative to the loudest band of each window instead of the whole audio.
+    `clip_per_window`: clip energies relative to the loudest band of each window, not of the whole audio.
     """
 
     clip_per_window: ClassVar[bool] = False
 
     @property
     def stack_factor(self) -> int:
-        """Encoder outputs, of two frames each, that are stacked to one row."""
+        """Number of encoder outputs, of two frames each, that are stacked to one row."""
         return 4
 
     def max_windows(self, seconds: int, rows: int) -> int:
-        """Return how many windows of this many seconds and rows the model takes; by default as many as fit its context."""
+        """Return the largest number of windows; by default as many as fit the context. `seconds`, `rows`: of one window."""
         return max(1, int(self.text_config["max_position_embeddings"]) // rows)
 
     @property

@@ -32,24 +32,16 @@ from ..bases.base import BaseProcessingInfo
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
 
-RUN = "input_ids"  # the tokens of the item; its encoder rows replace their embeddings
+_INPUT_IDS = "input_ids"
 _ARGUMENT = {"image": "images", "audio": "audio"}  # keyword of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 _PROBES = ((64, 64), (300, 420), (1024, 1024), (256, 1280), (1280, 256))  # pixels: sizes of different shapes
 _SAMPLE = {"image": (224, 320), "audio": (32000, 0)}
 _OURS = ("device", "return_tensors", "data_format", "input_data_format")  # options that callers may not set
-_MAX_FACTOR, _MAX_WITHOUT_DEFAULT = (
-    16,
-    4096,
-)  # an option is at most _MAX_FACTOR times the processor's own number, or _MAX_WITHOUT_DEFAULT if it has none
-_REFUSES = (
-    ValueError,
-    TypeError,
-    RuntimeError,
-    LookupError,
-    AttributeError,
-    ZeroDivisionError,
-)  # errors of a processor that refuses an item
+_MAX_FACTOR = 16  # an option is at most this many times the processor's own number
+_MAX_WITHOUT_DEFAULT = 4096  # limit of an option for which the processor has no number
+# Errors of a processor that refuses an item.
+_REFUSALS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ZeroDivisionError)
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class ReadSpec:
 class FallbackProcessingInfo(BaseProcessingInfo):
     """ProcessingInfo of any processor that has a placeholder token for images or audio.
 
-    All tokens of an item count as its rows, because a model may also replace the embeddings of the marks around them.
+    All tokens of an item count as its rows, because a model may also replace the embeddings of the tokens around them.
     `ItemGeometry.tiles` is the item's size, (height, width) or (samples, 0), which its tokens are looked up by.
     """
 
@@ -81,9 +73,9 @@ class FallbackProcessingInfo(BaseProcessingInfo):
                 f"{type(self._processor).__name__} has no placeholder token for images or audio; "
                 "text-only models are not served"
             )
-        self.placeholders = {name: (f"{name}_token", self._slot(name)) for name in self.modalities}
+        self.placeholders = {name: (f"{name}_token", self._placeholder_id(name)) for name in self.modalities}
         self.valid_kwargs = {name: self._options(name) for name in self.modalities}
-        self._run = lru_cache(maxsize=4096)(self._written)
+        self._blank_tokens = lru_cache(maxsize=4096)(self._tokenize_blank)
         self._measured: dict[object, int] = {}
         super().__init__(files, *options)
 
@@ -117,9 +109,9 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         written = _tokens(made)
         if written != self.span(modality, grid).token_ids:
             raise InputError("the processor of this model gives other tokens for it than for a blank item of its size")
-        return self._elements(made, dtype), self._placed(modality, replace(grid, w=len(written)), made)
+        return self._elements(made, dtype), self._with_grid(modality, replace(grid, w=len(written)), made)
 
-    def _placed(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
+    def _with_grid(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
         """Return the geometry with the processor's grid for positions, if it gives one with one row per merged patch."""
         shape = made.get(f"{modality}_grid_thw")
         if shape is None:
@@ -131,7 +123,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         rows = geometry.num_embeds
-        return Span(rows, rows, lambda: [TokenRun(self._run(modality, geometry.tiles), 1, True)])
+        return Span(rows, rows, lambda: [TokenRun(self._blank_tokens(modality, geometry.tiles), 1, True)])
 
     def sample(self, modality: str, dtype: torch.dtype) -> tuple[dict[str, FieldElem], ItemGeometry, dict[str, Any]]:
         """Return a small item of noise as `process` does, and the processor's tensors of a prompt with that item."""
@@ -141,8 +133,8 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         whole = self._call(modality, data, f"This is {self._token(modality)} and that is all")
         whole = {name: value.to(dtype) if value.is_floating_point() else value for name, value in whole.items()}
         made = self._call(modality, data)
-        grid = ItemGeometry(1, 1, made[RUN].shape[1], tiles=size)
-        return self._elements(made, dtype), self._placed(modality, grid, made), whole
+        grid = ItemGeometry(1, 1, made[_INPUT_IDS].shape[1], tiles=size)
+        return self._elements(made, dtype), self._with_grid(modality, grid, made), whole
 
     def _part(self, modality: str) -> Any:
         """Return the image processor or feature extractor, or None."""
@@ -153,10 +145,10 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         token: str | None = getattr(self._processor, f"{modality}_token", None)
         return token
 
-    def _slot(self, modality: str) -> int:
+    def _placeholder_id(self, modality: str) -> int:
         """Return the id of the placeholder token; ConfigError if it is not a single token."""
         text = self._token(modality) or ""
-        ids = self._processor.tokenizer(text, add_special_tokens=False)[RUN]
+        ids = self._processor.tokenizer(text, add_special_tokens=False)[_INPUT_IDS]
         if len(ids) != 1:
             raise ConfigError(f"the placeholder of {modality}s, {text!r}, is {len(ids)} tokens of this checkpoint, not one")
         return int(ids[0])
@@ -171,7 +163,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in kept.items()}
         return {name: FieldElem(value, BatchedField()) for name, value in cast.items()}
 
-    def _written(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
+    def _tokenize_blank(self, modality: str, size: tuple[int, int]) -> tuple[int, ...]:
         """Return the tokens of a blank item of this size. Images are tried on the meta device first."""
         if modality == "image":
             try:
@@ -183,14 +175,14 @@ class FallbackProcessingInfo(BaseProcessingInfo):
     def _rows(self, modality: str, size: tuple[int, int]) -> int:
         """Return the number of tokens of an item of this size; for images, from `_count_of` if possible."""
         if modality == "audio":
-            return len(self._run(modality, size))
+            return len(self._blank_tokens(modality, size))
         count = self._count_of(size)
         if self._linear_rule is not None:
             slope, start = self._linear_rule
             return int(slope * (count or 0) + start)
         key = size if count is None else count
         if key not in self._measured:
-            self._measured[key] = len(self._run(modality, size))
+            self._measured[key] = len(self._blank_tokens(modality, size))
         return self._measured[key]
 
     @cached_property
@@ -199,7 +191,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         points: set[tuple[int, int]] = set()
         for size in _PROBES:
             with suppress(InputError):  # a refused size is no evidence
-                points.add((self._count_of(size) or 0, len(self._run("image", size))))
+                points.add((self._count_of(size) or 0, len(self._blank_tokens("image", size))))
         (x, y), (far_x, far_y) = min(points, default=(0, 0)), max(points, default=(0, 0))
         if self._count_of(_PROBES[0]) is None:
             return (Fraction(0), Fraction(y)) if len(points) == 1 else None
@@ -217,12 +209,12 @@ class FallbackProcessingInfo(BaseProcessingInfo):
             if patches is not None:
                 return int(patches(*size, self._merged))
             return int(tokens(image_sizes=[list(size)], **self._merged).num_image_tokens[0]) if tokens else None
-        except _REFUSES as error:
+        except _REFUSALS as error:
             raise InputError(f"the processor of this model refuses it: {line(error)}") from None
 
     @cached_property
     def _merged(self) -> dict[str, Any]:
-        """The options of images over the processor's own defaults."""
+        """The processor's default options of images, updated by ours."""
         merged = self._processor._merge_kwargs(images_kwargs=json.loads(self.specs["image"].options))
         return dict(merged["images_kwargs"])
 
@@ -238,7 +230,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         try:
             with self._lock:  # its tokenizer is not thread-safe
                 made = self._processor(**inputs, **settings, return_tensors="pt")
-        except _REFUSES as error:
+        except _REFUSALS as error:
             raise InputError(f"the processor of this model refuses it: {line(error)}") from None
         return {name: _tensor(name, value) for name, value in made.items()}
 
@@ -277,7 +269,7 @@ def _numbers(value: object) -> list[float]:
 
 
 def _tokens(made: Mapping[str, Tensor]) -> tuple[int, ...]:
-    return tuple(made[RUN][0].tolist())
+    return tuple(made[_INPUT_IDS][0].tolist())
 
 
 def _tensor(name: str, value: Any) -> Tensor:

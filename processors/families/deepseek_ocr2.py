@@ -16,7 +16,7 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.tiling import AspectTiles, CropPlan, PaddedSquareTiles
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo
-from ..bases.tiles import TILE_KWARGS, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops, read_pixel_spec
 from ..options import MAX_TILES, is_low_detail
 
@@ -26,8 +26,14 @@ _ONE_SQUARE = PaddedSquareTiles(1024, GREY, None)
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """Rows along a side of the whole image and of a tile, most tiles, and whether a learned row ends each line."""
+class RowLayout:
+    """Layout of the rows of an image.
+
+    Args:
+        whole_side, tile_side: rows along a side of the whole image, and of a tile.
+        max_tiles: default limit on the tiles of an image.
+        newlines: a learned row ends each line.
+    """
 
     whole_side: int = 16
     tile_side: int = 12
@@ -35,12 +41,12 @@ class Strategy:
     newlines: bool = False
 
 
-V1, V2 = Strategy(tile_side=10, max_tiles=9, newlines=True), Strategy()
+V1, V2 = RowLayout(tile_side=10, max_tiles=9, newlines=True), RowLayout()
 
 
 @dataclass(frozen=True)
 class SquareSpec(PixelSpec):
-    """How images are cut, and each part into patches of `patch` pixels a side."""
+    """Parameters for cutting images into tiles, and tiles into patches of `patch` pixels a side."""
 
     tiling: PaddedSquareTiles = _ONE_SQUARE
     patch: int = 16
@@ -59,13 +65,13 @@ def _published(vision: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
-    """ProcessingInfo of DeepSeek-OCR 2 and, with another strategy, of DeepSeek-OCR.
+    """ProcessingInfo of DeepSeek-OCR 2 and, with another row_layout, of DeepSeek-OCR.
 
     The tensors are `pixel_values_local` (tiles) and `pixel_values` (whole image) `[patches, 3 * patch^2]`, row by row, and
     `tiles` int64 `[4]`: rows and columns of tiles, patches along a side of a tile, and of the whole image.
     """
 
-    strategy: ClassVar[Strategy] = V2
+    row_layout: ClassVar[RowLayout] = V2
     modalities = ("image",)
     placeholders = {"image": ("image_token_id", 128815)}
     valid_kwargs = {"image": (*TILE_KWARGS, "crop_to_patches", "max_patches", "min_patches")}
@@ -75,11 +81,11 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
         sam = vision.get("sam_config") or _published(vision, "sam_vit_b")
         patch = height_width(sam.get("patch_size", 16), "patch_size")[0]
         options = {"crop_to_patches": True, **json, **self.merged_kwargs[modality]}
-        whole = self._square(json, "size", self.strategy.whole_side * MERGE * patch)
-        tile = self._square(json, "tile_size", self.strategy.tile_side * MERGE * patch)
+        whole = self._square(json, "size", self.row_layout.whole_side * MERGE * patch)
+        tile = self._square(json, "tile_size", self.row_layout.tile_side * MERGE * patch)
         fill = tuple(json.get("background_color", GREY))
-        most = positive_int(options, "max_patches", self.strategy.max_tiles, MAX_TILES)
-        tiles = AspectTiles((tile, tile), positive_int(options, "min_patches", 2), most)
+        most = positive_int_or(options, "max_patches", self.row_layout.max_tiles, MAX_TILES)
+        tiles = AspectTiles((tile, tile), positive_int_or(options, "min_patches", 2), most)
         cut = options["crop_to_patches"] and not is_low_detail(options)
         tiling = PaddedSquareTiles(whole, fill, tiles) if cut else PaddedSquareTiles(tile, fill, None)
         spec = SquareSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=tiling, patch=patch)
@@ -94,7 +100,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         spec: SquareSpec = self.specs["image"]
         rows, columns = spec.tiling.plan(*header.size).tiles
-        tile, end = self.strategy.tile_side, int(self.strategy.newlines)
+        tile, end = self.row_layout.tile_side, int(self.row_layout.newlines)
         extra = rows * tile * (columns * tile + end) + spec.side // MERGE * end + 1
         return ItemGeometry(1, spec.side, spec.side, MERGE, extra=extra, tiles=(rows, columns))
 
@@ -106,7 +112,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
         tiles = torch.empty(0, 3 * spec.patch**2, dtype=dtype)
         if cut:
             tiles = patchify_crops(frames, CropPlan(tuple(cut)), spec, spec.patch, dtype=dtype)
-        numbers = torch.tensor((*grid.tiles, self.strategy.tile_side * MERGE, spec.side))
+        numbers = torch.tensor((*grid.tiles, self.row_layout.tile_side * MERGE, spec.side))
         return {
             "pixel_values": FieldElem(patchify_crops(frames, CropPlan((whole,)), spec, spec.patch, dtype=dtype), FlatField()),
             "pixel_values_local": FieldElem(tiles, FlatField()),
@@ -115,9 +121,11 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Return options for fewer tiles, or for only the whole image at the size of a tile."""
-        whole, tile = (side * (side + self.strategy.newlines) for side in (self.strategy.whole_side, self.strategy.tile_side))
+        whole, tile = (
+            side * (side + self.row_layout.newlines) for side in (self.row_layout.whole_side, self.row_layout.tile_side)
+        )
         tiles = (rows - 1 - whole) // tile
-        if grid[1] == self.strategy.tile_side * MERGE or rows < 1 + tile:
+        if grid[1] == self.row_layout.tile_side * MERGE or rows < 1 + tile:
             return None
         return {"detail": "low"} if tiles < 1 else {"min_patches": 1, "max_patches": tiles}
 
@@ -125,4 +133,4 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
 class DeepseekOcrProcessingInfo(DeepseekOcr2ProcessingInfo):
     """ProcessingInfo of DeepSeek-OCR."""
 
-    strategy = V1
+    row_layout = V1

@@ -28,13 +28,13 @@ _BLACK, _WHITE = (0, 0, 0), (255, 255, 255)
 
 
 class Ernie45VLProcessingInfo(NativeResolutionInfo):
-    """ProcessingInfo of Ernie-4.5-VL. The marks around an item belong to its span, because the vision experts compute them too.
+    """ProcessingInfo of Ernie-4.5-VL. An item's span includes its start and end tokens: the vision experts compute them too.
 
-    A prompt may contain the marks or leave them out.
+    A prompt may contain these tokens or leave them out.
     """
 
     placeholders = {"image": ("image_token_id", "im_patch_id", 100295), "video": ("video_token_id", 103367)}
-    marks: ClassVar[Mapping[str, tuple[int, int]]] = {"image": (101304, 101305), "video": (101306, 101307)}
+    start_and_end: ClassVar[Mapping[str, tuple[int, int]]] = {"image": (101304, 101305), "video": (101306, 101307)}
     text_config_defaults = {"vocab_size": 103424, "hidden_size": 2560}
     patch_specs = {
         "image": PatchSpec(temporal=1, max_pixels=6177 * _PIXELS_PER_ROW),
@@ -70,18 +70,18 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
         )
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Drop the marks around a placeholder: the span writes them."""
+        """Drop the start and end token around a placeholder: the span writes them."""
         out: list[int] = []
         for token in ids:
             out.append(token)
             for modality, placeholder in self.placeholder_ids.items():
-                first, last = self._marks(modality)
+                first, last = self._start_and_end(modality)
                 if out[-3:] == [first, placeholder, last]:
                     out[-3:] = [placeholder]
         return out
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        first, last = self._marks(modality)
+        first, last = self._start_and_end(modality)
         return build_span([(first,), geometry.num_embeds, (last,)], self.placeholder_ids[modality])
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
@@ -95,8 +95,8 @@ class Ernie45VLProcessingInfo(NativeResolutionInfo):
         spec = super()._embedding_spec(modality)
         return replace(spec, merge_t=TEMPORAL_MERGE) if modality == "video" else spec
 
-    def _marks(self, modality: str) -> tuple[int, int]:
-        first, last = self.marks[modality]
+    def _start_and_end(self, modality: str) -> tuple[int, int]:
+        first, last = self.start_and_end[modality]
         return self.config_token_id(f"{modality}_start_token_id", first), self.config_token_id(f"{modality}_end_token_id", last)
 
     def _font(self, name: str) -> Path:

@@ -11,7 +11,7 @@ from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
 from ...mm.tiling import FixedSize, PanAndScan
 from ...mm.types import EmbeddingItem, ItemGeometry
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
 from ..options import MAX_TILES, check_value, is_low_detail
@@ -35,9 +35,9 @@ class Gemma3ProcessingInfo(TiledInfo):
 
     def resolve_spec(self, modality: str) -> TileSpec:
         json, vision = self.files.image, self.files.config.get("vision_config") or {}
-        tile, patch = height_width(json.get("size") or 224), positive_int(vision, "patch_size", 16)
+        tile, patch = height_width(json.get("size") or 224), positive_int_or(vision, "patch_size", 16)
         self.check_config("vision_config", image_size=tile[0])
-        tokens = positive_int(self.files.config, "mm_tokens_per_image", 256)
+        tokens = positive_int_or(self.files.config, "mm_tokens_per_image", 256)
         side, left = divmod(tile[0] // patch, math.isqrt(tokens))
         if left or not side or math.isqrt(tokens) ** 2 != tokens:
             raise ConfigError(f"mm_tokens_per_image is {tokens}, not a square that divides {tile[0] // patch} patches per side")
@@ -52,7 +52,9 @@ class Gemma3ProcessingInfo(TiledInfo):
             return FixedSize(tile)
         ratio = options.get(_SCAN[3]) or 1.2
         check_value(_SCAN[3], ratio)
-        return PanAndScan(tile, positive_int(options, _SCAN[2], 256), positive_int(options, _SCAN[1], 4, MAX_TILES), ratio)
+        return PanAndScan(
+            tile, positive_int_or(options, _SCAN[2], 256), positive_int_or(options, _SCAN[1], 4, MAX_TILES), ratio
+        )
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Return the grid: one square for the image, and one for each of its crops."""
@@ -64,7 +66,7 @@ class Gemma3ProcessingInfo(TiledInfo):
         return ItemGeometry(squares, side, side, spec.merge)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Return each square between marks and empty lines; with crops, also text before the image and before each crop."""
+        """Return each square with its start and end token and empty lines around; with crops, also text before each square."""
         start, end = (self.placeholder_ids["image"],), (self.end,)
         rows, crops = geometry.num_embeds // geometry.t, geometry.t - 1
         pieces: list[Piece] = [start, rows, end]

@@ -19,10 +19,10 @@ _PIXELS_PER_ROW = 28 * 28
 
 @dataclass(frozen=True)
 class VideoStyle:
-    """How a generation of the published processors samples videos and writes their timestamps.
+    """Video sampling and timestamp format of one generation of the published processors.
 
-    `ignored_keys`: keys of the preprocessor's JSON that the published sampler does not read. `full_rate_seconds`: longer
-    videos use no more frames than one of this length; None: no such limit.
+    `ignored_keys`: keys of the preprocessor's JSON that the published sampler does not read. `full_rate_seconds`: a longer
+    video uses as many frames as one of this length; None: no such limit.
     """
 
     frame_sampling: FrameSampling
@@ -48,7 +48,7 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
     """
 
     placeholders = {"image": ("image_token_id", 151343), "video": ("video_token_id", 151344)}
-    marks: ClassVar[tuple[int, int]] = (151339, 151340)  # published ids of the marks around an image
+    start_and_end: ClassVar[tuple[int, int]] = (151339, 151340)  # published ids of the tokens around an image
     text_config_defaults = {"vocab_size": 151552, "hidden_size": 4096}
     patch_specs = {
         "image": PatchSpec(min_pixels=112 * 112, max_pixels=15000 * _PIXELS_PER_ROW, bounds_all_frames=True),
@@ -62,7 +62,7 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
         return self.placeholders
 
     def resolve_token_ids(self) -> None:
-        start, end = self.marks
+        start, end = self.start_and_end
         self.start = self.config_token_id("image_start_token_id", start)
         self.end = self.config_token_id("image_end_token_id", end)
 
@@ -109,6 +109,6 @@ class GlmOcrProcessingInfo(Glm4VProcessingInfo):
     """ProcessingInfo of GLM-OCR."""
 
     placeholders = {"image": ("image_token_id", 59280), "video": ("video_token_id", 59281)}
-    marks = (59256, 59257)
+    start_and_end = (59256, 59257)
     text_config_defaults = {"vocab_size": 59392, "hidden_size": 1024}
     style = GLM_4_6V

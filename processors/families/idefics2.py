@@ -13,7 +13,7 @@ from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.tiling import CropPlan, QuarterTiles
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patchify_crops, read_pixel_spec
 from ..interface import Span
 from ..options import is_low_detail
@@ -41,16 +41,16 @@ class Idefics2ProcessingInfo(TiledInfo):
         size = json.get("size") or _SIZE
         if not isinstance(size, Mapping) or not size.keys() <= _SIZE.keys():
             raise ConfigError(f"size is {size!r}; give shortest_edge and longest_edge in pixels")
-        most = positive_int(vision, "image_size", 224)
-        longest = positive_int(size, "longest_edge", _SIZE["longest_edge"], most)
-        shortest = positive_int(size, "shortest_edge", min(_SIZE["shortest_edge"], longest), longest)
+        most = positive_int_or(vision, "image_size", 224)
+        longest = positive_int_or(size, "longest_edge", _SIZE["longest_edge"], most)
+        shortest = positive_int_or(size, "shortest_edge", min(_SIZE["shortest_edge"], longest), longest)
         split = bool(json.get("do_image_splitting")) and not is_low_detail(json)
         return replace(spec, tiling=QuarterTiles(shortest, longest, split))
 
     @property
     def latents(self) -> int:
         """Rows of each image."""
-        return positive_int(self.files.config.get("perceiver_config") or {}, "resampler_n_latents", 64)
+        return positive_int_or(self.files.config.get("perceiver_config") or {}, "resampler_n_latents", 64)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         plan = self.plan(header)

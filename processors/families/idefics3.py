@@ -51,7 +51,7 @@ class Idefics3ProcessingInfo(TiledInfo):
         return replace(spec, tiling=EdgeTiles(height_width(json.get("size") or 4 * 364)[0], tile, split))
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Return rows of tiles, an empty line and the whole image, with a mark before each and at the end."""
+        """Return rows of tiles, an empty line and the whole image. A boundary token is before each of them and at the end."""
         rows, columns = geometry.tiles
         each = geometry.num_embeds // (rows * columns + 1)
         around, pieces = self.token_or_text("<fake_token_around_image>"), list[Piece]()

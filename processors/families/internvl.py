@@ -13,7 +13,7 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.base import insert_text_around
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles, find_template
 from ..images import read_pixel_spec
 from ..interface import Span
@@ -76,8 +76,8 @@ class InternVLProcessingInfo(TiledInfo):
         options = {**self.files.image, "crop_to_patches": True, **self.merged_kwargs["image"]}
         if is_low_detail(options) or not options["crop_to_patches"]:
             return FixedSize(tile)
-        most = positive_int(options, "max_patches", 12, MAX_TILES)
-        return AspectTiles(tile, positive_int(options, "min_patches", 1), most)
+        most = positive_int_or(options, "max_patches", 12, MAX_TILES)
+        return AspectTiles(tile, positive_int_or(options, "min_patches", 1), most)
 
     def resolve_decode_spec(self) -> DecodeSpec:
         policy = self.sampling_policy("video", FrameSampling(spread="middle"), self.files.video)

@@ -16,7 +16,7 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import CropPad, CropPlan, Resize, TiledView
 from ...mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
 from ..bases.base import BaseProcessingInfo
-from ..bases.tiles import positive_int
+from ..bases.tiles import positive_int_or
 from ..images import apply_resample, patchify_crops
 from ..interface import Span
 from ..options import is_low_detail
@@ -38,7 +38,7 @@ _OLD_NAMES = {
 
 @dataclass(frozen=True)
 class ChunkSpec:
-    """How an image or a frame is cut into patches, and how many patches it may have in all and along a side."""
+    """Parameters for cutting an image or a frame into patches, with limits on all patches and on those along a side."""
 
     patches: PatchSpec
     max_patches: int
@@ -62,7 +62,7 @@ class ChunkSpecs:
 
 
 class KimiK25ProcessingInfo(BaseProcessingInfo):
-    """ProcessingInfo of Kimi-K2.5. In the prompt, marks surround the placeholder of an image, but not that of a video or chunk.
+    """ProcessingInfo of Kimi-K2.5. The prompt has start and end tokens around images, but not around videos and chunks.
 
     The encoder averages each patch over the frames of a chunk, so a chunk has as many rows as one frame.
     """
@@ -131,7 +131,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
         return out
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Return the rows of an image, whose marks are in the prompt; or the timestamp, marks and rows of a chunk."""
+        """Return the rows of an image; for a chunk, also its timestamp, and the tokens before and after its rows."""
         if not geometry.times:
             return build_span([geometry.num_embeds], self.image)
         time = timestamp(geometry.times[0])
@@ -209,9 +209,9 @@ def _limited(spec: ChunkSpec, options: Mapping[str, Any]) -> ChunkSpec:
     """Return the spec with the limits of `options`; ConfigError unless they are positive integers."""
     area = spec.patches.patch**2
     most = min(spec.max_patches, LOW_DETAIL // area) if is_low_detail(options) else spec.max_patches
-    given = {key: positive_int(options, key, 1) for key in ("max_patches", "max_pixels") if key in options}
+    given = {key: positive_int_or(options, key, 1) for key in ("max_patches", "max_pixels") if key in options}
     limits = [value if key == "max_patches" else max(1, value // area) for key, value in given.items()]
-    side = positive_int({"size": _side(options.get("size"))}, "size", spec.max_side)
+    side = positive_int_or({"size": _side(options.get("size"))}, "size", spec.max_side)
     return ChunkSpec(apply_resample(spec.patches, options), min(limits, default=most), side)
 
 

@@ -45,7 +45,7 @@ class LightOnOcrProcessingInfo(PixtralProcessingInfo):
         return grid
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Return options for a shorter longer side; the other side shrinks with it and is rounded up to a full step."""
+        """Return options that shorten the longer side; the other side shrinks with it and is rounded up to a full step."""
         spec, (step, _) = self.specs[modality], self.specs[modality].tiling.multiple
         short, long = sorted(ceil(side * spec.patch / step) for side in grid[1:])
         for longest in range(long - 1, 0, -1):

@@ -27,10 +27,10 @@ CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size"
 
 @dataclass(frozen=True)
 class LlavaSpec(TileSpec):
-    """`max_tiles`: images with more rows than this many tiles are pooled down to it; None: no pooling.
+    """`max_tiles`: images with more rows than this many tiles are pooled to about that number; None: no pooling.
 
-    `downsample_rate`: (rows, patches): so many rows for so many patches along each side of a tile. `class_row`: the class
-    token of the tower is also a row.
+    `downsample_rate`: (r, p): along each side of a tile, p patches become r rows. `class_row`: the class token of the tower is
+    also a row.
     """
 
     max_tiles: int | None = None
@@ -72,7 +72,7 @@ class LlavaProcessingInfo(TiledInfo):
 class LlavaNextProcessingInfo(TiledInfo):
     """ProcessingInfo of LLaVA-NeXT: the whole image, then its tiles without their padding and with a row after each line.
 
-    The tensor `lines` int64 `[6]` has pairs of height and width: tiles, patches of them that are kept, and the pooled size.
+    The tensor `layout` int64 `[6]` has the pairs of height and width of AnyResLayout: tiles, kept patches, pooled size.
     """
 
     modalities: tuple[str, ...] = ("image",)
@@ -101,8 +101,8 @@ class LlavaNextProcessingInfo(TiledInfo):
         sizes = json.get("image_grid_pinpoints") or self.files.config.get("image_grid_pinpoints") or self.default_pinpoints
         return AnyResTiles(base, base, tuple(height_width(size, "image_grid_pinpoints") for size in sizes))
 
-    def lines(self, header: MediaHeader) -> AnyResLayout:
-        """Return which rows of an image's tiles are kept."""
+    def layout(self, header: MediaHeader) -> AnyResLayout:
+        """Return the layout of the rows of an image's tiles."""
         spec = self.specs["image"]
         if not isinstance(spec.tiling, AnyResTiles):
             return UNTILED
@@ -110,16 +110,16 @@ class LlavaNextProcessingInfo(TiledInfo):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         grid = super().geometry(header)
-        rows = self.specs["image"].side ** 2 + self.lines(header).rows
+        rows = self.specs["image"].side ** 2 + self.layout(header).rows
         return replace(grid, extra=rows - grid.num_embeds)
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         kwargs, grid = super().process(item, dtype)
         if item.header.modality != "image":
             return kwargs, grid
-        kept = self.lines(item.header)
-        numbers = torch.tensor((*kept.tiles, *kept.kept, *kept.size))
-        return {**kwargs, "lines": FieldElem(numbers, BatchedField(keep_on_cpu=True))}, grid
+        layout = self.layout(item.header)
+        numbers = torch.tensor((*layout.tiles, *layout.kept, *layout.size))
+        return {**kwargs, "layout": FieldElem(numbers, BatchedField(keep_on_cpu=True))}, grid
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"detail": "low"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...mm.tiling import FixedSize
-from ..bases.tiles import TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 
 
@@ -26,12 +26,12 @@ class PaliGemmaProcessingInfo(TiledInfo):
         vision = self.files.config.get("vision_config") or {}
         tile = height_width(self.files.image.get("size") or 224)
         self.check_config("vision_config", image_size=tile[0])
-        patch = positive_int(vision, "patch_size", 14)
+        patch = positive_int_or(vision, "patch_size", 14)
         spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=FixedSize(tile), patch=patch)
         return read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Add what the prompt lacks: a placeholder per image at its start, BOS after the last one, and a newline at its end.
+        """Add missing tokens: a placeholder per image at the start, BOS after the last placeholder, and a newline at the end.
 
         A prompt that has BOS right after its last placeholder is complete.
         """

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...mm.tiling import BoundedResize
 from ...mm.types import ItemGeometry
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import read_pixel_spec
 from ..interface import Span, TokenRun
 from ..options import is_low_detail
@@ -42,7 +42,7 @@ class PixtralProcessingInfo(TiledInfo):
         if is_low_detail(json):
             most = (min(most[0], LOW_DETAIL_EDGE), min(most[1], LOW_DETAIL_EDGE))
         if "max_pixels" in json:  # a square of that area holds every shape of at most that area
-            edge = int(positive_int(json, "max_pixels", 1) ** 0.5)
+            edge = int(positive_int_or(json, "max_pixels", 1) ** 0.5)
             most = (min(most[0], max(1, edge)), min(most[1], max(1, edge)))
         return replace(spec, tiling=BoundedResize(most, (spec.patch * spec.merge,) * 2, self.round_to_nearest))
 
@@ -54,13 +54,12 @@ class PixtralProcessingInfo(TiledInfo):
         return Span(lines * (width + 1), lines * width, lambda: [*[row, TokenRun(stop)] * (lines - 1), row, TokenRun(end)])
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
-        """Return options for a shorter longer side; the other side shrinks with it and is rounded up to a full row."""
+        """Return options that shorten the longer side; the other side shrinks with it and is rounded up to a full row."""
         spec = self.specs[modality]
         short, long = sorted(side // spec.merge for side in grid[1:])
         for longest in range(long - 1, 0, -1):
-            if (
-                longest * ceil(short * longest / (long - 1)) <= rows
-            ):  # the last line of patches may hold one line of pixels only
+            # long - 1: the last line of patches may hold a single line of pixels
+            if longest * ceil(short * longest / (long - 1)) <= rows:
                 return {"size": {"longest_edge": longest * spec.patch * spec.merge}}
         return None
 
@@ -72,6 +71,6 @@ class Mistral3ProcessingInfo(PixtralProcessingInfo):
 
 
 class MistralFormatProcessingInfo(PixtralProcessingInfo):
-    """ProcessingInfo of both in the publisher's layout: the tower's `image_size` bounds sides, rounded to the nearest pixel."""
+    """ProcessingInfo of Pixtral and Mistral 3 in the publisher's layout: the tower's `image_size` bounds the longer side."""
 
     round_to_nearest, default_edge = True, 0

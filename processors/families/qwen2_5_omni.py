@@ -38,7 +38,7 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
     audio_info = _AudioInfo
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
-        """Return the grid; the marks around the audio of a video share the positions of the video's own marks."""
+        """Return the grid; the start and end token of a video's audio share the positions of the video's own."""
         return replace(super().geometry(header), folded=header.modality == "video")
 
     @property

@@ -21,7 +21,7 @@ _PIXELS_PER_ROW = 32 * 32
 
 
 class Qwen3VLProcessingInfo(NativeResolutionInfo):
-    """ProcessingInfo of Qwen3-VL. Each temporal step of a video has its timestamp as text, then its rows between marks."""
+    """ProcessingInfo of Qwen3-VL. Each temporal step of a video is its timestamp as text, a start token, rows, an end token."""
 
     placeholders = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
     patch_specs = {

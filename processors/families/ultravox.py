@@ -1,7 +1,7 @@
 """Input processing of Ultravox: audio in windows of 30 s as log-mel frames, one token per 160 ms.
 
-Source: the published processor. It pads the last of several windows with zeros, which our model does instead; a single window
-is as long as its audio.
+Source: the published processor. It pads the last of several windows with zeros; here the model does this. A single window is
+as long as its audio.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return str(self.sized(value))
 
     def sized(self, value: Any) -> Any:
-        """Return a value after counting all that it holds, as often as it is held."""
+        """Count everything inside a value, shared parts each time they occur, and return the value."""
         values: list[Any] = [value]
         while values:
             one = values.pop()
@@ -340,7 +340,7 @@ def _to_json(
 
 @functools.lru_cache(maxsize=32)
 def load_template(source: str) -> Sandbox:
-    """Compile a template. CheckpointError if it cannot be."""
+    """Compile a template. CheckpointError if that fails."""
     utf8(source, "chat_template")
     if len(source) > MAX_SOURCE:
         raise CheckpointError(f"the chat template has {len(source)} characters; give one of at most {MAX_SOURCE}")

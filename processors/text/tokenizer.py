@@ -46,21 +46,21 @@ class Tokenizer:
         """Return ids of untrusted text: never a control token, whatever it spells."""
         return self._backend.plain(utf8(text))
 
-    def encode_pieces(self, pieces: Sequence[tuple[str, bool]], slots: Mapping[str, int] = {}) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]], placeholders: Mapping[str, int] = {}) -> list[int]:
         """Return ids of concatenated pieces `(text, trusted)`.
 
-        Control tokens, and the texts `slots` with their ids, are recognised in trusted text. Adjacent trusted pieces are one.
+        Control tokens, and `placeholders` (text -> id), are recognised in trusted text. Adjacent trusted pieces are one.
         All other text is tokenised across pieces, so its ids do not depend on where it was cut.
         """
-        control = {**self.control, **slots}
-        split = _splitter(control) if slots else self._split
+        control = {**self.control, **placeholders}
+        split = _splitter(control) if placeholders else self._split
         runs = [("".join(text for text, _ in run), trusted) for trusted, run in groupby(pieces, lambda piece: piece[1])]
         parts = [
             (part, trusted and part in control) for text, trusted in runs for part in (split.split(text) if trusted else [text])
         ]
         found = [part for part, is_control in parts if is_control]
         text = "".join(text for text, _ in runs)
-        if not slots and found == split.findall(text):
+        if not placeholders and found == split.findall(text):
             ids = self.encode(text, add_special_tokens=False)
             if [number for number in ids if number in self._control_ids] == [control[part] for part in found]:
                 return ids  # otherwise the normaliser turned ordinary text into a control token

@@ -50,9 +50,9 @@ def refuses(modality, size):
     return round(min(size) * 64 / max(size)) == 0
 
 
-def write_long(slots, seed):
+def write_long(placeholders, seed):
     """Write so much text that four prompts without an image need more memory than the longest with one."""
-    return f"def f{seed}(x):" + " and ".join(slots) + " return it" + " + x" * (40 + seed % 5)
+    return f"def f{seed}(x):" + " and ".join(placeholders) + " return it" + " + x" * (40 + seed % 5)
 
 
 def finish(folder):

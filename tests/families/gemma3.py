@@ -44,11 +44,11 @@ def build(seed, tie=False, **text):
     return model, tf.Gemma3Processor(images, words, image_seq_length=9)
 
 
-def prompt(slots, seed):
+def prompt(placeholders, seed):
     """Write prompts with and without line breaks around images, and with images side by side."""
     around = "\n" * (seed % 3)
     between = "" if seed % 2 else f" and{around}"
-    return f"def f{seed}(x):{around}" + between.join(slots) + f"{around} return it" + " + x" * (seed % 5)
+    return f"def f{seed}(x):{around}" + between.join(placeholders) + f"{around} return it" + " + x" * (seed % 5)
 
 
 def call(processor, text, data):

@@ -53,10 +53,12 @@ def call(processor, text, data):
     return dict(processor(text=[text], **images, return_tensors="pt"))
 
 
-def prompt(slots, seed):
+def prompt(placeholders, seed):
     """Images side by side and not, with text, a space or a tag right behind."""
     between = ("", " and ", "then")[seed % 3]
-    return f"def f{seed}(x):" + between.join(slots) + ("shutil's path", " return it", "<a>")[seed % 3] + " + x" * (seed % 5)
+    return (
+        f"def f{seed}(x):" + between.join(placeholders) + ("shutil's path", " return it", "<a>")[seed % 3] + " + x" * (seed % 5)
+    )
 
 
 def refuses(modality, size):

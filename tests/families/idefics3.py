@@ -67,9 +67,9 @@ def ours(modality, media):
     return (media, {"fps": FPS, "do_sample_frames": False}) if modality == "video" else media
 
 
-def prompt(slots, seed):
+def prompt(placeholders, seed):
     """Write a prompt like chat templates: a space before a video, the question directly after it."""
-    return f"def f{seed}(x): " + "and then ".join(slots) + "Return it" + " + x" * (seed % 5)
+    return f"def f{seed}(x): " + "and then ".join(placeholders) + "Return it" + " + x" * (seed % 5)
 
 
 KEYS = "a key bias adds the same to all scores of a query"

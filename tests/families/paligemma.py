@@ -42,10 +42,10 @@ def build(kind, seed, tie=False):
     return model, processor
 
 
-def prompt(slots, seed):
+def prompt(placeholders, seed):
     """Write no placeholders, or all of them first."""
     text = f"def f{seed}(x): return it" + " + x" * (seed % 5) + "\n" * (seed % 3)
-    return "".join(slots) + text if seed % 2 else text
+    return "".join(placeholders) + text if seed % 2 else text
 
 
 def call(processor, text, data):

@@ -187,10 +187,10 @@ def row(name, build, **more):
 
 def together(name, build, cases, **more):
     """Return a row for videos with their audio tracks. In Qwen3's oracle, several audio items of a prompt affect each other."""
-    slots = {modality: MARKED[modality] for modality in ("image", "video")}
+    placeholders = {modality: MARKED[modality] for modality in ("image", "video")}
     asked = {"ours": ours_together, "call": call_together, "request": request_together}
     return row(
-        name, build, placeholders=slots, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more
+        name, build, placeholders=placeholders, cases=cases, oracle_positions=partial(positions, together=True), **asked, **more
     )
 
 

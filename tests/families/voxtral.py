@@ -48,8 +48,8 @@ def finish(folder):
     (folder / "tekken.json").write_text(json.dumps(tekken()))
 
 
-def prompt(slots, seed):
-    return f"[INST]{''.join(slots)}def f{seed}(x):{' return it' * (seed % 3 + 1)}[/INST]"
+def prompt(placeholders, seed):
+    return f"[INST]{''.join(placeholders)}def f{seed}(x):{' return it' * (seed % 3 + 1)}[/INST]"
 
 
 def call(processor, text, data):

@@ -42,7 +42,7 @@ def build(seed, mels=24, **changes):
     return model, tf.WhisperProcessor(feature_extractor=extractor, tokenizer=words)
 
 
-def prompt(slots, seed):
+def prompt(placeholders, seed):
     return f"<|startoftranscript|><|de|><|transcribe|><|notimestamps|> def f{seed}(x): return" + " + x" * (seed % 5)
 
 

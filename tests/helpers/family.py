@@ -165,8 +165,8 @@ def takes_all(modality: str, size: Sequence[int]) -> bool:
     return False
 
 
-def write_prompt(slots: Sequence[str], seed: int) -> str:
-    return f"def f{seed}(x):" + " and ".join(slots) + " return it" + " + x" * (seed % 5)
+def write_prompt(placeholders: Sequence[str], seed: int) -> str:
+    return f"def f{seed}(x):" + " and ".join(placeholders) + " return it" + " + x" * (seed % 5)
 
 
 def give(modality: str, media: Any) -> Any:
@@ -290,14 +290,14 @@ def make_media(modality: str, size: Sequence[int], seed: int) -> Any:
 def ask(family: Family, case: str, seed: int = 0, sizes: Sequence[tuple[int, ...]] | None = None) -> Question:
     """Make a question with one item per letter; `sizes`: one size per letter, instead of those of the family."""
     data: dict[str, list[Any]] = {}
-    slots = []
+    placeholders = []
     for number, letter in enumerate(case):
         modality = LETTERS[letter]
         known = family.sizes[modality]
         size = sizes[number] if sizes else known[(seed + number) % len(known)]
         data.setdefault(modality, []).append(make_media(modality, size, 1000 * seed + number))
-        slots.append(family.placeholders[modality])
-    return Question(family, family.prompt(slots, seed), data)
+        placeholders.append(family.placeholders[modality])
+    return Question(family, family.prompt(placeholders, seed), data)
 
 
 @functools.cache

@@ -96,8 +96,10 @@ def test_a_whole_prompt_with_images():
     text = "User:<image>and<image>\nWhat?<end_of_utterance>"
     want = oracle(images=[item.pixels.numpy() for item in items], text=text, return_tensors="pt")
     made = [info.process(item, torch.float32) for item in items]
-    slots = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
-    ids, ranges = lay_out(slots, {"image": [[info.span("image", grid)] for _, grid in made]}, info.placeholder_ids).expand()
+    placeholders = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
+    ids, ranges = lay_out(
+        placeholders, {"image": [[info.span("image", grid)] for _, grid in made]}, info.placeholder_ids
+    ).expand()
     assert list(ids) == want["input_ids"][0].tolist()
     marked = torch.zeros(len(ids), dtype=torch.bool)
     for (where,) in ranges["image"]:
@@ -118,8 +120,10 @@ def test_videos_equal(monkeypatch, frames, seconds):
     metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=seconds, frames_indices=indices)
     for text in ("<video>", "User: <video>What is it?", "a<video>\n", "<eos><video> b", "<video><eos>"):
         want = oracle(videos=[pixels.numpy()], text=text, video_metadata=[metadata], return_tensors="pt")
-        slots = info.preprocess_prompt(small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids, {"video": 1})
-        ids, _ = lay_out(slots, {"video": [[info.span("video", grid)]]}, info.placeholder_ids).expand()
+        placeholders = info.preprocess_prompt(
+            small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids, {"video": 1}
+        )
+        ids, _ = lay_out(placeholders, {"video": [[info.span("video", grid)]]}, info.placeholder_ids).expand()
         assert list(ids) == want["input_ids"][0].tolist(), text
     torch.testing.assert_close(planes(kwargs), want["pixel_values"][0], atol=2e-6, rtol=0)
     assert grid.num_embeds == frames * 4

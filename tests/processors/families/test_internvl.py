@@ -101,8 +101,8 @@ def test_a_whole_prompt_with_images_and_videos():
     made = {"image": [info.process(one, torch.float32), info.process(two, torch.float32)]}
     made["video"] = [info.process(film, torch.float32)]
     spans = {name: [[info.span(name, grid)] for _, grid in several] for name, several in made.items()}
-    slots = info.preprocess_prompt(words().encode(text, add_special_tokens=False).ids, {"image": 2, "video": 1})
-    ids, ranges = lay_out(slots, spans, info.placeholder_ids).expand()
+    placeholders = info.preprocess_prompt(words().encode(text, add_special_tokens=False).ids, {"image": 2, "video": 1})
+    ids, ranges = lay_out(placeholders, spans, info.placeholder_ids).expand()
     assert list(ids) == want["input_ids"][0].tolist()
     in_order = torch.cat([planes(made["image"][0][0]), planes(made["video"][0][0]), planes(made["image"][1][0])])
     torch.testing.assert_close(in_order, want["pixel_values"], atol=2e-6, rtol=0)

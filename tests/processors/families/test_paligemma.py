@@ -1,4 +1,4 @@
-"""Where PaliGemma's slots, the start of its text and the empty line behind it are written."""
+"""Where PaliGemma's placeholders, the start of its text and the empty line behind it are written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
 
 
 @pytest.mark.parametrize("start", [[], [BOS]], ids=["plain", "with a start"])
-@pytest.mark.parametrize("slots", [[], [SLOT, SLOT]], ids=["no slots", "slots"])
-def test_slots_start_and_line_are_written_once(start: list[int], slots: list[int]) -> None:
-    written = info_of().preprocess_prompt([*start, *slots, *SAY], {"image": 2})
+@pytest.mark.parametrize("placeholders", [[], [SLOT, SLOT]], ids=["no placeholders", "placeholders"])
+def test_slots_start_and_line_are_written_once(start: list[int], placeholders: list[int]) -> None:
+    written = info_of().preprocess_prompt([*start, *placeholders, *SAY], {"image": 2})
     assert list(written) == [SLOT, SLOT, BOS, *SAY, *LINE]
     assert list(info_of().preprocess_prompt(written, {"image": 2})) == list(written)
 

@@ -96,9 +96,9 @@ def test_a_whole_prompt():
     items = [ImageItem(noise(60, 130, 3)), ImageItem(noise(40, 40, 3, seed=1))]
     text = "[IMG]and[IMG]\nWhat?</s>"
     want = oracle(images=[item.pixels.numpy() for item in items], text=text, return_tensors="pt")
-    slots = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
+    placeholders = small_tokenizer(SPECIALS).encode(text, add_special_tokens=False).ids
     spans = [[info.span("image", info.geometry(item.header))] for item in items]
-    ids, ranges = lay_out(slots, {"image": spans}, info.placeholder_ids).expand()
+    ids, ranges = lay_out(placeholders, {"image": spans}, info.placeholder_ids).expand()
     assert list(ids) == want["input_ids"][0].tolist()
     again, same = lay_out(ids, {"image": spans}, info.placeholder_ids).expand()  # already expanded
     assert again == ids
