@@ -41,7 +41,7 @@ def test_answers_are_the_same_and_every_decode_step_starts_early(toy, chunk):
         assert early == [False, False] + [True] * 8, "all but those of prompts, whose items come between, and none at the end"
 
 
-def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
+def test_results_after_the_end_of_an_answer_are_dropped(toy):
     """The end of an answer is seen one step late; the row that was computed meanwhile is dropped."""
     rng = random.Random(5)
     request = toy.make_request("live", rng, hold_open=True, max_tokens=30)
@@ -62,7 +62,7 @@ def test_what_was_computed_for_an_answer_that_ended_is_forgotten(toy):
 
 
 @pytest.mark.parametrize("change", ["abort", "truncate", "again"])
-def test_what_changes_while_a_step_is_on_its_way(toy, change):
+def test_changes_while_a_step_runs(toy, change):
     core = toy.make_core(async_scheduling=True)
     request = toy.of("r", [5, 6, 7, 8, 9, 10], hold_open=True)
     core.add(request)
@@ -139,7 +139,7 @@ def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
     assert toy.tokens_of(got) == toy.alone(request)[0]
 
 
-def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
+def test_steps_that_depend_on_tokens_do_not_start_early(toy):
     core = toy.make_core(async_scheduling=True, seqs=2)
     for name, options in {"plain": {}, "counts": {"repetition_penalty": 1.2}}.items():
         core.add(toy.make_request(name, random.Random(1), max_tokens=6, ignore_eos=True, **options))
@@ -151,7 +151,7 @@ def test_sequences_that_wait_or_need_their_tokens_hold_it_back(toy):
     assert core.stats.steps_ahead > 0
 
 
-def test_the_whole_engine_answers_alike_either_way(checkpoint):
+def test_the_engine_gives_the_same_answers_either_way(checkpoint):
     prompts = ["one two", "three four five six", "seven", "eight nine"]
     params = [
         SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),

@@ -58,7 +58,7 @@ def test_suppressed_tokens_are_transformers_rule() -> None:
         assert torch.equal(mine, SuppressTokensAtBeginLogitsProcessor([7, 20], 3)(ids, expected)[0])
 
 
-def test_only_these() -> None:
+def test_allowed_tokens() -> None:
     given, ours = logits(1), logits(1)
     AllowedTokens([3, 5, -1])([], ours[0])
     assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])

@@ -90,7 +90,7 @@ def test_every_message_type_is_covered():
     assert {kind for kind in vars(types).values() if is_dataclass(kind)} <= covered
 
 
-def test_what_is_no_message_is_refused():
+def test_invalid_messages_are_refused():
     with pytest.raises(TypeError, match="function"):
         encode({"callback": lambda: None})
 

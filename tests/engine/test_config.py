@@ -59,7 +59,7 @@ def test_none_means_the_default():
     assert make_config("m", {"mm_processor_kwargs": None, "max_model_len": None}) == EngineConfig("m")
 
 
-def test_names_that_others_use_are_understood():
+def test_values_with_vllms_names():
     assert EngineConfig("m", kv_cache_dtype="fp8_e4m3") == EngineConfig("m", kv_cache_dtype="fp8")
 
 
@@ -188,7 +188,7 @@ def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
         load_model_files(write(tmp_path, config={"architectures": ["PaddleOCRVL"], **code}))
 
 
-def test_what_is_no_checkpoint(tmp_path):
+def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no config.json"):

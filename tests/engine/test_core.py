@@ -109,7 +109,7 @@ def test_a_prompt_cut_while_it_is_computed_has_its_log_probabilities(toy, keep):
     assert not told(core, 9)
 
 
-def test_a_sequence_that_rests_goes_on_as_if_it_had_ended(toy):
+def test_a_paused_sequence_continues_as_if_it_had_ended(toy):
     core = toy.make_core()
     request = toy.make_request("live", random.Random(3), hold_open=True, max_tokens=9, ignore_eos=True)
     core.add(request)
@@ -147,7 +147,7 @@ def test_truncate_drops_items_behind_and_refuses_to_cut_one(toy):
     toy.assert_empty(core)
 
 
-def test_idle_sequences_give_way_and_come_back(toy):
+def test_idle_sequences_are_preempted_and_recomputed(toy):
     core = toy.make_core(blocks=12)
     rng = random.Random(8)
     held = toy.make_request("held", rng, hold_open=True, max_tokens=6, ignore_eos=True)
@@ -166,7 +166,7 @@ def test_idle_sequences_give_way_and_come_back(toy):
     toy.assert_empty(core)
 
 
-def test_a_name_is_free_again_after_an_abort(toy):
+def test_a_request_id_is_free_again_after_an_abort(toy):
     core = toy.make_core()
     old = toy.make_request("r", random.Random(1), hold_open=True)
     new = toy.make_request("r", random.Random(2), media=False)
@@ -204,7 +204,7 @@ def test_append_with_an_adapter_equals_a_fresh_run_with_it(toy, chunk, running):
     toy.assert_empty(core)
 
 
-def test_a_name_that_is_no_adapter_is_refused(toy):
+def test_an_unknown_adapter_is_refused(toy):
     core = toy.make_core()
     with pytest.raises(InputError, match=r"no adapter 'b'; .* a, other"):
         core.add(toy.of("r", [5, 6], adapter="b"))

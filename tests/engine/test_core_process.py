@@ -187,7 +187,7 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
         assert llm.generate(other, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
 
 
-def test_coroutines_hear_of_a_killed_child():
+def test_coroutines_get_an_error_when_the_child_is_killed():
     async def run():
         async with AsyncLLM(make()) as engine:
             hold_first_step(engine.llm._engine_loop, 5)
@@ -251,7 +251,7 @@ def test_a_forked_child_of_the_parent_leaves_the_core_alone(llm):
     assert llm.generate("user 1", SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
 
 
-def test_what_cannot_be_loaded_raises_as_in_this_process(tmp_path):
+def test_load_errors_are_raised_as_in_this_process(tmp_path):
     for options, kind, said in (
         ({"max_model_len": 10**6}, ConfigError, "max_position_embeddings"),
         ({"kv_cache_memory_bytes": 1000}, ConfigError, "raise kv_cache_memory_bytes"),

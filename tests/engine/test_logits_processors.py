@@ -66,14 +66,14 @@ def logits(rows):
     return torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_caller_rules_the_logits():
+def test_a_processor_changes_the_logits():
     rows = [row({"test only": {"token": t}}) for t in (4, 9)] + [row({"test together": {"token": 5}}), row(None)]
     x = logits(rows)
     tokens = [found.token for found in sample(x.clone(), rows)]
     assert tokens == [4, 9, 5 + 2, int(x[3].argmax())]
 
 
-def test_rows_of_a_class_go_together():
+def test_rows_of_a_class_are_batched():
     Together.calls = 0
     rows = [row({"test together": {"token": t}}) for t in range(5)]
     assert [found.token for found in sample(logits(rows), rows)] == [2, 3, 4, 5, 6]
@@ -85,7 +85,7 @@ def test_rows_of_a_class_go_together():
 
 
 @pytest.mark.parametrize("name", ["test only", "test together"])
-def test_a_mistake_ends_its_own_row(name):
+def test_an_error_ends_its_own_row(name):
     rows = [row({name: {"token": 4}}), row({name: {"token": -1}}), row(None), row({name: {"token": 7}})]
     x = logits(rows)
     first, second, third, fourth = sample(x.clone(), rows)
@@ -115,7 +115,7 @@ def test_a_factory_that_exits_is_the_rows_error():
     assert second.token >= 0
 
 
-def test_what_is_not_finite_afterwards_is_an_error():
+def test_logits_that_are_not_finite_afterwards_are_an_error():
     first, second = sample(logits([0, 0]), [row(["test broken"]), row(None)])
     assert "not finite" in str(first)
     assert "logits_processors" in str(first)

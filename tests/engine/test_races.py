@@ -82,7 +82,7 @@ def submitted(llm, params, loop):
 
 
 @pytest.mark.parametrize("late", ["stop string", "drop"])
-def test_a_late_word_about_a_request_does_not_end_the_next_of_its_name(llm, late):
+def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
     loop = llm._engine_loop
     (known,) = llm.generate("user 1 moves", SHORT, use_tqdm=False)
     stop = [known.outputs[0].text[0]] if late == "stop string" else None

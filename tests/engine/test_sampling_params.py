@@ -54,7 +54,7 @@ def test_values_outside_their_limits(name, value):
         ("temperature", -1, "temperature=-1 must be 0 (greedy) or above, at most 1e6"),
     ],
 )
-def test_what_is_no_number_is_told_by_its_type(name, value, said):
+def test_errors_for_other_types_name_the_type(name, value, said):
     with pytest.raises(InputError) as caught:
         SamplingParams(**{name: value})
     assert str(caught.value) == said

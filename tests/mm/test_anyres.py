@@ -8,7 +8,7 @@ FEW = AnyResTiles((336, 336), (336, 336), PINPOINTS_336)
 MANY = AnyResTiles((384, 384), (384, 384), PINPOINTS_384)
 
 
-def test_margins_go() -> None:
+def test_padding_is_cut_off() -> None:
     """An image twice as wide as high keeps all of two adjacent tiles; a wider image loses rows at top and bottom."""
     whole = anyres_layout(300, 600, FEW, 24, None)
     assert (whole.tiles, whole.kept, whole.size) == ((1, 2), (24, 48), (24, 48))
@@ -24,12 +24,12 @@ def test_many_tiles_are_pooled() -> None:
     assert anyres_layout(400, 400, MANY, 27, 9).size == anyres_layout(400, 400, MANY, 27, 9).kept
 
 
-def test_a_whole_image_ends_in_one_row() -> None:
+def test_an_untiled_image_has_one_more_row() -> None:
     assert UNTILED.rows == 1
 
 
 @pytest.mark.parametrize(("tiling", "side", "most"), [(FEW, 24, None), (MANY, 27, 9)])
-def test_no_image_is_denser(tiling: AnyResTiles, side: int, most: int | None) -> None:
+def test_max_patches_per_row_bounds_all_images(tiling: AnyResTiles, side: int, most: int | None) -> None:
     most_dense = max_patches_per_row(tiling, side, most)
     for height, width in [(1, 1), (100, 3000), (3000, 100), (640, 480), (2000, 1999), (384, 1000), (50, 40), (4000, 900)]:
         one = anyres_layout(height, width, tiling, side, most)

@@ -26,7 +26,7 @@ def cache():
     return ByteCache(6, SIZES.__getitem__)
 
 
-def test_a_request_never_evicts_what_it_is_about_to_use(cache):
+def test_values_that_a_request_found_are_not_evicted(cache):
     assert ask(cache, "A", "B", "C") == []
     assert ask(cache, "D", "E", "A", "C") == ["A", "C"]
     assert cache.get("B") is None
@@ -47,7 +47,7 @@ def test_hits_and_misses_are_counted(cache):
     assert (cache.stats.hits, cache.stats.misses) == (1, 2)
 
 
-def test_many_askers_one_making(cache):
+def test_concurrent_callers_make_a_value_once(cache):
     calls, inside = [], threading.Event()
 
     def maker() -> str:
@@ -66,7 +66,7 @@ def test_many_askers_one_making(cache):
     assert calls == [1]
 
 
-def test_a_failure_reaches_every_asker_and_is_not_kept(cache):
+def test_an_error_reaches_every_caller_and_is_not_cached(cache):
     def fail() -> str:
         raise InputError("broken")
 
@@ -76,7 +76,7 @@ def test_a_failure_reaches_every_asker_and_is_not_kept(cache):
     assert cache.make("A", lambda: "A") == "A"
 
 
-def test_a_name_stands_for_one_content_of_one_tenant():
+def test_a_uuid_stands_for_one_content_per_tenant():
     names = UuidTable()
     names.bind(None, "cat", "1")
     names.bind(None, "cat", "1")
@@ -88,7 +88,7 @@ def test_a_name_stands_for_one_content_of_one_tenant():
             act(None, "cat", "2")
 
 
-def test_names_are_forgotten_oldest_first_beyond_the_cap():
+def test_the_least_recently_used_uuids_beyond_the_limit_are_forgotten():
     names = UuidTable(max_uuids=3)
     for name in ("a", "b", "c"):
         names.bind(None, name, name)

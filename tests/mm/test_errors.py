@@ -64,7 +64,7 @@ def test_the_item_is_in_the_message_and_in_the_data():
     assert ErrorInfo("not_finite", "odd").for_item("image", 1) == ErrorInfo("not_finite", "image 1: odd", "image", 1)
 
 
-def test_an_input_error_becomes_that_of_an_item():
+def test_media_error_names_the_item():
     assert media_error(InputError("bad"), "image", 1).info == ErrorInfo("invalid_media", "image 1: bad", "image", 1)
     long = media_error(InputError("long", code="too_long", param="fps"), "video", 0).info
     assert long == ErrorInfo("too_long", "video 0: long", "video", 0, "fps")
@@ -75,7 +75,7 @@ def test_an_input_error_becomes_that_of_an_item():
     ("value", "text"),
     [("a\nb", r"'a\nb'"), ([1, 2], "[1, 2]"), ("x" * 200, "'" + "x" * 79 + "..."), (np.zeros((2, 1)), "array([[0.], [0.]])")],
 )
-def test_values_are_cut_and_on_one_line(value, text):
+def test_short_repr(value, text):
     assert short_repr(value) == text
 
 
@@ -88,7 +88,7 @@ def test_values_are_cut_and_on_one_line(value, text):
         ("fps", (), "none is known"),
     ],
 )
-def test_the_nearest_name_and_all_of_them(name, known, expected):
+def test_hint(name, known, expected):
     assert hint(name, known) == expected
 
 
@@ -103,5 +103,5 @@ def test_the_nearest_name_and_all_of_them(name, known, expected):
         (object(), "an object"),
     ],
 )
-def test_a_type_has_its_article(value, called):
+def test_typed(value, called):
     assert typed(value) == called

@@ -47,7 +47,7 @@ def test_flat_slices_merge_to_the_original():
     assert merge_elems([]) == []
 
 
-def test_flat_with_unequal_other_axes_is_zero_filled_and_says_so():
+def test_ragged_flat_fields_are_padded_and_their_sizes_recorded():
     ones, twos = torch.ones(2, 3), torch.full((1, 5), 2.0)
     merged = merge([{"x": e} for e in flat(ones, twos)])
     assert merged["x"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [2, 2, 2, 2, 2]]
@@ -77,7 +77,7 @@ def test_shared():
         merge_elems([FieldElem(1, SharedField()), FieldElem(2, SharedField())])
 
 
-def test_what_cannot_merge():
+def test_items_that_cannot_merge():
     with pytest.raises(InputError, match="different fields"):
         merge_elems([FieldElem(torch.ones(2), FlatField()), FieldElem(torch.ones(2), BatchedField())])
     with pytest.raises(InputError, match="different tensor names"):
@@ -188,7 +188,7 @@ def test_items_of_many_requests_are_grouped_and_put_back(left, right, order):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 2), st.booleans())
-def test_the_parts_of_a_tensor_merge_to_it(sizes, dim, negative):
+def test_parts_merge_to_the_tensor(sizes, dim, negative):
     shape = [2, 3, 4]
     shape[dim] = sum(sizes)
     data = torch.arange(torch.tensor(shape).prod().item()).view(shape)

@@ -40,7 +40,7 @@ def test_rounding_is_half_to_even():
 
 
 @given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from([QWEN2, QWEN3, ResizePolicy(16, 1024, 65_536)]))
-def test_resize_equals_transformers_and_keeps_its_promise(height, width, policy):
+def test_resize_equals_transformers_and_meets_its_constraints(height, width, policy):
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as published
 
     if max(height, width) / min(height, width) > 200:
@@ -60,7 +60,7 @@ def test_empty_image():
         smart_resize(0, 5, QWEN2)
 
 
-def test_videos_are_grouped_and_filled_up():
+def test_frames_are_grouped_and_the_last_group_is_padded():
     grid = patch_grid((56, 84), QWEN2, merge=2, frames=5, per_step=2, time_step=2.0)
     assert (grid.t, grid.h, grid.w, grid.merge, grid.time_step) == (3, 4, 6, 2, 2.0)
     assert grid.merged == (3, 2, 3)
@@ -132,7 +132,7 @@ def test_sampler_refuses(total, source, policy, text):
 
 
 @given(st.integers(1, 300), st.floats(0.1, 120), st.floats(0.1, 60), st.integers(1, 4), st.sampled_from(["stride", "ends"]))
-def test_samples_rise_and_stay_inside(total, source, fps, multiple, spread):
+def test_indices_are_ascending_and_in_range(total, source, fps, multiple, spread):
     assume(total >= multiple)
     got = sample_indices(total, source, FrameSampling(fps=fps, multiple=multiple, min_frames=4, max_frames=64, spread=spread))
     assert got == sorted(set(got))
@@ -141,7 +141,7 @@ def test_samples_rise_and_stay_inside(total, source, fps, multiple, spread):
 
 
 @given(st.integers(1, 300), st.sampled_from([10.0, 23.976, 25.0, 30.0]), st.floats(0.01, 40), st.sampled_from([0.5, 2.0, None]))
-def test_a_limit_of_time_samples_the_beginning_alone(total, source, seconds, fps):
+def test_max_duration_samples_the_beginning_only(total, source, seconds, fps):
     policy = FrameSampling(fps=fps, min_frames=2, multiple=2)
     inside = sum(i / source < seconds - 1e-9 for i in range(total))
     got = sample_indices(total, source, replace(policy, max_duration=seconds))
@@ -153,13 +153,13 @@ def test_a_limit_of_time_samples_the_beginning_alone(total, source, seconds, fps
 
 
 @given(st.integers(1, 300), st.sampled_from([10.0, 23.976, 25.0, 30.0]), st.sampled_from([0.5, 2.0, 7.0]))
-def test_true_times_of_a_constant_rate_change_nothing(total, source, fps):
+def test_timestamps_of_a_constant_rate_change_nothing(total, source, fps):
     policy = FrameSampling(fps=fps, min_frames=4, max_frames=64, multiple=2)
     millis = [round(i / source, 3) for i in range(total)]  # as Matroska rounds them
     assert sample_indices(total, source, policy, millis) == sample_indices(total, source, policy)
 
 
-def test_frames_of_uneven_times_are_those_on_screen():
+def test_a_variable_rate_takes_the_frames_on_screen():
     times = [0.0, 0.1, 0.2, 3.0, 3.1, 3.2, 3.3, 8.0]  # 9.14 s with the last frame's share
     assert sample_indices(8, 30.0, FrameSampling(fps=0.5), times) == [0, 2, 6]  # at 0, 2.3, 4.6 and 6.9 s
     assert sample_indices(8, 30.0, FrameSampling(fps=1.0), times) == [0, 2, 6, 7]
@@ -179,7 +179,7 @@ def test_frames_of_uneven_times_are_those_on_screen():
     st.integers(1, 4),
     st.sampled_from(["stride", "ends"]),
 )
-def test_samples_of_uneven_times_rise_and_stay_inside(gaps, fps, multiple, spread):
+def test_indices_of_a_variable_rate_are_ascending_and_in_range(gaps, fps, multiple, spread):
     times = [0.0, *itertools.accumulate(gaps)]
     policy = FrameSampling(fps=fps, multiple=multiple, min_frames=3, max_frames=16, spread=spread)
     assume(len(times) >= multiple)

@@ -41,7 +41,7 @@ LEAVES = [None, "", b"", 0, 0.0, False, "x", b"x", "xy", 1, True, 1.0, "1", np.f
 DIFFERENT = [*ARRAYS, *NESTS, *LEAVES]
 
 
-def test_different_values_have_different_identities():
+def test_different_values_have_different_digests():
     for left, right in itertools.combinations(DIFFERENT, 2):
         assert digest("d", left) != digest("d", right), (left, right)
     assert digest("d", "x") != digest("e", "x")
@@ -49,7 +49,7 @@ def test_different_values_have_different_identities():
     assert len(digest("d")) == 64
 
 
-def test_equal_values_have_equal_identities():
+def test_equal_values_have_equal_digests():
     grid = np.arange(24, dtype=np.int16).reshape(4, 6)
     assert digest("d", {"a": 1, "b": {"c": 2, "d": 3}}) == digest("d", {"b": {"d": 3, "c": 2}, "a": 1})
     assert digest("d", grid[:, ::2]) == digest("d", grid[:, ::2].copy()) == digest("d", torch.from_numpy(grid)[:, ::2])
@@ -93,7 +93,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("value", "text"), OTHERS, ids=[text for _, text in OTHERS])
-def test_other_types_have_none(value, text):
+def test_other_types_are_refused(value, text):
     with pytest.raises(InputError, match=text):
         digest("d", {"deep": [value]})
 
@@ -126,7 +126,7 @@ values = st.recursive(
 
 
 @given(values, values)
-def test_only_equal_values_share_an_identity(left, right):
+def test_only_equal_values_share_a_digest(left, right):
     assert (digest("d", left) == digest("d", right)) == (repr(_sorted(left)) == repr(_sorted(right)))
 
 
@@ -169,7 +169,7 @@ def plain(value: object) -> object:
 
 
 @pytest.mark.parametrize("value", travellers(), ids=lambda value: type(value).__name__)
-def test_copies_of_what_travels_keep_their_identity(value):
+def test_pickled_and_copied_values_keep_their_digest(value):
     for other in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
         assert type(other) is type(value)
         assert digest("d", plain(other)) == digest("d", plain(value))

@@ -54,7 +54,7 @@ def test_what_counts_as_one_item(modality, value, items):
     assert count(modality, value) == items
 
 
-def test_order_options_and_names_stay_with_their_items():
+def test_order_options_and_uuids_stay_with_their_items():
     given = [Media("a.png", uuid="x", max_pixels=5000), "b.png", Media("c.png", detail="low")]
     sources = PARSER.parse({"image": given}, {"image": [None, "y", None]})["image"]
     assert [(s.index, s.data, s.uuid, dict(s.options)) for s in sources] == [
@@ -64,7 +64,7 @@ def test_order_options_and_names_stay_with_their_items():
     ]
 
 
-def test_names_are_as_many_as_items():
+def test_the_number_of_uuids_must_equal_the_number_of_items():
     for uuids in ({"image": []}, {"image": ["a", "b"]}):
         with pytest.raises(InputError, match="must have same length as"):
             PARSER.parse({"image": FRAME}, uuids)
@@ -76,7 +76,7 @@ def test_names_are_as_many_as_items():
         PARSER.parse({}, {"images": ["a"]})
 
 
-def test_an_item_that_is_here_already_is_named_and_one_without_a_name_is_missing():
+def test_an_item_without_data_needs_a_uuid():
     for data in ({"image": None}, {"image": [None, None]}, {}):
         names = [source.uuid for source in PARSER.parse(data, {"image": ["a", "b"]})["image"]]
         assert names == ["a", "b"]
@@ -103,7 +103,7 @@ def rows_of(parser: MultiModalDataParser, value: object) -> list[list[int]]:
     return [list(source.data.tensors[ROWS].shape) for source in sources]
 
 
-def test_rows_come_as_one_tensor_a_stack_a_list_or_by_name():
+def test_forms_of_precomputed_embeddings():
     assert rows_of(ROWS_PARSER, torch.ones(3, 8)) == [[3, 8]]
     assert rows_of(ROWS_PARSER, torch.ones(2, 3, 8, dtype=torch.bfloat16)) == [[3, 8]] * 2
     assert rows_of(ROWS_PARSER, [torch.ones(3, 8), torch.ones(5, 8)]) == [[3, 8], [5, 8]]
@@ -144,12 +144,12 @@ def test_uint8_tensors_are_pixels():
         ([Media(torch.ones(2, 3, 8))], "image 0: it holds rows of 2 items"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_by_name(value, reason):
+def test_embeddings_that_do_not_fit_are_refused(value, reason):
     with pytest.raises(InputError, match=reason):
         ROWS_PARSER.parse({"image": value})
 
 
-def test_arrays_of_rows_have_any_strides_and_byte_order():
+def test_embeddings_may_have_any_strides_and_byte_order():
     rows = np.arange(32, dtype=np.float32).reshape(4, 8)
     fixed = np.frombuffer(rows.tobytes(), np.float32).reshape(4, 8)  # not writable
     for form in (rows[::-1].copy()[::-1], rows.astype(">f4"), np.asfortranarray(rows), fixed):
@@ -159,7 +159,7 @@ def test_arrays_of_rows_have_any_strides_and_byte_order():
             assert torch.equal(source.data.tensors[ROWS], torch.from_numpy(rows))
 
 
-def test_two_names_of_one_item_are_equal():
+def test_two_uuids_of_one_item_must_be_equal():
     said = r"image 1: its uuid is 'u1', and multi_modal_uuids\[\"image\"\] says 'u2'; give one of them"
     with pytest.raises(MediaError, match=said):
         PARSER.parse({"image": [FRAME, Media(FRAME, "u1")]}, {"image": ["a", "u2"]})
@@ -169,7 +169,7 @@ def test_two_names_of_one_item_are_equal():
 
 
 @pytest.mark.parametrize(("uuid", "said"), [("", "''"), (5, "an int"), (b"x", "a bytes")])
-def test_a_name_is_a_text(uuid, said):
+def test_a_uuid_must_be_a_string(uuid, said):
     with pytest.raises(InputError, match=f"image 1: its uuid must be a non-empty string, not {said}$"):
         PARSER.parse({"image": [FRAME, Media(FRAME, uuid=uuid)]})
 
@@ -192,12 +192,12 @@ def test_a_name_is_a_text(uuid, said):
         ({"image_embeds": torch.ones(4, 8), "image_grid_thw": "x"}, "of positive integers per item"),
     ],
 )
-def test_rows_with_grids_that_disagree_are_refused(value, reason):
+def test_embeddings_that_contradict_their_grids_are_refused(value, reason):
     with pytest.raises(InputError, match=reason):
         GRID_PARSER.parse({"image": value})
 
 
-def test_a_stream_of_chunks_keeps_its_order_and_says_what_each_is():
+def test_vision_chunks_keep_their_order_and_kinds():
     parser = MultiModalDataParser(("vision_chunk",))
     stream = [
         FRAME,
@@ -217,7 +217,7 @@ def test_a_stream_of_chunks_keeps_its_order_and_says_what_each_is():
         parser.parse({"vision_chunk": [FRAME, {"type": "vidoe", "video": CLIP}]})
 
 
-def test_what_the_callers_own_code_names_is_its_own(tmp_path):
+def test_trusted_source(tmp_path):
     path = tmp_path / "a b.png"
     for text in (str(path), path.as_uri(), path.as_uri().replace("file:", "FILE:")):
         assert trusted_source(text) == path

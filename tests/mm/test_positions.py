@@ -50,7 +50,7 @@ def test_published_values(length, placed, axes, delta):
     assert got == delta
 
 
-def test_the_product_is_cut_not_the_step():
+def test_the_product_of_step_and_time_is_truncated():
     assert grid_positions(0, clip(5, 0.5))[0, ::4].tolist() == [0, 0, 1, 1, 2]
     assert grid_positions(7, clip(4, 2 * 2 / 24))[0, ::4].tolist() == [7, 7, 7, 7]
 
@@ -67,7 +67,7 @@ def masked(offset: int, text: str) -> PlaceholderRange:
     return PlaceholderRange(offset, len(text), torch.tensor([letter == "#" for letter in text]))
 
 
-def test_frames_parted_by_text_are_grids_that_start_anew():
+def test_frames_with_text_between_them_are_separate_grids():
     """Conformance 38 and 39: "<0.2 seconds>", start, grid, end, for each group of frames."""
     where, clip = masked(1, "..####...####."), ItemGeometry(2, 4, 4, 2, time_step=7.0, times=(0.2, 1.2))
     positions, delta = mrope_positions(17, [(where, clip)])
@@ -84,7 +84,7 @@ def test_a_run_of_several_steps_keeps_its_time():
     assert mrope_positions(13, [(where, clip)])[0][0].tolist() == digits("0000 2222 3 4444")
 
 
-def test_a_run_that_is_no_whole_step_is_a_bug_that_shows():
+def test_a_run_with_an_incomplete_step_fails_an_assertion():
     with pytest.raises(AssertionError, match="not a whole number of steps of 2 x 2"):
         mrope_positions(5, [(masked(0, "##.##"), SQUARE)])
     with pytest.raises(AssertionError, match="3 tokens for 4 embeddings"):
@@ -129,7 +129,7 @@ def test_a_video_and_its_audio_start_together():
     assert delta == -6
 
 
-def test_one_axis_is_a_plain_count():
+def test_positions_with_one_axis_are_indices():
     positions, delta = mrope_positions(9, place((1, SQUARE)), axes=1)
     assert positions.tolist() == [list(range(9))]
     assert delta == 0
@@ -147,7 +147,7 @@ geometries = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), geometries), max_size=4), st.integers(0, 4))
-def test_positions_never_overlap_and_decoding_goes_on(parts, tail):
+def test_positions_never_overlap_and_decoding_continues(parts, tail):
     placed, token = [], 0
     for text, geometry in parts:
         placed.append((PlaceholderRange(token + text, geometry.num_embeds), geometry))
@@ -219,7 +219,7 @@ PARTED = {"qwen3_vl": "Qwen3VLModel", "glm4v": "Glm4vModel", "ernie4_5_vl_moe": 
 
 @pytest.mark.parametrize("family", PARTED)
 @given(data=st.data())
-def test_equal_to_the_oracle_where_a_video_is_parted_or_merged_in_time(family, data):
+def test_equal_to_the_oracle_for_videos_with_timestamps_or_temporal_merging(family, data):
     vision = SimpleNamespace(spatial_merge_size=2, temporal_merge_size=2)
     model = stub(
         family, ("get_rope_index", "get_vision_position_ids"), PARTED[family], config=SimpleNamespace(vision_config=vision)

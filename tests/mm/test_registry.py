@@ -7,7 +7,7 @@ from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key, find_architecture
 
 
-def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
+def test_an_entry_may_be_for_one_type_of_vision_tower():
     special = [name for name in ARCHITECTURES if "/" in name]
     assert special
     for name in special:
@@ -17,12 +17,12 @@ def test_a_row_may_be_of_an_architecture_with_one_kind_of_tower():
             assert architecture_key(architecture, config) == architecture
 
 
-def test_layouts_lead_to_rows():
+def test_checkpoint_layouts_name_known_architectures():
     for layout in CHECKPOINT_LAYOUTS.values():
         assert all(find_architecture(name) for name in layout.architectures.values())
 
 
-def test_an_unknown_architecture_names_its_neighbours():
+def test_an_unknown_architecture_names_the_nearest_one():
     name = next(iter(ARCHITECTURES))
     with pytest.raises(ConfigError, match=name):
         find_architecture(name[:-1])

@@ -92,7 +92,7 @@ def test_pinpoints(side, sizes):
 
 
 @pytest.mark.parametrize("side", [24, 27])
-def test_margins_are_cut_off_as_published(side):
+def test_unpad_equals_the_published_function(side):
     from transformers.models.llava_next.modeling_llava_next import unpad_image
 
     tile = (side * 14, side * 14)
@@ -117,7 +117,7 @@ def test_llava_next_counts():
 
 
 @pytest.mark.parametrize(("longest", "tile"), [(1456, 364), (2048, 512), (1820, 364), (364, 364), (5000, 512), (1000, 333)])
-def test_rows_of_tiles_by_the_longest_edge(longest, tile):
+def test_edge_tiles(longest, tile):
     from transformers.models.idefics3 import image_processing_idefics3 as published
 
     policy = EdgeTiles(longest, tile)
@@ -180,7 +180,7 @@ def test_bounded_sizes(edge, patch):
         assert plan.views[0].tile_size == tuple(max(patch, side) for side in want), size
 
 
-def test_the_middle_of_the_shorter_side():
+def test_center_crop():
     from transformers.models.clip.image_processing_clip import CLIPImageProcessor
 
     processor = CLIPImageProcessor(do_rescale=False, do_normalize=False)
@@ -227,7 +227,7 @@ def test_an_image_without_pixels_is_refused(policy):
         policy.plan(0, 5)
 
 
-def test_policies_that_cannot_be():
+def test_invalid_policies_are_refused():
     for make in (
         lambda: AspectTiles((4, 4), 3, 2), lambda: AnyResTiles((4, 4), (4, 4), ()),
         lambda: AnyResTiles((4, 4), (4, 4), ((6, 4),)),

@@ -54,19 +54,19 @@ def test_grids():
     assert (grid.merged, grid.num_embeds) == ((3, 2, 3), 18)
 
 
-def test_rows_beside_the_grid_count():
+def test_extra_rows_are_counted():
     lines = ItemGeometry(1, 20, 30, 2, extra=10, tiles=(2, 3))
     assert (lines.merged, lines.num_embeds) == ((1, 10, 15), 160)
     assert ItemGeometry(0, 0, 0, extra=7).num_embeds == 7
 
 
-def test_runs_of_embeddings_lie_side_by_side():
+def test_runs_of_adjacent_embeddings():
     assert MASKED.runs == ((3, 4), (5, 7))
     assert PlaceholderRange(4, 3).runs == ((4, 7),)
     assert PlaceholderRange(4, 0).runs == PlaceholderRange(0, 2, torch.zeros(2, dtype=torch.bool)).runs == ()
 
 
-def test_ranges_are_shared_where_no_token_is_rows_of_both():
+def test_ranges_are_shared_if_no_token_is_a_row_of_both():
     other = PlaceholderRange(2, 5, torch.tensor([False, False, True, False, False]))
     assert MASKED.shares(other)
     assert other.shares(MASKED)
@@ -84,7 +84,7 @@ def test_items_know_their_size_and_pickle():
     assert torch.equal(pickle.loads(pickle.dumps(image)).pixels, image.pixels)
 
 
-def test_errors_are_one_family():
+def test_errors_have_one_base_class():
     error = MediaError("image", 3, "it is broken")
     assert str(error) == "image 3: it is broken"
     assert isinstance(error, InputError)

@@ -38,7 +38,7 @@ def noise(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("plan", PLANS)
-def test_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
+def test_patches_are_equal(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
     clip = noise(3, 90 if plan != "crops resized" else 60, 140, 3)
     wanted = patchify_crops(clip, PLANS[plan], SPEC, 14, 2, dtype)
     for most in (1, 64 << 20):
@@ -48,7 +48,7 @@ def test_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: 
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
-def test_videos_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
+def test_videos_are_transferred_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatch, frames: int) -> None:
     spec, clip, sent = PatchSpec(), noise(frames, 80, 110, 3), []
     grid = patch_grid((80, 110), spec.policy(frames), spec.merge, frames, spec.temporal)
     wanted, whole = patchify(clip, grid, spec), kernel.preprocess_frames
@@ -66,7 +66,7 @@ def test_videos_go_over_in_parts_of_whole_patches(monkeypatch: pytest.MonkeyPatc
     assert sent == {1: [1], 2: [2], 5: [2, 2, 1]}[frames]
 
 
-def test_pillow_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_pillow_resizes_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, picture = replace(SPEC, resample="pillow"), noise(1, 90, 140, 3)
     wanted = patchify_crops(picture, PLANS["filled up"], spec, 14)
     monkeypatch.delattr(kernel, "preprocess_frames")
@@ -113,7 +113,7 @@ def test_every_thread_has_a_stream_of_its_own() -> None:
     assert sorted(map(sorted, inside.values())) == [["stream 0"], ["stream 1"]]
 
 
-def test_a_device_without_room_says_what_to_lower() -> None:
+def test_out_of_memory_names_options_to_lower() -> None:
     def work(_: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -121,7 +121,7 @@ def test_a_device_without_room_says_what_to_lower() -> None:
         MediaDevice(CPU).fill([(torch.zeros(1), torch.zeros(1))], work)
 
 
-def test_a_failure_leaves_nothing_behind() -> None:
+def test_an_error_resets_the_device_and_the_stream() -> None:
     left: list[str] = []
 
     @contextmanager

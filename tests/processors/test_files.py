@@ -40,7 +40,7 @@ def test_preprocessor_places(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"a":' * 100_000])
-def test_what_is_no_json_object_is_named(tmp_path, content):
+def test_a_file_without_a_json_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json is not") as error:
         read_json(tmp_path / "config.json")

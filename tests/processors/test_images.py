@@ -154,7 +154,7 @@ def test_windows_crop_and_fill(window):
             assert torch.equal(got[:, row, column], want.float())
 
 
-def test_json_is_read_and_its_gaps_keep_the_default():
+def test_missing_json_keys_keep_the_default():
     default = PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="lanczos")
     assert read_pixel_spec({}, default, {}) == default
     assert read_pixel_spec({"do_normalize": False}, default, {}) == PixelSpec((0.0,) * 3, (1.0,) * 3, filter="lanczos")
@@ -163,7 +163,7 @@ def test_json_is_read_and_its_gaps_keep_the_default():
 
 
 @pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 0}, {"resample": 5}, {"image_mean": [0.5]}])
-def test_json_that_cannot_be_followed_is_refused(json):
+def test_unsupported_json_is_refused(json):
     with pytest.raises(ConfigError, match="preprocessor JSON"):
         read_pixel_spec(json, PixelSpec(), {})
 
@@ -185,7 +185,7 @@ def test_pillow_gives_its_own_pixels():
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std in the preprocessor JSON is 0.5, 0.0, 0.5"),
     ],
 )
-def test_what_pixels_are_divided_by_is_checked_when_read(json, text):
+def test_divisors_are_checked_when_read(json, text):
     with pytest.raises(ConfigError, match=text):
         read_pixel_spec(json, PixelSpec(), {})
     assert read_pixel_spec(json | {"do_rescale": False, "do_normalize": False}, PixelSpec(), {}).rescale == 1.0

@@ -26,7 +26,7 @@ def test_an_option_of_another_modality_is_named_with_its_place() -> None:
         for_modality({"audio_kwargs": {"size": 2}}, "video", KNOWN)
 
 
-def test_where_media_are_processed_is_the_engines_to_say() -> None:
+def test_the_device_is_no_option_of_items() -> None:
     for options in ({"device": "cuda"}, {"images_kwargs": {"device": "cuda"}}):
         with pytest.raises(ConfigError, match=r"device is not an option of items; LLM\(..., media_device='cuda'\)"):
             for_modality(options, "image", KNOWN)

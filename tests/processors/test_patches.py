@@ -75,7 +75,7 @@ def test_an_image_fills_its_temporal_patch_and_a_video_repeats_its_last_frame():
     assert torch.equal(patches(clip, spec), patches(torch.cat([clip, clip[-1:]]), spec))
 
 
-def test_views_of_pixels_are_taken_as_they_are():
+def test_views_of_pixels_need_no_copy():
     spec = PatchSpec(**BOUNDS)
     image = noise(1, 100, 120, 3)
     planar = image.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
@@ -102,13 +102,13 @@ def test_threads_give_the_same():
     assert wrong == []
 
 
-def test_whose_pixels_is_one_of_two():
+def test_resample_is_torch_or_pillow():
     for wrong in ("cv2", 3):
         with pytest.raises(ConfigError, match="torch and pillow"):
             apply_size(PatchSpec(), {"resample": wrong})
 
 
-def test_buffers_come_back_when_the_last_view_is_gone():
+def test_buffers_are_reused_when_the_last_view_is_gone():
     pool = BufferPool(64 << 20)
     first = pool.take((1 << 20,), torch.float32)
     place, view = first.data_ptr(), first[5:9]

@@ -26,20 +26,20 @@ def pads(count: int, token: int = IMAGE) -> Span:
     return build_span([count], token)
 
 
-def test_one_slot_and_one_written_out_are_the_same():
+def test_a_placeholder_and_an_expanded_one_are_equal():
     for prompt in ([1, 9, 2], [1, 9, 9, 9, 2]):
         ids, ranges = expand(prompt, {"image": [pads(3)]}, SLOTS)
         assert ids == (1, 9, 9, 9, 2)
         assert [(r.offset, r.length, r.is_embed) for r in ranges["image"]] == [(1, 3, None)]
 
 
-def test_neighbouring_slots():
+def test_adjacent_placeholders():
     ids, ranges = expand([9, 9, 5], {"image": [pads(3), pads(2)]}, SLOTS)
     assert ids == (9,) * 5 + (5,)
     assert [(r.offset, r.end) for r in ranges["image"]] == [(0, 3), (3, 5)]
 
 
-def test_written_out_and_single_slots_mix():
+def test_expanded_and_single_placeholders_mix():
     ids, ranges = expand([9, 9, 4, 9, 4, 8, 8, 8], {"image": [pads(2), pads(3)], "video": [pads(3, VIDEO)]}, SLOTS)
     assert ids == (9, 9, 4, 9, 9, 9, 4, 8, 8, 8)
     assert [(r.offset, r.length) for r in ranges["image"]] == [(0, 2), (3, 3)]
@@ -64,7 +64,7 @@ def test_text_around_a_span_is_joined_with_the_prompts():
     assert expand([1, 9, 2], {"image": [span]}, SLOTS)[0] == (1, 77, 3, 9, 9, 4, 77, 2)
 
 
-def test_content_of_one_item_follows_order():
+def test_items_take_placeholders_in_order():
     ids, _ = expand([9, 9, 9], {"image": [build_span([(-number,)], IMAGE) for number in (1, 2, 3)]}, SLOTS)
     assert ids == (-1, -2, -3)
 
@@ -94,7 +94,7 @@ def test_counts_must_agree(prompt, items, text):
 
 
 @given(st.lists(st.one_of(st.integers(10, 15), st.tuples(st.sampled_from(["image", "video"]), st.integers(2, 6))), max_size=12))
-def test_spans_land_where_their_slots_are(parts):
+def test_spans_replace_their_placeholders(parts):
     prompt, items = [], {"image": [], "video": []}
     for part in parts:
         if isinstance(part, int):
@@ -117,7 +117,7 @@ def test_long_prompts_are_walked_once():
     assert time.thread_time() - start < 3.0  # of the processor, 300 times what it takes
 
 
-def test_an_input_of_several_pieces_takes_one_slot():
+def test_an_input_of_several_spans_takes_one_placeholder():
     pieces = [build_span([(mark,), 2], IMAGE) for mark in (5, 6)]
     written = [1, 5, 9, 9, 6, 9, 9, 2, 9, 3]
     ids, ranges = lay_out([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, SLOTS).expand()
@@ -125,7 +125,7 @@ def test_an_input_of_several_pieces_takes_one_slot():
     assert [[(r.offset, r.length) for r in several] for several in ranges["image"]] == [[(1, 3), (4, 3)], [(8, 1)]]
 
 
-def test_a_span_with_text_around_may_be_written_out_already():
+def test_a_span_with_text_around_may_be_expanded_already():
     span = build_span([(3,), 2, (5,), 1, (4,)], IMAGE)
     for prompt in ([1, 9, 2], [1, *span.token_ids, 2]):
         ids, ranges = expand(prompt, {"image": [span]}, SLOTS)

@@ -109,7 +109,7 @@ def test_messages_take_what_chat_takes_beside_them(llm, engine, chat):
         assert len(found.prompt_token_ids) < len(plain.prompt_token_ids)
 
 
-def test_what_goes_with_messages_only_and_what_nobody_knows(llm, engine):
+def test_arguments_of_messages_only_and_unknown_arguments(llm, engine):
     with pytest.raises(InputError, match="cache_salt is an argument for messages; in any other prompt, give it as a key"):
         asyncio.run(collect(engine, "user 1", greedy(), cache_salt="a"))
     messages = [{"role": "user", "content": "Read."}]
@@ -205,7 +205,7 @@ def test_two_event_loops_and_a_thread_at_once(llm, engine):
     assert_idle(llm)
 
 
-def test_at_most_so_many_are_held(llm):
+def test_max_waiting_limits_the_requests_in_the_engine(llm):
     engine, most = AsyncLLM(llm, max_waiting=3), 0
 
     async def watched():
@@ -298,7 +298,7 @@ def test_a_stop_string_ends_a_turn_of_a_live_session(llm):
     assert_idle(llm)
 
 
-def test_what_is_urgent_is_first(llm):
+def test_urgent_requests_run_first(llm):
     """All requests are submitted before the first step, and one is served at a time."""
     with LLM(MODEL, max_model_len=256, max_num_seqs=1) as one:
         hold_until_prepared(one, 2)

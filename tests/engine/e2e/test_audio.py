@@ -44,12 +44,12 @@ def answer(llm: LLM, prompt: dict[str, Any]) -> RequestOutput:
     return llm.generate(prompt, SHORT, use_tqdm=False)[0]
 
 
-def test_another_sound_changes_the_answer(llm: LLM) -> None:
+def test_other_audio_changes_the_answer(llm: LLM) -> None:
     one, other = (answer(llm, asked((sound(seed=seed), 16_000))).outputs[0].token_ids for seed in (0, 1))
     assert one != other
 
 
-def test_every_form_of_one_sound(llm: LLM, tmp_path: Path) -> None:
+def test_every_form_of_one_audio(llm: LLM, tmp_path: Path) -> None:
     samples = np.round(sound() * 32_768).clip(-32_768, 32_767).astype(np.int16)
     flat = samples.astype(np.float32) / 32_768
     file = io.BytesIO()
@@ -66,7 +66,7 @@ def test_every_form_of_one_sound(llm: LLM, tmp_path: Path) -> None:
     assert single.outputs[0].token_ids == answers[0].outputs[0].token_ids
 
 
-def test_a_plan_says_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_equals_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = asked((sound(30_000), 16_000), (sound(100_000), 44_100))
     took = answer(llm, prompt).items
     monkeypatch.setattr(audio_module, "decode_audio", None)
@@ -80,7 +80,7 @@ def test_a_plan_says_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.in_process
-def test_ready_made_rows_answer_as_their_sound_does(llm: LLM) -> None:
+def test_precomputed_embeddings_give_the_answer_of_their_audio(llm: LLM) -> None:
     prepared = llm._inputs.process(asked(sound()))
     tensors = {
         name: elem.data[None] if elem.data.ndim == 0 else elem.data for name, elem in prepared.features[0].kwargs.items()
@@ -91,7 +91,7 @@ def test_ready_made_rows_answer_as_their_sound_does(llm: LLM) -> None:
     assert answer(llm, given).outputs[0].token_ids == answer(llm, asked(sound())).outputs[0].token_ids
 
 
-def test_conversations_hold_sound(llm: LLM) -> None:
+def test_conversations_with_audio(llm: LLM) -> None:
     content = [{"type": "audio", "audio": (sound(), 16_000)}, {"type": "text", "text": "what is <|AUDIO|>?"}]
     (output,) = llm.chat([{"role": "user", "content": content}], SHORT, use_tqdm=False)
     assert output.error is None
@@ -108,7 +108,7 @@ def test_conversations_hold_sound(llm: LLM) -> None:
         ([(sound() * np.nan, 16_000)], "audio 0: its samples hold NaN"),
     ],
 )
-def test_what_is_refused_is_named(llm: LLM, sounds: list[object], text: str) -> None:
+def test_invalid_audio_is_refused_with_the_reason(llm: LLM, sounds: list[object], text: str) -> None:
     bad, good = llm.generate([asked(*sounds), asked((sound(), 16_000))], SHORT, use_tqdm=False)
     assert good.error is None
     assert re.match(text, str(bad.error))

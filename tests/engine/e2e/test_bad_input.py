@@ -162,7 +162,7 @@ def test_configs_name_what_is_wrong(keys: dict[str, Any], message: str, checkpoi
         LLM(changed(checkpoint, tmp_path / "m", **keys))
 
 
-def test_a_slow_type_that_nobody_asked_for_is_said(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_dtype_of_the_checkpoint_is_logged(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = changed(checkpoint, tmp_path / "m", dtype="float16")
     LLM(folder, dtype="float16")
     assert "several times slower" not in caplog.text
@@ -170,7 +170,7 @@ def test_a_slow_type_that_nobody_asked_for_is_said(checkpoint: Path, tmp_path: P
     assert "several times slower" in caplog.text
 
 
-def test_integer_weights_and_shards_outside_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_integer_weights_and_shards_outside_the_folder_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     folder = changed(checkpoint, tmp_path / "m")
     stored = load_file(folder / "model.safetensors")
     name = next(n for n in stored if n.endswith("q_proj.weight"))
@@ -234,7 +234,7 @@ def test_an_answer_that_cannot_be_assembled_fails_alone(
     assert_idle(llm)
 
 
-def test_a_bug_in_reading_a_prompt_is_told_as_one(
+def test_a_bug_in_reading_a_prompt_is_an_internal_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sensorium.engine.frontend.input_processor import InputProcessor
@@ -254,7 +254,7 @@ def test_a_bug_in_reading_a_prompt_is_told_as_one(
 
 
 @pytest.mark.in_process
-def test_an_interrupted_step_strands_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_step_leaves_no_caller_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two callers share an interrupted step: both get a typed error, and the next call works."""
     core, broken = llm._engine_loop.core, []
     monkeypatch.setattr(core, "step", core.step)
@@ -283,7 +283,7 @@ def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> 
         LLM(checkpoint, kv_cache_memory_bytes=1 << 20, max_model_len=4096)
 
 
-def test_a_cache_without_room_is_named_with_what_would_do(checkpoint: Path) -> None:
+def test_a_cache_that_is_too_small_is_refused_with_the_size_it_needs(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"^1,000 bytes .* raise kv_cache_memory_bytes to \d+ for each 16 tokens") as caught:
         LLM(checkpoint, kv_cache_memory_bytes=1000)
     least = int(str(caught.value).split("kv_cache_memory_bytes to ")[1].split()[0])
@@ -338,7 +338,7 @@ def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
     assert found == [torch.get_num_threads()]
 
 
-def test_company_does_not_change_an_answer_in_bfloat16() -> None:
+def test_batching_does_not_change_an_answer_in_bfloat16() -> None:
     """The attention backend depends on the shape of the item alone."""
     llm = LLM(Path(__file__).parents[3] / "assets" / "tiny-vl", dtype="bfloat16")
     prompts = [f"user {i} moves left" for i in range(12)]
@@ -347,7 +347,7 @@ def test_company_does_not_change_an_answer_in_bfloat16() -> None:
     assert together == [llm.generate(p, params, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
 
 
-def test_answers_of_neighbouring_seeds_are_their_own(llm: LLM) -> None:
+def test_answers_of_adjacent_seeds_differ(llm: LLM) -> None:
     """The second of two answers with seed 5 differs from the first with seed 6."""
 
     def sampled(seed: int, n: int) -> list[tuple[int, ...]]:

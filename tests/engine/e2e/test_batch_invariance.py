@@ -61,7 +61,7 @@ CASES = list(itertools.product((0, 1, 4, 7), (4096, 5, 16, 33), (0, 3), (16, 4),
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(len(CASES), marks=pytest.mark.full)])
-def test_bits_do_not_depend_on_company_cuts_or_caches(llm, toy, kernels, count):
+def test_bits_do_not_depend_on_batching_chunking_or_caches(llm, toy, kernels, count):
     model = llm._engine_loop.core.runner.model
     ours = asked(llm, "ours", 1, "what is it, and why is it so?")
     others = [asked(llm, f"mate{i}", 1 + i % 4, "something else " * (1 + 3 * i)) for i in range(7)]
@@ -103,7 +103,7 @@ def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kernels):
+def test_windows_soft_caps_latent_rows_and_bidirectional_items(dtype, toy, kernels):
     """The decoder has a layer of each kind. An item is computed in one step; the rest of the prompt is cut anywhere."""
     model, rng = toy.Stack(dtype), random.Random(3)
     drawn = [toy.make_request(f"mate{i}", random.Random(i), logprobs=3) for i in range(5)]
@@ -121,7 +121,7 @@ def test_windows_caps_latent_rows_and_items_that_see_themselves(dtype, toy, kern
         assert warm == (core.stats.prefix_hits > 40)
 
 
-def test_what_cannot_promise_it_says_so(tmp_path):
+def test_setups_that_cannot_guarantee_it_are_refused(tmp_path):
     path = build_checkpoint(tmp_path / "model", "qwen2_vl", 0)
     with pytest.raises(ConfigError, match="batch_invariant=True needs a CPU and float32 or bfloat16"):
         LLM(path, max_model_len=256, dtype="float16", batch_invariant=True)

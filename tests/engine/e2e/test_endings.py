@@ -43,7 +43,7 @@ def test_sessions_forgotten_one_after_the_other_do_not_fill_the_cache(llm):
     assert settled(llm) == (0, 0, 0)
 
 
-def test_sessions_that_wait_keep_nobody_out(llm):
+def test_idle_sessions_do_not_block_other_requests(llm):
     sessions, ended = [llm.live("ab" * i, SHORT) for i in range(1, 21)], []
     caller = threading.Thread(target=lambda: ended.extend(llm.generate(["a"] * 9, SHORT, use_tqdm=False)), daemon=True)
     for session in sessions:
@@ -58,7 +58,7 @@ def test_sessions_that_wait_keep_nobody_out(llm):
 
 
 @pytest.mark.parametrize("wrong", ["3", 1.5, True, None])
-def test_a_session_is_cut_by_a_number(llm, wrong):
+def test_truncate_of_a_session_takes_a_number(llm, wrong):
     with llm.live("user 1 moves left", SHORT) as session:
         session.answer()
         before = session.token_ids
@@ -83,7 +83,7 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
     assert settled(llm) == (0, 0, 0)
 
 
-def test_closed_while_the_loop_does_what_it_was_told(llm):
+def test_close_while_the_loop_runs_commands(llm):
     """The loop reads all commands at once, including the None that ends it."""
     begun, go = threading.Event(), threading.Event()
     llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(60)))

@@ -98,13 +98,13 @@ def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tower.calls < 16
 
 
-def test_rows_of_another_number(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_of_encoder_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(llm, monkeypatch, lambda rows: rows[:-1])
     error = fails_alone(llm, asked(marked()))
     assert "image 0: encoding failed: the encoder returned 7 rows for 8" in error
 
 
-def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [asked(picture(seed, 32, 32)) for seed in range(20, 28)]
     alone = [tokens(answers(llm, [prompt]))[0] for prompt in prompts]
     fresh = LLM(MODEL, max_model_len=256)
@@ -115,7 +115,7 @@ def test_poison_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.M
     assert tower.calls < 2 * len(prompts)
 
 
-def test_poison_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_item_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
     llm._engine_loop.core._quarantine._clock = lambda: now[0]
     tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
@@ -156,13 +156,13 @@ def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatc
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1, "top_p": 0.9, "logprobs": 2}])
-def test_logits_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float, sampling: dict[str, Any]) -> None:
+def test_logits_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float, sampling: dict[str, Any]) -> None:
     forward_without_numbers(llm, monkeypatch, value)
     error = fails_alone(llm, {"prompt": f"user 2 moves left{NO_NUMBER}"}, SamplingParams(max_tokens=8, **sampling))
     assert "logits are not finite" in error
 
 
-def test_freed_blocks_poison_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed request leaves NaN in the few KV-cache blocks; the next owner of these blocks reads none."""
     few = LLM(MODEL, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=4 * 4 * BLOCK_BYTES)
     alone = [tokens(answers(few, [prompt]))[0] for prompt in GOOD]
@@ -175,14 +175,14 @@ def test_freed_blocks_poison_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_idle(few)
 
 
-def test_rows_that_are_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_rows_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(llm, monkeypatch, lambda rows: rows * float("nan"))
     error = fails_alone(llm, asked(picture(4), marked()))
     assert "image 1: encoding failed" in error
     assert "not finite" in error
 
 
-def test_a_head_that_makes_no_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_whose_logits_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence of the step fails with its own error, and the next step works."""
     model = llm._engine_loop.core.runner.model
     with monkeypatch.context() as patch:
@@ -222,7 +222,7 @@ def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]
     assert error == "detokenising failed: RuntimeError: an index is out of range; token_ids hold the answer"
 
 
-def test_no_media_wait_for_the_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_are_freed_without_the_garbage_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of a request are in no reference cycle, so they are freed with it."""
     poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     prompts = [*GOOD, asked(marked()), asked(png(picture(4))[:-300]), asked(picture(5), text="x" * 2000), asked(b"")]

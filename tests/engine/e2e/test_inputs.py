@@ -39,7 +39,7 @@ def ask(llm: LLM, *images: object, params: SamplingParams = GREEDY, **more: obje
     return llm.generate(prompt, params, use_tqdm=False)[0]
 
 
-def test_a_plan_says_what_the_answer_took(llm):
+def test_the_plan_equals_what_the_answer_took(llm):
     media = {"image": [png(picture(1)), picture(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
     prompt = {"prompt": SLOT + CLIP_SLOT + SLOT, "multi_modal_data": media}
     plans = llm.plan(prompt)
@@ -101,7 +101,7 @@ def test_options_of_a_request_and_of_an_item(llm):
         ({"fit": "window"}, "fit"),
     ],
 )
-def test_what_is_not_understood_is_said(llm, change, reason):
+def test_unknown_options_are_refused(llm, change, reason):
     prompt = {"prompt": SLOT, "multi_modal_data": {"image": picture()}} | change
     with pytest.raises(Exception, match=reason):
         llm.plan(prompt)
@@ -110,7 +110,7 @@ def test_what_is_not_understood_is_said(llm, change, reason):
     assert output.outputs[0].finish_reason == "error"
 
 
-def test_a_name_stands_for_what_was_given(llm):
+def test_a_uuid_stands_for_its_content(llm):
     image = picture(5)
     first = ask(llm, image, multi_modal_uuids={"image": ["cat"]})
     again = ask(llm, None, multi_modal_uuids={"image": ["cat"]})
@@ -128,20 +128,20 @@ def test_a_name_stands_for_what_was_given(llm):
     assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
 
 
-def test_a_name_for_what_is_cached_already_counts(llm):
+def test_a_uuid_may_be_given_to_a_cached_item(llm):
     image = picture(13)
     first = ask(llm, image)
     assert ask(llm, image, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
     assert ask(llm, None, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
 
 
-def test_a_name_is_not_bound_to_what_could_not_be_read(llm):
+def test_a_uuid_is_not_bound_to_an_unreadable_item(llm):
     whole = png(picture(7))
     assert ask(llm, whole[:-200], multi_modal_uuids={"image": ["late"]}).error is not None
     assert ask(llm, whole, multi_modal_uuids={"image": ["late"]}).error is None
 
 
-def test_trusted_names_are_not_hashed(checkpoint, monkeypatch):
+def test_items_with_trusted_uuids_are_not_hashed(checkpoint, monkeypatch):
     llm = LLM(checkpoint, max_model_len=512, trust_uuid=True)
     first = ask(llm, picture(8), multi_modal_uuids={"image": ["a"]})
     assert ask(llm, picture(9), multi_modal_uuids={"image": ["a"]}).outputs == first.outputs
@@ -162,7 +162,7 @@ def test_the_same_request_at_any_hit_rate(checkpoint):
         assert (got.outputs, got.prompt_token_ids, got.items) == (cold.outputs, cold.prompt_token_ids, cold.items)
 
 
-def test_a_small_cache_changes_nothing_but_work(checkpoint):
+def test_a_small_cache_does_not_change_answers(checkpoint):
     llm = LLM(checkpoint, max_model_len=512, mm_processor_cache_bytes=1)
     first, second = ask(llm, picture(1)), ask(llm, picture(1))
     assert first.outputs == second.outputs
@@ -170,7 +170,7 @@ def test_a_small_cache_changes_nothing_but_work(checkpoint):
 
 
 @pytest.mark.in_process
-def test_ready_made_rows_answer_as_their_picture_does(llm):
+def test_precomputed_embeddings_give_the_answer_of_their_image(llm):
     image = picture(10)
     want = ask(llm, image)
     made = llm._inputs.process({"prompt": SLOT, "multi_modal_data": {"image": image}})
@@ -192,7 +192,7 @@ def test_ready_made_rows_answer_as_their_picture_does(llm):
     assert "embeddings must have the shape" in ask(llm, {**given, "image_embeds": rows[:, 1:].clone()}).error.message
 
 
-def test_media_are_made_to_fit(checkpoint):
+def test_fit_shrinks_media(checkpoint):
     llm = LLM(checkpoint, max_model_len=64, mm_processor_kwargs={"max_pixels": 400 * 300})
     big, small = picture(11, (400, 300)), picture(12, (60, 60))
     refused = ask(llm, big, small)
@@ -216,7 +216,7 @@ def test_media_are_made_to_fit(checkpoint):
     assert "cannot be made to fit" in crowd.error.message
 
 
-def test_a_plan_refuses_what_the_answer_would(llm):
+def test_plan_and_generate_refuse_the_same_prompts(llm):
     with pytest.raises(MediaError, match=r"image 1: .*differ by more than 200:1"):
         llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_a_plan_refuses_what_the_answer_would(llm):
         llm.plan({"prompt": "no slot", "multi_modal_data": {"image": picture()}})
 
 
-def test_a_text_that_cannot_fit_is_refused_unread(llm, monkeypatch):
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(llm, monkeypatch):
     monkeypatch.setattr(llm.get_tokenizer(), "encode", lambda *_: pytest.fail("it was tokenised"))
     (output,) = llm.generate("x" * 10_000_000, GREEDY, use_tqdm=False)
     assert "max_model_len is 512" in output.error.message

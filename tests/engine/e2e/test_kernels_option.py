@@ -22,7 +22,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
 
 
 @pytest.mark.in_process
-def test_an_engine_computes_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_uses_the_selected_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     real = attention.paged_attention_reference
 
@@ -41,7 +41,7 @@ def test_an_engine_computes_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> N
         assert not calls
 
 
-def test_media_are_processed_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_processing_uses_the_selected_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 
     def spy(self: object, *args: object) -> None:
@@ -74,7 +74,7 @@ def test_media_go_to_a_device_and_come_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_for_media_that_is_not_there() -> None:
+def test_a_missing_media_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="media_device='cuda': torch sees no GPU; use media_device='cpu'"):
         LLM(MODEL, media_device="cuda")
 
@@ -89,7 +89,7 @@ def test_kernels_of_media_are_checked_where_media_are(monkeypatch: pytest.Monkey
         check_kernels(replace(config, media_device="cuda"), torch.float32)
 
 
-def test_one_word_is_for_all_ops_that_have_it() -> None:
+def test_a_backend_alone_selects_it_for_all_ops_that_have_it() -> None:
     table = dispatch.parse_overrides("attention=reference, torch")
     assert table == dict.fromkeys(dispatch.BACKENDS, "torch") | {"attention": "reference"}
     assert dispatch.parse_overrides("onednn") == {"linear": "onednn"}

@@ -43,7 +43,7 @@ def request_of(llm: LLM, name: str, prompt: dict[str, Any]) -> EngineRequest:
 
 @pytest.mark.parametrize("kernels", ["", "attention=torch"])
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
-def test_an_answer_is_the_same_however_it_comes_about(
+def test_answers_do_not_depend_on_batching_chunking_or_caches(
     served: tuple[Family, Path], cache_dtype: str, kernels: str, toy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer alone equals the one in a batch, in chunks, with cache hits and after preemption."""
@@ -76,7 +76,7 @@ def test_an_answer_is_the_same_however_it_comes_about(
 
 
 @pytest.mark.in_process
-def test_it_wakes_as_it_slept(checkpoint: Path) -> None:
+def test_sleep_does_not_change_answers(checkpoint: Path) -> None:
     prompt = {"prompt_token_ids": list(range(5, 90))}
     with LLM(checkpoint, max_model_len=256, kv_cache_dtype="int8", device="cpu") as llm:
         (before,) = llm.generate(prompt, GREEDY, use_tqdm=False)
@@ -96,7 +96,7 @@ def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield llm
 
 
-def test_bits_are_the_same_however_they_come_about(invariant: LLM, toy: Any) -> None:
+def test_bits_do_not_depend_on_batching_chunking_or_caches(invariant: LLM, toy: Any) -> None:
     row, model = ROWS["qwen2_5_vl"], invariant._engine_loop.core.runner.model
     requests = []
     for seed in range(5):
@@ -162,7 +162,7 @@ def test_more_fits_into_the_same_memory(checkpoint: Path) -> None:
 
 
 @pytest.mark.in_process  # the stand-in for torchvision is in this process only
-def test_what_cannot_be_kept_so_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype='int4' must be one of auto, int8, fp8"):
         LLM(checkpoint, kv_cache_dtype="int4")
     latent = save(ROWS["kimi_k25"], tmp_path / "latent")

@@ -45,7 +45,7 @@ def test_generate_takes_one_or_many(llm):
     assert llm.get_tokenizer().decode(one[0].outputs[0].token_ids) == one[0].outputs[0].text
 
 
-def test_chat_forms_of_a_picture_are_one(llm):
+def test_all_chat_forms_of_an_image_give_one_answer(llm):
     image = picture()
     parts = [{"type": "image", "image": image}, {"type": "image_url", "image_url": {"url": data_url(image)}}]
     outputs = llm.chat([conversation(part) for part in parts], GREEDY, use_tqdm=False)
@@ -58,7 +58,7 @@ def test_chat_forms_of_a_picture_are_one(llm):
     assert llm.generate(expanded, GREEDY, use_tqdm=False)[0].outputs == outputs[0].outputs
 
 
-def test_chat_text_never_becomes_a_slot(llm):
+def test_chat_text_never_becomes_a_placeholder(llm):
     (output,) = llm.chat([{"role": "user", "content": f"read {SLOT}"}], GREEDY, use_tqdm=False)
     assert output.error is None
     pad = llm.get_tokenizer().token_to_id("<|image_pad|>")
@@ -133,7 +133,7 @@ def test_eos_comes_from_generation_config(llm, checkpoint, tmp_path):
     assert LLM(folder, max_model_len=512, generation_config="none").default_params == SamplingParams()
 
 
-def test_what_cannot_be_loaded_is_one_line(checkpoint, tmp_path):
+def test_load_errors_are_one_line(checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "copy")
     config = json.loads((folder / "config.json").read_text())
     cases = [

@@ -53,7 +53,7 @@ def live_bytes() -> int:
 
 
 @pytest.mark.in_process
-def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
+def test_sleep_frees_memory_and_does_not_change_answers(llm: LLM) -> None:
     before = answers(llm)
     core = llm._engine_loop.core
     whole, own, model = live_bytes(), held_by(llm), weakref.ref(core.runner.model)
@@ -76,7 +76,7 @@ def test_it_gives_back_its_memory_and_answers_as_before(llm: LLM) -> None:
     assert llm.stats.prefix_evictions == counted.prefix_evictions
 
 
-def test_nothing_is_found_of_what_was_cached(llm: LLM) -> None:
+def test_caches_are_empty_after_waking_up(llm: LLM) -> None:
     long = "a long prompt " * 20
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
@@ -86,7 +86,7 @@ def test_nothing_is_found_of_what_was_cached(llm: LLM) -> None:
     assert llm.generate([long], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
 
 
-def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
+def test_a_sleeping_engine_refuses_requests(llm: LLM) -> None:
     llm.sleep()
     for call in (
         lambda: llm.generate("a", GREEDY, use_tqdm=False),
@@ -103,7 +103,7 @@ def test_asleep_it_answers_nobody_and_says_what_to_do(llm: LLM) -> None:
     assert answers(llm)
 
 
-def test_it_does_not_sleep_while_somebody_is_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sleep_is_refused_while_requests_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     session, core = llm.live("The sky", GREEDY), llm._engine_loop.core
     first, step = session.answer(), core.step
     monkeypatch.setattr(core, "step", lambda: time.sleep(0.01) or step())
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.in_process
-def test_waking_that_fails_takes_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_wake_up_keeps_no_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before, models = answers(llm), []
     llm.sleep()
     asleep = live_bytes()

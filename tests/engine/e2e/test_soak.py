@@ -47,7 +47,7 @@ def twenty_thousand(seed: int) -> None:
 
 
 @pytest.mark.full
-def test_twenty_thousand_requests_of_a_seed_never_seen() -> None:
+def test_twenty_thousand_requests_of_a_new_seed() -> None:
     """Run in a process of its own, so that the memory of earlier tests does not count."""
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
     here = Path(__file__).parent

@@ -29,7 +29,7 @@ def features(folder: Path, samples: Any) -> torch.Tensor:
 
 
 @pytest.mark.shared
-def test_every_clip_is_heard_as_by_transformers(shared_data: Path) -> None:
+def test_every_recording_is_transcribed_as_by_transformers(shared_data: Path) -> None:
     """All recordings run in one batch. transformers gets our features, which equal its own within 1e-5."""
     folder = shared_data / "whisper-tiny.en"
     sounds = [soundfile.read(shared_data / "speech" / f"{name}.flac", dtype="float32")[0] for name in CLIPS]
@@ -78,14 +78,14 @@ def test_encoder_and_decoder_prompts_are_one_prompt(llm: LLM) -> None:
     assert "reads media only" in error(llm, {"encoder_prompt": {**whole, "prompt": ""}})
 
 
-def test_one_sound_and_no_more(llm: LLM) -> None:
+def test_a_prompt_takes_one_audio(llm: LLM) -> None:
     sound = asked()["multi_modal_data"]["audio"]
     assert "give multi_modal_data={'audio': ...} with the prompt" in error(llm, START)
     assert "At most 1 audio" in error(llm, {"prompt": START, "multi_modal_data": {"audio": [sound, sound]}})
     assert "no tokens" in error(llm, {**asked(), "prompt": ""})
 
 
-def test_a_sound_takes_rows_and_no_tokens(llm: LLM) -> None:
+def test_audio_takes_rows_and_no_tokens(llm: LLM) -> None:
     (plan,) = llm.plan(asked())
     assert (plan.num_tokens, plan.num_embeds) == (0, 50)
     (output,) = llm.generate(asked(), GREEDY, use_tqdm=False)
@@ -93,7 +93,7 @@ def test_a_sound_takes_rows_and_no_tokens(llm: LLM) -> None:
     assert output.items[0].num_embeds == 50
 
 
-def test_the_same_sound_is_encoded_once(whisper: Path) -> None:
+def test_the_same_audio_is_encoded_once(whisper: Path) -> None:
     """Another prompt with the same audio hits the encoder cache; the same prompt also hits the prefix cache."""
     llm = LLM(whisper, block_size=4)
     for text in ("", " def f(x): return x", " def f(x): return x"):
@@ -102,7 +102,7 @@ def test_the_same_sound_is_encoded_once(whisper: Path) -> None:
     assert llm.stats.prefix_hits > 0
 
 
-def test_rows_that_the_caller_made(llm: LLM) -> None:
+def test_precomputed_embeddings(llm: LLM) -> None:
     def given(*rows: int) -> dict[str, Any]:
         return {"prompt": START, "multi_modal_data": {"audio": {"audio_embeds": [torch.randn(n, 64) for n in rows]}}}
 
@@ -112,7 +112,7 @@ def test_rows_that_the_caller_made(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_company(whisper: Path, dtype: str) -> None:
+def test_bits_do_not_depend_on_the_batch(whisper: Path, dtype: str) -> None:
     prompts = [asked(seed, " x" * seed) for seed in range(4)]
     options = {"dtype": dtype, "batch_invariant": True, "enable_prefix_caching": False}
     together = LLM(whisper, max_num_batched_tokens=5, max_num_seqs=4, **options).generate(prompts, GREEDY, use_tqdm=False)
@@ -124,7 +124,7 @@ def test_bits_do_not_depend_on_company(whisper: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("attention", ["torch", "reference"])
-def test_every_backend_of_attention_hears_the_same(whisper: Path, llm: LLM, attention: str) -> None:
+def test_every_attention_backend_gives_the_same_transcript(whisper: Path, llm: LLM, attention: str) -> None:
     """This includes decode steps, which write no cross-attention keys."""
     prompts = [asked(seed) for seed in range(3)]
     expected = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]

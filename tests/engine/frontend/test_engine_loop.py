@@ -102,7 +102,7 @@ def test_stop_tokens_and_min_tokens(world, toy):
     assert len(later.token_ids) >= 6
 
 
-def test_bad_words_and_biases_change_what_is_said(world, toy):
+def test_bad_words_and_biases_change_the_answer(world, toy):
     params = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True}
     (free,) = world.texts(["hello"], SamplingParams(**params))[0]
     pair = free[3:5]
@@ -124,7 +124,7 @@ def test_bad_words_and_biases_change_what_is_said(world, toy):
         ({"logprobs": 20, "n": 65}, "logprobs", "max_logprobs"),
     ],
 )
-def test_what_would_keep_the_loop_busy_is_refused(world, params, param, option):
+def test_requests_that_would_block_the_loop_are_refused(world, params, param, option):
     (refused,) = world.answers(["hello"], SamplingParams(**params))
     assert (refused.error.code, refused.error.param) == ("invalid_input", param)
     assert option in refused.error.message

@@ -22,7 +22,7 @@ def world(toy):
     return World(toy)
 
 
-def test_streams_grow_and_live_beside_a_batch(world):
+def test_streams_run_beside_a_batch(world):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (expected,) = world.texts(["stream me"], params)[0]
     taken = threading.Event()
@@ -75,7 +75,7 @@ def test_ctrl_c_frees_everything(world, toy, at):
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_a_step_that_breaks_off_ends_what_was_in_it(world, toy, at, error):
+def test_a_failing_step_ends_its_requests(world, toy, at, error):
     forward, calls = world.core.runner.model.forward, itertools.count(1)
 
     def broken(batch):
@@ -154,7 +154,7 @@ print("running", flush=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
 
 
-def test_a_fork_is_told_to_make_an_engine_of_its_own(world):
+def test_a_forked_process_must_make_its_own_engine(world):
     world.answers(["hello"])
     world.engine_loop.process += 1
     with pytest.raises(InputError, match="another process"):

@@ -112,7 +112,7 @@ def test_text_passes_slow_media(queue):
     queue.wait("clip0", "clip1", "clip2", "clip3")
 
 
-def test_downloads_keep_no_worker(queue):
+def test_downloads_occupy_no_worker(queue):
     slow = [Future() for _ in range(6)]
     queue.add(*(queue.media(f"far{i}", fetches=(future,)) for i, future in enumerate(slow)), queue.media("near"))
     queue.wait("near")
@@ -180,7 +180,7 @@ def test_a_smaller_priority_goes_first():
     queue.input_queue.close()
 
 
-def test_bytes_held_are_bounded_and_one_always_goes():
+def test_held_bytes_are_limited_and_one_prompt_always_runs():
     queue = Queue(window=20, capacity=100)
     entries = {f"clip{i}": queue.media(f"clip{i}", size=60) for i in range(6)}
     queue.add(*entries.values())
@@ -200,7 +200,7 @@ def test_bytes_held_are_bounded_and_one_always_goes():
     queue.input_queue.close()
 
 
-def test_what_is_dropped_is_never_heard_of(queue):
+def test_dropped_prompts_give_no_result(queue):
     gate = threading.Event()
     entries = queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(30)))
     for entry in entries[:-1]:
@@ -227,7 +227,7 @@ def test_errors_are_results(queue):
     assert isinstance(queue.results["late"], RuntimeError)
 
 
-def test_a_long_line_is_no_deep_stack():
+def test_a_long_queue_does_not_recurse():
     """Each prompt is parsed and dropped while the queue starts the next one."""
     queue, depths, here = Queue(), [], _depth()
 

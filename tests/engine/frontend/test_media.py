@@ -80,7 +80,7 @@ def test_one_failing_download_is_named_and_leaves_none_behind(server):
     assert processor._fetchers._work_queue.qsize() == 0
 
 
-def test_one_decoding_for_threads_that_want_the_same(monkeypatch):
+def test_threads_share_one_decoding(monkeypatch):
     processor, calls, decode = media(), [], gate.decode
 
     def counted(*args: object):
@@ -107,7 +107,7 @@ def test_one_decoding_for_threads_that_want_the_same(monkeypatch):
     assert elsewhere.processed is None
 
 
-def test_the_same_name_with_other_frames_is_another_item():
+def test_the_same_uuid_with_other_frames_is_another_item():
     processor, frames = media(), np.zeros((8, 60, 60, 3), np.uint8)
     keys = set()
     for count in (2, 4, 8):
@@ -128,12 +128,12 @@ def test_items_are_processed_in_the_encoders_type():
     assert kwargs["pixel_values"].data.dtype == torch.bfloat16
 
 
-def test_options_without_an_identity_are_refused():
+def test_options_that_cannot_be_hashed_are_refused():
     with pytest.raises(InputError, match="mm_processor_kwargs: "):
         media().open({}, {}, {"size": object()}, None)
 
 
-def test_a_clip_with_a_rate_of_its_own_shrinks():
+def test_a_video_with_its_own_fps_shrinks():
     processor = media()
     (item,) = processor.open({"video": Media(clip("h264-mp4"), fps=10.0, min_pixels=560 * 560)}, {}, {}, None)
     (small,) = processor.shrink([item], 100, None)
@@ -141,7 +141,7 @@ def test_a_clip_with_a_rate_of_its_own_shrinks():
     assert small.plan.num_tokens <= 100
 
 
-def test_what_the_header_did_not_tell_is_held_to_the_context_after_decoding(monkeypatch):
+def test_items_without_exact_headers_are_limited_after_decoding(monkeypatch):
     processor = media(max_rows=100)
     options = {"num_frames": 8, "min_pixels": 560 * 560}
     (item,) = processor.open({"video": Media(clip("h264-raw"), **options)}, {}, {}, None)
@@ -285,7 +285,7 @@ def test_equal_items_of_a_prompt_are_processed_once_even_beyond_the_cache(monkey
     assert processor.media.budget.num_bytes == 0
 
 
-def test_what_the_first_items_import_is_imported_before(tmp_path):
+def test_modules_of_the_first_item_are_imported_before_it(tmp_path):
     (tmp_path / "a.png").write_bytes(png(60))
     (tmp_path / "a.mp4").write_bytes(clip("h264-mp4"))
     code = (

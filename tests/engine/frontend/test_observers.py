@@ -69,7 +69,7 @@ def test_every_request_is_a_span_with_its_stages(seen):
     assert requests[2].status.description == outputs[2].error.message
 
 
-def test_an_observer_that_fails_ends_nobody(caplog):
+def test_a_failing_observer_ends_no_request(caplog):
     def broken(output, times):
         raise RuntimeError("no more room")
 
@@ -81,6 +81,6 @@ def test_an_observer_that_fails_ends_nobody(caplog):
 
 @pytest.mark.parametrize("wrong", ["yes", 5, [1]])
 @pytest.mark.parametrize("option", ["metrics", "tracing"])
-def test_what_is_no_registry_and_no_provider(option, wrong):
+def test_invalid_registries_and_providers_are_refused(option, wrong):
     with pytest.raises(ConfigError, match=f"{option}=.* must be True, False or a"):
         LLM(MODEL, max_model_len=256, **{option: wrong})

@@ -106,7 +106,7 @@ def test_special_tokens_are_left_out_unless_asked():
         assert answer.text == text
 
 
-def test_logprobs_carry_words_and_a_sum():
+def test_logprobs_have_texts_and_a_sum():
     answer = CompletionBuilder(0, SamplingParams(logprobs=1), Letters())
     answer.add(TokenOutput("r", (97,), ({97: Logprob(-1.0, 2), 98: Logprob(-0.5, 1)},)))
     answer.add(TokenOutput("r", (99,), ({99: Logprob(-0.25, 1)},), finish_reason="length"))
@@ -145,7 +145,7 @@ def test_an_error_names_the_item_as_the_caller_counts():
         assert builder.output().error == ErrorInfo("encoder_failed", "broken").for_item(*item)
 
 
-def test_loops_that_are_taken_back_were_never_shown():
+def test_text_of_repaired_loops_is_never_shown():
     """The test finds the loop in place of the core, and says how many tokens to remove."""
     detection = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
     answer = CompletionBuilder(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
@@ -171,7 +171,7 @@ def test_loops_that_are_taken_back_were_never_shown():
     assert answer.output().cumulative_logprob == -12.0
 
 
-def test_settled_tokens_hold_every_loop_that_may_come():
+def test_later_loops_begin_after_the_stable_tokens():
     """A loop that is found later begins after the stable tokens, whichever tokens follow."""
     rng = random.Random(0)
     detection = RepetitionDetectionParams(max_cycle=3, min_repeats=2, min_tokens=4, repair=True)

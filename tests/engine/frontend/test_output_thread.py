@@ -39,7 +39,7 @@ def test_detokenising_runs_in_no_thread_of_the_loop(world, toy, monkeypatch):
     assert "sensorium-engine" not in seen
 
 
-def test_a_slow_stop_string_stops_nobody_else(world, toy, monkeypatch):
+def test_a_slow_stop_string_does_not_delay_other_requests(world, toy, monkeypatch):
     """While the output thread hangs, a stream without stop strings continues. The answer is cut at the same place as ever."""
     _, stop = stop_of(toy)
     expected = World(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
@@ -97,7 +97,7 @@ def test_the_output_thread_ends_with_the_loop(world, toy):
 
 
 @pytest.mark.parametrize("late", [0, 1, 5])
-def test_a_session_holds_the_tokens_of_its_answer_and_no_others(toy, late):
+def test_a_session_holds_only_the_tokens_of_its_answer(toy, late):
     """The loop may learn of the stop string some steps later."""
     full, stop = stop_of(toy)
     core = toy.make_core()

@@ -113,7 +113,7 @@ def test_refusals(prompt: object, text: str) -> None:
     assert len(str(error.value)) < 300
 
 
-def test_a_refusal_of_much_is_short_and_takes_little() -> None:
+def test_errors_of_large_prompts_are_short_and_cheap() -> None:
     for prompt in (
         {"prompt_token_ids": [0.5] * 10**6},
         {"prompt_token_ids": "x" * 10**8},

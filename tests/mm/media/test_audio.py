@@ -60,21 +60,21 @@ def test_equals_librosa(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "source", "target"), [(1, 44_100, 16_000), (999, 48_000, 16_000), (1000, 8000, 22_050), (5, 1e7, 16_000)]
 )
-def test_counts(count: int, source: float, target: int) -> None:
+def test_numbers_of_samples(count: int, source: float, target: int) -> None:
     value = (np.ones(count, np.float32), source)
     want, policy = math.ceil(count * target / source), MediaPolicy(max_audio_rate=1e7)
     assert len(decode_audio(value, target, policy)) == want == probe_audio(value, target, policy).samples
 
 
 @pytest.mark.parametrize("source", [44_100, 8000, 22_050, 48_000])
-def test_resampled_in_pieces_as_in_one(source: int) -> None:
+def test_resampling_in_blocks_equals_resampling_at_once(source: int) -> None:
     long = np.random.default_rng(1).normal(0, 0.1, 700_000).astype(np.float32)
     ours = decode_audio((long, source), 16_000, POLICY).numpy()
     theirs = soxr.resample(long, source, 16_000, quality="HQ")
     np.testing.assert_allclose(ours[: len(theirs)], theirs[: len(ours)], atol=1e-6)
 
 
-def test_equal_rates_leave_samples_alone() -> None:
+def test_equal_rates_are_not_resampled() -> None:
     got = decode_audio((TONE, 16_000.0000001), 16_000, POLICY)
     assert np.array_equal(got.numpy(), TONE)
     assert not np.shares_memory(got.numpy(), TONE)
@@ -118,7 +118,7 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("count", [1000, 20_001, 44_100])
-def test_headers_tell_what_decoding_gives(kind: str, count: int) -> None:
+def test_headers_have_the_number_of_decoded_samples(kind: str, count: int) -> None:
     data = FILES[kind](count)
     header = probe_audio(data, 16_000, POLICY)
     assert header.exact
@@ -133,7 +133,7 @@ def test_rounded_times_give_an_upper_bound() -> None:
     assert count <= header.samples <= count + 32
 
 
-def test_no_more_is_decoded_than_a_model_takes() -> None:
+def test_decoding_stops_at_the_maximum_of_the_model() -> None:
     data = muxed("matroska", "pcm_s16le", 20_000, 44_100)
     count = len(decode_audio(data, 16_000, POLICY))
     assert len(decode_audio(data, 16_000, POLICY, count)) == count
@@ -186,7 +186,7 @@ def test_containers_are_mixed_without_gain() -> None:
         ("a.wav", "a value of type str is not a known form"),
     ],
 )
-def test_what_is_refused_is_named(value: object, text: str) -> None:
+def test_invalid_audio_is_refused_with_the_reason(value: object, text: str) -> None:
     with pytest.raises(InputError, match=text) as error:
         decode_audio(value, 16_000, POLICY)
     assert "\n" not in str(error.value)
@@ -194,7 +194,7 @@ def test_what_is_refused_is_named(value: object, text: str) -> None:
         list(audio_windows(value, 16_000, 1.0, POLICY))
 
 
-def test_length_is_refused_from_the_header() -> None:
+def test_too_long_audio_is_refused_from_the_header() -> None:
     policy = MediaPolicy(max_audio_seconds=0.4)
     for value in ((TONE, 44_100), written(TONE), muxed("ipod", "aac", 20_000, 16_000)):
         with pytest.raises(InputError, match=re.escape("the limit max_audio_seconds is 0.4 s")):
@@ -229,7 +229,7 @@ def test_resampled_bytes_are_budgeted_from_the_header() -> None:
 
 @pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("kind", FILES)
-def test_cut_files_give_what_is_there_or_an_error(kind: str, cut: float) -> None:
+def test_truncated_files_give_fewer_samples_or_an_error(kind: str, cut: float) -> None:
     whole = FILES[kind](20_001)
     data = whole[: int(len(whole) * cut)]
     try:
@@ -261,7 +261,7 @@ def test_damaged_files_give_samples_or_an_error() -> None:
 
 
 @pytest.mark.parametrize(("form", "rate"), [("FLAC", 44_100), ("FLAC", 16_000)])
-def test_windows_join_to_the_whole_in_constant_memory(form: str, rate: int) -> None:
+def test_windows_concatenate_to_the_whole_audio_in_constant_memory(form: str, rate: int) -> None:
     rng = np.random.default_rng(2)
     seconds = 240
     data = written((rng.normal(0, 0.1, (seconds * rate, 2))).astype(np.float32), rate, form, None)
@@ -289,7 +289,7 @@ def test_windows_of_samples() -> None:
         next(audio_windows(TONE, 16_000, 0.0, POLICY))
 
 
-def test_hash_tells_type_shape_and_rate() -> None:
+def test_the_hash_depends_on_dtype_shape_and_rate() -> None:
     values = [
         b"abc", TONE, (TONE, 16_000), (TONE, 8000), TONE.reshape(2, -1), TONE.reshape(-1, 2), TONE.astype(np.float64),
         TONE[:-1], [0.5, 0.25], torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16),

@@ -44,7 +44,7 @@ def plans(draw):
 
 
 @given(plans(), st.integers(1, 7), st.booleans())
-def test_the_headers_of_the_pieces_are_the_pieces_of_the_header(plan, size, exact):
+def test_chunk_headers_equal_the_split_header(plan, size, exact):
     frames = torch.arange(len(plan.indices), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 4, 6, 3)
     item, spec = VideoItem(frames, plan), DecodeSpec(frames_per_chunk=size)
     chunks, headers = split(item, "video", spec), split_header(item.header, "video", spec)
@@ -60,7 +60,7 @@ def test_the_headers_of_the_pieces_are_the_pieces_of_the_header(plan, size, exac
     assert all(used in part.indices for part in parts for _, used in part.replaced)
 
 
-def test_pieces_share_the_pixels_of_the_video():
+def test_chunks_share_the_pixels_of_the_video():
     clip = VideoItem(torch.zeros(5, 2, 2, 3, dtype=torch.uint8), FramePlan((0, 1, 2, 3, 4), (0.0, 1.0, 2.0, 3.0, 4.0), 5, 1.0))
     assert [chunk.frames.data_ptr() for chunk in split_video(clip, 2)] == [clip.frames[i].data_ptr() for i in (0, 2, 4)]
 
@@ -108,7 +108,7 @@ def piece(value: object = FRAMES, **more: object) -> FramePlan:
 
 
 @pytest.mark.parametrize("frames", [FRAMES, torch.from_numpy(FRAMES), list(FRAMES), [PICTURE] * 3, (PICTURE,) * 3])
-def test_a_piece_is_used_whole_and_knows_its_times(frames):
+def test_a_chunk_is_not_sampled_again_and_keeps_its_times(frames):
     assert piece(frames).timestamps == pytest.approx((0, 1 / 24, 2 / 24))
     assert piece((frames, {"fps": 2.0})).timestamps == pytest.approx((0, 0.5, 1))
     at = {"fps": 25.0, "frames_indices": [100, 150, 200], "total_num_frames": 900}
@@ -121,7 +121,7 @@ def test_a_piece_is_used_whole_and_knows_its_times(frames):
 
 @pytest.mark.parametrize("fps", [1.0, 24.0, 29.97])
 @pytest.mark.parametrize("rest", ["", "<|media_begin|>video<|media_content|><|media_pad|><|media_end|>"])
-def test_a_piece_starts_when_its_text_says(fps, rest):
+def test_a_chunk_starts_at_the_time_in_its_prompt(fps, rest):
     for text, seconds in (
         ("00:00:00.000", 0.0),
         ("00:01:02.500", 62.5),
@@ -133,7 +133,7 @@ def test_a_piece_starts_when_its_text_says(fps, rest):
         assert times == pytest.approx([times[0] + i / fps for i in range(3)], abs=1e-3)
 
 
-def test_a_piece_longer_than_a_chunk_is_refused():
+def test_a_chunk_with_too_many_frames_is_refused():
     _, media = read_entry({"type": "video_chunk", "video_chunk": np.zeros((5, 4, 6, 3), np.uint8)})
     header = probe_video(media.data, SPEC.sampling, MediaPolicy())
     with pytest.raises(InputError, match="5 frames is over the limit of 4"):
@@ -177,20 +177,20 @@ def test_a_piece_longer_than_a_chunk_is_refused():
         (Media(Media(PICTURE)), "a Media holds data, not another Media"),
     ],
 )
-def test_what_is_no_entry(entry, text):
+def test_invalid_entries_are_refused(entry, text):
     with pytest.raises(InputError, match=text):
         read_entry(entry)
     assert "\n" not in text
 
 
 @pytest.mark.parametrize("value", [FRAMES[0], [FRAMES], (FRAMES, {"fpz": 3}), (FRAMES, {"frames_indices": [3]}), ["a", "b"]])
-def test_a_piece_that_the_codec_refuses(value):
+def test_a_chunk_that_decoding_refuses(value):
     _, media = read_entry({"type": "video_chunk", "video_chunk": value})
     with pytest.raises(InputError):
         probe_video(media.data, SPEC.sampling, MediaPolicy())
 
 
-def test_nearest_names_are_of_this_kind():
+def test_hints_name_keys_of_the_same_type():
     for kind in ("image", "video", "video_chunk"):
         with pytest.raises(InputError, match=r"did you mean max_pixels\?"):
             read_entry({"type": kind, "max_pixel": 1})

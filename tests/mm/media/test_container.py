@@ -25,7 +25,7 @@ def test_a_header_that_takes_too_long_is_refused(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_busy_machine_is_not_the_files_fault(monkeypatch):
+def test_time_of_other_processes_does_not_count(monkeypatch):
     class Late(container._Timed):
         def read(self, size=-1, /):
             if self.tell() == 0:
@@ -37,6 +37,6 @@ def test_a_busy_machine_is_not_the_files_fault(monkeypatch):
     assert probe_video(clip("h264-mp4"), FrameSampling(), MediaPolicy()).size
 
 
-def test_other_headers_are_said_to_be_unknown():
+def test_other_unreadable_headers_give_the_error_of_the_caller():
     with pytest.raises(InputError, match="not in a video format"):
         probe_video(BOXES, FrameSampling(), MediaPolicy())

@@ -113,21 +113,21 @@ def test_a_body_arrives(server, path):
         ("bad", "is not a URL"),
     ],
 )
-def test_answers_that_are_refused(server, path, text):
+def test_refused_responses(server, path, text):
     with pytest.raises(InputError, match=text) as error:
         fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("path", ["drip", "drip-head"])
-def test_a_drip_is_cut_by_the_clock(server, path):
+def test_a_slow_sender_hits_the_time_limit(server, path):
     start = time.monotonic()
     with pytest.raises(InputError, match=r"longer than 0.5 s \(media: max_seconds\)"):
         fetch(f"http://127.0.0.1:{server.server_port}/{path}", replace(LOCAL, max_seconds=0.5))
     assert time.monotonic() - start < 60  # of 90
 
 
-def test_a_redirect_is_checked_anew(server, monkeypatch):
+def test_redirects_are_checked_again(server, monkeypatch):
     monkeypatch.setattr(module, "is_public", lambda address: str(address) == "127.0.0.1" and not hidden)
     hidden: list[int] = []
     url = f"http://127.0.0.1:{server.server_port}/away"
@@ -146,7 +146,7 @@ def test_a_redirect_is_checked_anew(server, monkeypatch):
     assert hidden == [1]
 
 
-def test_a_name_that_is_never_resolved_is_given_up(monkeypatch):
+def test_name_resolution_has_a_time_limit(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(10) and [])
     with pytest.raises(InputError, match=r"slow.example cannot be fetched from \(its name was not resolved in time"):
@@ -157,14 +157,14 @@ def test_a_name_that_is_never_resolved_is_given_up(monkeypatch):
 
 
 @pytest.mark.parametrize("names", [("*..example.org",), ("",), (".example.org",), (b"x",)])
-def test_domains_that_are_no_names_are_refused_when_they_are_set(names):
+def test_invalid_domains_are_refused_by_the_policy(names):
     with pytest.raises(ConfigError, match="whole host names"):
         MediaPolicy(allowed_media_domains=names)
     with pytest.raises(ConfigError, match="max_redirects"):
         MediaPolicy(max_redirects=-1)
 
 
-def test_https_never_becomes_http(monkeypatch):
+def test_redirects_from_https_to_http_are_refused(monkeypatch):
     monkeypatch.setattr(module, "_get", lambda target, policy, deadline, ledger: "http://a.example/x")
     with pytest.raises(InputError, match=r"a.example redirects from https to http; give the final URL"):
         fetch("https://a.example/x", MediaPolicy())
@@ -211,7 +211,7 @@ def test_addresses_that_are_not_public(host):
         fetch(f"http://{host}/", MediaPolicy())
 
 
-def test_errors_do_not_tell_private_from_missing_from_closed(server, monkeypatch):
+def test_errors_are_equal_for_private_unknown_and_closed_addresses(server, monkeypatch):
     """A sender must not be able to map the engine's network with URLs."""
     places = {"private.example": "10.0.0.1", "closed.example": "93.184.215.14"}
 
@@ -244,7 +244,7 @@ def test_other_ports_are_refused_before_anything_is_resolved(url, monkeypatch):
             MediaPolicy(allowed_media_ports=ports)
 
 
-def test_what_is_public():
+def test_is_public():
     private = "fec0::1 64:ff9b:1::7f00:1 ::ffff:0:7f00:1 2001:0:1::1 ff02::1 2001:db8::1 224.0.0.1 100.64.0.1 240.0.0.1 5f00::1"
     private += " 168.63.129.16 192.0.0.192 3fff::1 100.100.100.200 198.18.0.1 fd00:ec2::254 fe80::1%eth0"
     private += " 2a00:1:2:3::10.0.0.1 2a00:1:2:3::a9fe:a9fe 2a00:1:a00:1:: 2a00:1:c0:a801:1:: 2a00:1:2:ac10:0:100:0:0"
@@ -297,7 +297,7 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch):
         fetch("http://rebind.example/x", policy)
 
 
-def test_one_private_address_among_public_ones_is_enough(monkeypatch):
+def test_one_private_address_among_public_ones_is_refused(monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in ("93.184.215.14", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found)
     with pytest.raises(InputError, match="cannot be fetched from"):

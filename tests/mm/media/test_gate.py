@@ -26,13 +26,13 @@ def source(kind: str, data: object, index: int = 0) -> MediaSource:
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_what_is_decoded_is_what_the_header_says(kind):
+def test_headers_agree_with_decoded_items(kind):
     given = source(kind, DATA[kind])
     assert [item.header for item in gate.decode(given, SPEC, POLICY)] == gate.probe(given, SPEC, POLICY)
     assert len(gate.content_hash(given, POLICY)) == 64
 
 
-def test_identities_are_of_their_kind():
+def test_hashes_depend_on_the_modality():
     pixels = np.zeros((6, 4, 3), np.uint8)
     assert gate.content_hash(source("image", pixels), POLICY) != gate.content_hash(source("video", pixels[None]), POLICY)
 
@@ -46,7 +46,7 @@ def test_a_broken_item_is_named(kind, step):
     assert "\n" not in str(error.value)
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_item_is_named(tmp_path):
     with pytest.raises(MediaError, match=r"^image 2: .*No such file"):
         gate.load(source("image", tmp_path / "none.png", 2), POLICY)
     with pytest.raises(MediaError, match=r"^video 1: files named in messages are refused; give the video as bytes"):
@@ -64,7 +64,7 @@ def test_a_path_is_read_once_and_then_bytes(tmp_path):
     assert gate.load(nothing, POLICY) is nothing
 
 
-def test_what_comes_over_the_network():
+def test_is_remote():
     assert all(gate.is_remote(source("image", url)) for url in ("http://a/x", "HTTPS://a/x", MediaUrl("https://a/x")))
     assert not any(gate.is_remote(source("image", one)) for one in ("a.png", b"http://", MediaUrl("data:,"), DATA["image"]))
 

@@ -47,7 +47,7 @@ def test_every_form_gives_the_same_pixels():
         assert np.array_equal(pixels.numpy(), PIXELS)
 
 
-def test_identities_differ():
+def test_hashes_differ():
     forms = [Image.new(mode, (2, 8)) for mode in ("1", "L", "RGB", "RGBA", "CMYK")] + [Image.new("RGB", (8, 2))]
     coded = [Image.new("P", (2, 8)) for _ in range(2)]
     for image, palette in zip(coded, ([9, 8, 7], [7, 8, 9]), strict=True):
@@ -65,7 +65,7 @@ def test_pixels_of_an_array_are_not_copied():
     assert np.array_equal(load(frozen).numpy(), PIXELS)
 
 
-def test_transparency_lies_on_white():
+def test_transparency_is_blended_with_white():
     clear = np.zeros((4, 4, 4), np.uint8)
     clear[:2, :, 3] = 255
     for form in (Image.fromarray(clear), clear, encoded(Image.fromarray(clear))):
@@ -100,7 +100,7 @@ def test_cmyk_becomes_rgb():
     assert np.array_equal(load(image).numpy(), PIXELS)
 
 
-def test_exif_orientation_comes_first():
+def test_exif_orientation_is_applied():
     exif = Image.Exif()
     exif[0x0112] = 6  # turn clockwise to see it upright
     item = load(encoded(Image.fromarray(PIXELS), exif=exif))
@@ -121,7 +121,7 @@ def test_colour_profiles_are_ignored():
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"])
-def test_every_mode_and_size_is_as_its_header_says(form):
+def test_headers_agree_for_every_mode_and_size(form):
     for mode in ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "I;16", "I", "F"):
         for size in ((1, 1), (1, 7), (17, 3), (64, 33)):
             try:
@@ -183,7 +183,7 @@ def test_slivers_are_refused_from_the_header(size: tuple[int, int]) -> None:
         assert probe_image(value, MediaPolicy(max_aspect_ratio=70_000)).size == size[::-1]
 
 
-def test_orientation_behind_the_pixels_of_a_png():
+def test_orientation_stored_after_the_pixels_of_a_png():
     exif = Image.Exif()
     exif[0x0112] = 6
     plain = encoded(Image.fromarray(PIXELS))
@@ -193,14 +193,14 @@ def test_orientation_behind_the_pixels_of_a_png():
     assert np.array_equal(load(broken).numpy(), PIXELS)
 
 
-def test_deep_grey_with_one_clear_value():
+def test_grey_of_16_bits_with_a_transparent_value():
     deep = np.array([[300, 5000], [60000, 300]], np.uint16)
     got = load(encoded(Image.fromarray(deep), transparency=300), MediaPolicy(background=(1, 2, 3)))
     assert got.tolist() == [[[1, 2, 3], [19, 19, 19]], [[234, 234, 234], [1, 2, 3]]]
     assert load(Image.fromarray(np.array([[np.nan, 7]], np.float32)))[0, :, 0].tolist() == [0, 7]
 
 
-def test_deep_colour_with_one_clear_value():
+def test_rgb_of_16_bits_with_a_transparent_colour():
     deep = np.array([[[0x0012, 0, 0], [0x1200, 0, 0]], [[0xFF00, 0xFFFF, 0], [0x12FF, 0, 1]]], ">u2")
     header = struct.pack(">2I5B", 2, 2, 16, 2, 0, 0, 0)
     lines = zlib.compress(b"".join(b"\0" + row.tobytes() for row in deep))
@@ -210,7 +210,7 @@ def test_deep_colour_with_one_clear_value():
     assert got.tolist() == [[[0, 0, 0], [1, 2, 3]], [[255, 255, 0], [1, 2, 3]]]  # the last is near enough
 
 
-def test_images_in_endless_pieces_are_refused():
+def test_images_of_too_many_pieces_are_refused():
     png, jpeg, gif = (encoded(Image.fromarray(PIXELS), form) for form in ("PNG", "JPEG", "GIF"))
     place, empty = gif.index(b"\x2c", 13 + 3 * 256), chunk(b"abCd", b"")
     for data in (
@@ -234,7 +234,7 @@ def test_images_in_endless_pieces_are_refused():
     ("form", "each", "options"),
     [("PNG", 7, {}), ("JPEG", 7, {}), ("JPEG", 13, {"progressive": True}), ("WEBP", 17, {}), ("AVIF", 17, {}), ("QOI", 15, {})],
 )
-def test_what_decoding_holds_is_budgeted_from_the_header(form: str, each: int, options: dict[str, bool]) -> None:
+def test_decoding_memory_is_limited_from_the_header(form: str, each: int, options: dict[str, bool]) -> None:
     data = encoded(Image.new("RGB", (100, 80)), form, **options)
     for call in (probe_image, decode_image):
         call(data, MediaPolicy(max_decoded_bytes=each * 8000))
@@ -302,7 +302,7 @@ def test_strips_of_a_tiff_are_counted() -> None:
     assert error.value.info.param == "max_image_pieces"
 
 
-def test_slow_formats_are_told_from_fast_ones() -> None:
+def test_is_slow() -> None:
     """They hold the interpreter's lock, so they are decoded in another process."""
     grey = b"P5\n11 10\n100\n" + b"\x32" * 110
     assert all(
@@ -319,7 +319,7 @@ def test_slow_formats_are_told_from_fast_ones() -> None:
     assert not is_slow(b"qoif", POLICY)
 
 
-def test_limits_are_ours_and_not_pillows(monkeypatch):
+def test_pillows_own_size_limit_is_not_used(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert np.array_equal(load(encoded(Image.fromarray(PIXELS))).numpy(), PIXELS)
 
@@ -333,7 +333,7 @@ def test_a_lazy_image_in_several_threads(tmp_path):
         assert load(image).shape == (400, 240, 3)
 
 
-def test_budget_is_checked_on_the_header():
+def test_max_pixels_is_checked_on_the_header():
     data = encoded(Image.new("L", (300, 200)))[:200]  # no pixel of it could be decoded
     policy = MediaPolicy(max_pixels=59_999)
     for value in (data, np.zeros((200, 300), np.uint8), Image.new("L", (300, 200))):
@@ -360,7 +360,7 @@ def test_budget_is_checked_on_the_header():
         (np.zeros((0, 5, 3), np.uint8), "has no pixels"),
     ],
 )
-def test_what_is_refused_is_named(value, text):
+def test_invalid_images_are_refused_with_the_reason(value, text):
     with pytest.raises(InputError, match=text) as error:
         decode_image(value, POLICY)
     assert "\n" not in str(error.value)

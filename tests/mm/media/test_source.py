@@ -39,7 +39,7 @@ def test_every_form_gives_bytes(folder):
         assert read(value, "image", POLICY) is value
 
 
-def test_links_go_to_the_fetcher(monkeypatch):
+def test_urls_are_fetched(monkeypatch):
     monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
     assert read("http://a.example/x", "image", POLICY) == b"http://a.example/x"
     assert read(MediaUrl("HTTPS://a.example/x"), "image", POLICY) == b"HTTPS://a.example/x"
@@ -87,7 +87,7 @@ def test_a_folder_that_becomes_a_link_after_the_check_is_not_followed(folder, mo
 
 
 @pytest.mark.parametrize("text", ["/etc/passwd", "file:///etc/passwd", "a.png", "file:a.png"])
-def test_without_a_root_messages_name_no_files(text):
+def test_files_in_messages_are_refused_without_a_root(text):
     with pytest.raises(InputError, match=r"files named in messages are refused.*allowed_local_media_path"):
         read(MediaUrl(text), "image", POLICY)
 
@@ -114,7 +114,7 @@ def test_a_root_may_be_a_link_itself(folder):
             read(MediaUrl(text), "image", policy)
 
 
-def test_urls_that_are_none():
+def test_invalid_urls():
     for value in ("file://[x/a.png", MediaUrl("file://[x/a.png")):
         with pytest.raises(InputError, match="is not a URL"):
             read(value, "image", MediaPolicy(allowed_local_media_path="/"))
@@ -169,5 +169,5 @@ def test_an_empty_root_is_not_the_current_folder():
         MediaPolicy(allowed_local_media_path="")
 
 
-def test_the_marks_of_a_data_url_are_of_any_case():
+def test_data_urls_ignore_case():
     assert read(DATA.replace("data", "DATA").replace("base64", "BASE64"), "image", POLICY) == b"abcd"

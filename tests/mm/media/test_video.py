@@ -26,7 +26,7 @@ EIGHT = FrameSampling(num_frames=8, spread="ends")
 FRAMES = np.random.default_rng(0).integers(0, 256, (10, 8, 12, 3), dtype=np.uint8)
 
 
-def test_sampling_is_obeyed():
+def test_frames_are_those_of_the_sampling():
     data = clip("mjpeg-avi")
     item = decode_video(data, TWO, POLICY)
     assert item.frames.shape == (8, 64, 64, 3)
@@ -54,7 +54,7 @@ def damaged(frame: int) -> bytes:
 
 
 @pytest.mark.parametrize("backend", ["pyav", "opencv"])
-def test_a_broken_frame_is_missing_or_has_a_stand_in(backend, caplog):
+def test_a_broken_frame_is_missing_or_replaced(backend, caplog):
     data, whole = damaged(17), decode_video(encode("mjpeg", "avi", count=26), ALL, POLICY)
     with caplog.at_level(logging.WARNING, "sensorium"):
         item = decode_video(data, EIGHT, MediaPolicy(video_backend=backend))
@@ -72,7 +72,7 @@ def test_a_broken_frame_is_missing_or_has_a_stand_in(backend, caplog):
     assert torch.equal(item.frames, whole.frames[list(item.plan.indices)])
 
 
-def test_a_stand_in_never_comes_from_beyond_the_next_target():
+def test_a_replacement_comes_before_the_next_sampled_frame():
     item = decode_video(damaged(17), ALL, MediaPolicy(frame_recovery=True))
     assert item.plan.missing == (17,)
     assert item.plan.replaced == ()
@@ -80,7 +80,7 @@ def test_a_stand_in_never_comes_from_beyond_the_next_target():
     assert last.plan.missing == (25,)
 
 
-def test_a_damaged_middle_does_not_shift_numbers():
+def test_damage_does_not_shift_frame_numbers():
     data = bytearray(clip("h264-mp4"))
     with av.open(io.BytesIO(bytes(data))) as container:
         packets = [(p.pos, p.size) for p in container.demux(video=0)]
@@ -93,7 +93,7 @@ def test_a_damaged_middle_does_not_shift_numbers():
     assert torch.equal(item.frames[:10], whole.frames[:10])
 
 
-def test_a_video_cut_off_gives_what_is_there():
+def test_a_truncated_video_gives_its_readable_frames():
     data = clip("mjpeg-avi")
     cut = data[: len(data) * 3 // 5]
     header, item = probe_video(cut, ALL, POLICY), decode_video(cut, ALL, POLICY)
@@ -104,7 +104,7 @@ def test_a_video_cut_off_gives_what_is_there():
         decode_video(clip("h264-mp4")[:2000], ALL, POLICY)  # the table of packets is at the end
 
 
-def test_nothing_readable_is_an_error():
+def test_a_video_without_readable_frames_is_an_error():
     data = encode("mjpeg", "avi", count=3)
     with av.open(io.BytesIO(data)) as container:
         for packet in container.demux(video=0):
@@ -124,7 +124,7 @@ def test_frames_of_another_size_are_left_out(caplog):
         decode_video(small + large, FrameSampling(num_frames=1), POLICY)
 
 
-def test_limits_hold_before_anything_is_decoded(monkeypatch):
+def test_limits_are_checked_before_decoding(monkeypatch):
     monkeypatch.setattr(video_pyav, "_decode", None)
     data = clip("h264-mp4")
     for call in (probe_video, decode_video):
@@ -145,14 +145,14 @@ def test_limits_hold_before_anything_is_decoded(monkeypatch):
         (b"", "not in a video format"),
     ],
 )
-def test_what_is_refused_is_named(value, text):
+def test_invalid_videos_are_refused_with_the_reason(value, text):
     for call in (probe_video, decode_video):
         with pytest.raises(InputError, match=text) as error:
             call(value, TWO, POLICY)
         assert "\n" not in str(error.value)
 
 
-def test_audio_and_images_are_no_videos():
+def test_audio_and_images_are_refused_as_videos():
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         stream = output.add_stream("aac", rate=16000, layout="mono")
@@ -168,7 +168,7 @@ def test_audio_and_images_are_no_videos():
         probe_video(picture.getvalue(), ALL, POLICY)
 
 
-def test_the_hash_is_of_the_source():
+def test_the_hash_is_that_of_the_encoded_bytes():
     data = clip("h264-mp4")
     assert hash_video(data, MediaPolicy()) == hash_video(bytearray(data), MediaPolicy()) != hash_video(data[:-1], MediaPolicy())
 

@@ -107,14 +107,14 @@ def test_metadata_that_is_refused(metadata, text):
         (7, "a value of type int is not a known form"),
     ],
 )
-def test_what_is_refused_is_named(value, text):
+def test_invalid_frames_are_refused_with_the_reason(value, text):
     for call in (probe_video, decode_video):
         with pytest.raises(InputError, match=text) as error:
             call(value, TWO, POLICY)
         assert "\n" not in str(error.value)
 
 
-def test_the_hash_is_of_frames_and_what_is_said_of_them():
+def test_the_hash_depends_on_frames_and_metadata():
     hashes = [
         hash_video(value, POLICY)
         for value in (

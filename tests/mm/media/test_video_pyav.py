@@ -22,7 +22,7 @@ UNEVEN = [0, 100, 150, 900, 905, 2000, 2040, 2080]  # milliseconds
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_the_packet_index_says_what_decoding_gives(name):
+def test_the_index_agrees_with_decoding(name):
     data = clip(name)
     expected, times = plainly(data)
     header, item = probe_video(data, ALL, POLICY), decode_video(data, ALL, POLICY)
@@ -48,7 +48,7 @@ def test_packets_without_times_are_counted(name):
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_jumping_gives_the_same_frames(name, monkeypatch):
+def test_seeking_gives_the_same_frames(name, monkeypatch):
     data = clip(name)
     expected, times = plainly(data)
     decoded, decode = [], video_pyav._decode
@@ -62,7 +62,7 @@ def test_jumping_gives_the_same_frames(name, monkeypatch):
         assert len(decoded) < 3 * 42  # four passes
 
 
-def test_what_has_to_be_decoded():
+def test_decode_ranges():
     closed = [(0, True), (2, False), (1, False), (3, True), (4, False), (5, True), (6, False)]
     assert video_pyav.decode_ranges(closed, {0}) == [range(0, 1)]
     assert video_pyav.decode_ranges(closed, {1, 6}) == [range(0, 3), range(5, 7)]
@@ -100,7 +100,7 @@ def test_frames_at_uneven_times(container):
 
 @pytest.mark.parametrize("container", ["mp4", "matroska"])
 @pytest.mark.parametrize("rotation", [0, 90, 180, -90])
-def test_turned_videos_stand_upright(container, rotation):
+def test_rotated_videos_are_upright(container, rotation):
     data = encode("libx264", container, count=3, size=(48, 64), rotation=rotation)
     header, item = probe_video(data, ALL, POLICY), decode_video(data, ALL, POLICY)
     assert item.header == header
@@ -120,7 +120,7 @@ def test_one_frame():
             assert len(item.frames) == 1
 
 
-def test_a_stream_that_was_live():
+def test_a_recording_of_a_live_stream():
     data = encode("libvpx-vp9", "webm", {"g": "12"}, muxer={"live": "1"})  # no duration, no seek table
     expected, _ = plainly(data)
     item = decode_video(data, EIGHT, POLICY)
@@ -150,7 +150,7 @@ def test_frames_that_are_never_shown_are_not_counted():
     assert np.array_equal(item.frames.numpy(), expected)
 
 
-def test_a_stream_whose_clock_starts_anew_is_counted():
+def test_frames_are_counted_where_timestamps_restart():
     data = clip("h264-ts") * 2
     expected, _ = plainly(data)
     header, item = probe_video(data, ALL, POLICY), decode_video(data, ALL, POLICY)

@@ -35,7 +35,7 @@ class Info(BaseProcessingInfo):
         return {}, self.geometry(item.header)
 
 
-def test_what_every_family_has_to_say():
+def test_abstract_methods_of_a_family():
     class Silent(BaseProcessingInfo):
         modalities = ("image",)
 
@@ -51,18 +51,18 @@ def made(*options, encode=None, **config):
     ("config", "token"),
     [({}, 9), ({"image_token_index": 7}, 7), ({"image_token_index": 7, "image_token_id": 5}, 5)],
 )
-def test_ids_of_slots(config, token):
+def test_ids_of_placeholders(config, token):
     info = made(**config)
     assert info.placeholder_ids == {"image": token}
 
 
 @pytest.mark.parametrize("token", [20, -1, True, "9"])
-def test_ids_that_no_token_has(token):
+def test_ids_outside_the_vocabulary_are_refused(token):
     with pytest.raises(ConfigError, match=r"image_token_id .* in config.json is outside the vocabulary of 20"):
         made(image_token_id=token)
 
 
-def test_later_options_lie_over_earlier_ones():
+def test_later_options_override_earlier_ones():
     info = made({"size": 2})
     assert info.specs["image"].size == 2
     assert info.with_kwargs({"images_kwargs": {"size": 3}}).specs["image"].size == 3
@@ -71,7 +71,7 @@ def test_later_options_lie_over_earlier_ones():
         info.with_kwargs({"sice": 3})
 
 
-def test_what_config_and_preprocessor_both_say_must_agree():
+def test_config_and_preprocessor_must_agree():
     info = made(vision_config={"patch_size": 14})
     info.check_config("vision_config", patch_size=14, merge_size=2)
     said = "patch_size is 14 in vision_config of config.json, but "
@@ -84,7 +84,7 @@ def test_what_config_and_preprocessor_both_say_must_agree():
             info.check_config("vision_config", patch_size=16)
 
 
-def test_ready_made_rows():
+def test_precomputed_embeddings():
     info, rows = made(), torch.ones(3, 4)
     assert info.parser().embeddings["image"].width == 4
     assert info.embeds_geometry(EmbeddingItem("image", {ROWS: rows})).merged == (3, 1, 1)
@@ -98,7 +98,7 @@ def test_ready_made_rows():
         refusing.embeds_geometry(EmbeddingItem("image", {ROWS: rows}))
 
 
-def test_text_of_its_own_takes_the_tokenizer():
+def test_a_family_with_text_needs_the_tokenizer():
     assert made(encode=lambda text: [ord(letter) for letter in text]).encode("ab") == (97, 98)
     with pytest.raises(ConfigError, match="download the checkpoint's tokenizer"):
         made().encode  # noqa: B018
@@ -111,5 +111,5 @@ def test_spans_of_text_and_rows():
     assert build_span([2], 5).is_embed is None
 
 
-def test_prompts_without_slots():
+def test_prompts_without_placeholders():
     assert made().preprocess_prompt([1, 2], {"image": 2}) == [1, 2]

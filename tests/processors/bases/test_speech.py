@@ -22,7 +22,7 @@ def whisper(**generation: object) -> WhisperProcessingInfo:
     return WhisperProcessingInfo(ProcessorFiles(audio={"feature_size": 80}, generation=generation))
 
 
-def test_a_window_is_a_window() -> None:
+def test_whisper_always_has_a_full_window() -> None:
     """1500 rows for any audio up to 30 s."""
     info = whisper(**ENGLISH)
     for samples in (1, 400, RATE, 30 * RATE):
@@ -32,7 +32,7 @@ def test_a_window_is_a_window() -> None:
     assert info.geometry(MediaHeader("audio", samples=99 * RATE, exact=False)).num_embeds == 1500
 
 
-def test_the_tower_and_the_window_agree() -> None:
+def test_config_must_agree_with_the_window() -> None:
     with pytest.raises(ConfigError, match=r"max_source_positions is 1000 in config\.json"):
         WhisperProcessingInfo(ProcessorFiles(config={"max_source_positions": 1000}, audio={"feature_size": 80}))
 
@@ -85,7 +85,7 @@ def test_prompts_and_answers_of_qwen2_audio() -> None:
 
 
 @pytest.mark.parametrize("info", [WhisperProcessingInfo, Qwen3ASRProcessingInfo, Qwen2AudioProcessingInfo])
-def test_what_supports_it_says_so(info: type) -> None:
+def test_families_that_support_transcription(info: type) -> None:
     assert isinstance(info(ProcessorFiles()), SupportsTranscription)
     assert not isinstance(Qwen2VLProcessingInfo(ProcessorFiles()), SupportsTranscription)
 

@@ -39,7 +39,7 @@ def shown(kind, clip, rows, **config):
     return "".join(letters[token] for token in first.token_ids)
 
 
-def test_rows_lie_by_time():
+def test_rows_are_ordered_by_time():
     """Qwen2.5 takes two seconds (50 positions) at a time, Qwen3 one position; shorter audio ends before its video."""
     clip = ItemGeometry(3, 2, 4, 2, time_step=25.0)
     assert shown(Qwen25OmniProcessingInfo, clip, 60) == "<vvvv" + "a" * 50 + "vv" + "a" * 10 + ">"
@@ -110,7 +110,7 @@ def test_the_audio_of_a_file_is_its_track(how):
     assert len(gate.decode(silent, info.decode_spec, policy)) == len(gate.probe(silent, info.decode_spec, policy)) == 1
 
 
-def test_the_audio_beside_frames_counts():
+def test_audio_attached_to_frames_is_used():
     frames, policy = np.zeros((4, 64, 64, 3), np.uint8), MediaPolicy()
     sounds = [np.full(16_000, value, np.float32) for value in (0.1, 0.2)]
     sources = [MediaSource("video", 0, (frames, {"fps": 2.0, "audio": (sound, 16_000)})) for sound in sounds]

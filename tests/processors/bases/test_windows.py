@@ -41,7 +41,7 @@ def test_rows_of_windows() -> None:
         assert (rows(glm, length * RATE), rows(voxtral, length * RATE), rows(ultravox, length * RATE)) == counts
 
 
-def test_longer_than_the_model_takes() -> None:
+def test_audio_longer_than_the_model_takes_is_refused() -> None:
     glm, voxtral = GlmAsrProcessingInfo(ProcessorFiles()), VoxtralProcessingInfo(ProcessorFiles())
     assert rows(glm, 630 * RATE) == 21 * 375
     with pytest.raises(InputError, match=r"it lasts 631\.00 s, the model takes at most 630 s; cut it"):
@@ -51,7 +51,7 @@ def test_longer_than_the_model_takes() -> None:
         rows(glm, 900)
 
 
-def test_silence_is_not_carried() -> None:
+def test_repeated_silence_is_not_stored() -> None:
     """Frames after the last one of a window equal it, so they are not stored."""
     info = VoxtralProcessingInfo(ProcessorFiles())
     tensors, _ = info.process(sound(31 * RATE), torch.float32)
@@ -62,7 +62,7 @@ def test_silence_is_not_carried() -> None:
     assert (whole[3103:] == heard[-1]).all()
 
 
-def test_a_loud_window_leaves_the_others_as_they_are() -> None:
+def test_a_loud_window_does_not_change_the_others() -> None:
     info, quiet = GlmAsrProcessingInfo(ProcessorFiles()), 0.001 * sound(30 * RATE).samples
     both, _ = info.process(AudioItem(torch.cat([sound(30 * RATE).samples, quiet]), RATE), torch.float32)
     alone, _ = info.process(AudioItem(quiet, RATE), torch.float32)
@@ -70,7 +70,7 @@ def test_a_loud_window_leaves_the_others_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("language", [None, "en"])
-def test_a_transcription_is_asked_for_as_mistral_common_does(tmp_path: Path, language: str | None) -> None:
+def test_the_transcription_prompt_equals_mistral_commons(tmp_path: Path, language: str | None) -> None:
     import soundfile
     from mistral_common.protocol.transcription.request import TranscriptionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer

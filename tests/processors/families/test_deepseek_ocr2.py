@@ -51,7 +51,7 @@ def test_tiles_are_the_published_ones(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("json", [{}, {"background_color": [3, 200, 90], "image_mean": [0.1, 0.2, 0.3]}, {"resample": 2}])
 @pytest.mark.parametrize("size", [(31, 40), (48, 48), (49, 20), (90, 50), (33, 200)])
-def test_planes_are_the_published_ones(json: dict[str, Any], size: tuple[int, int]) -> None:
+def test_pixels_are_the_published_ones(json: dict[str, Any], size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     made, _ = info_of({**SMALL, **json}, patch=1).process(ImageItem(torch.from_numpy(pixels)), torch.float32)
     theirs = published(**SMALL, **json)(Image.fromarray(pixels), return_tensors="pt")
@@ -70,13 +70,13 @@ def test_planes_are_the_published_ones(json: dict[str, Any], size: tuple[int, in
         ((3000, 2000), 16 * 17 + 1 + 30 * 21),
     ],
 )
-def test_the_first_strategy_ends_each_line_with_a_row(size: tuple[int, int], rows: int) -> None:
+def test_deepseek_ocr_ends_each_line_with_a_row(size: tuple[int, int], rows: int) -> None:
     """Lines run over all tiles side by side, 10 rows of each; the whole has 16 lines; one row separates both."""
     assert info_of(kind=DeepseekOcrProcessingInfo).geometry(MediaHeader("image", *size)).num_embeds == rows
 
 
 @pytest.mark.parametrize("kind", [DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo])
-def test_what_shrinks_shrinks_enough(kind: Any) -> None:
+def test_shrink_kwargs_shrink_enough(kind: Any) -> None:
     header = MediaHeader("image", 3000, 2000)
     info = info_of(kind=kind)
     grid = info.geometry(header)

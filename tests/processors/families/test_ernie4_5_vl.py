@@ -85,12 +85,12 @@ def test_a_font_that_is_missing_is_named(tmp_path):
     assert plain["pixel_values_videos"].data.shape == (grid.t * grid.h * grid.w, 588)
 
 
-def test_other_numbers_of_joined_frames_are_refused():
+def test_other_temporal_patch_sizes_are_refused():
     with pytest.raises(ConfigError, match="temporal_patch_size is 4"):
         made(temporal_patch_size=4)
 
 
-def test_marks_are_an_items_own_and_written_where_they_lack():
+def test_missing_start_and_end_tokens_are_added():
     info = made()
     assert info.preprocess_prompt([1, 11, 10, 12, 2, 10, 3, 14, 13, 15], {"image": 2, "video": 1}) == [1, 10, 2, 10, 3, 13]
     assert info.preprocess_prompt([11, 10, 10, 12, 14, 13, 12], {}) == [
@@ -108,12 +108,12 @@ def test_marks_are_an_items_own_and_written_where_they_lack():
     assert span.is_embed.tolist() == [False, *[True] * 6, False]
 
 
-def test_frames_are_joined_in_pairs():
+def test_frames_are_merged_in_pairs():
     grid = made(size={"shortest_edge": 784, "longest_edge": 78400}).geometry(MediaHeader("video", 56, 84, plan(5)))
     assert (grid.t, grid.h, grid.w, grid.merged, grid.num_embeds) == (6, 4, 6, (3, 2, 3), 18)
 
 
-def test_rows_of_a_video_come_with_its_frames():
+def test_precomputed_embeddings_of_a_video_have_a_grid_of_frames():
     info, rows = made(), torch.ones(18, 8)
     (source,) = info.parser().parse({"video": {"video_embeds": rows, "video_grid_thw": [[6, 4, 6]]}})["video"]
     assert info.embeds_geometry(source.data).num_embeds == 18
@@ -123,7 +123,7 @@ def test_rows_of_a_video_come_with_its_frames():
 
 
 @pytest.mark.parametrize("rows", [4, 100, 3000])
-def test_a_video_that_is_made_smaller_fits(rows):
+def test_a_shrunk_video_fits(rows):
     info = made()
     options = info.shrink_kwargs("video", (40, 60, 80), rows)
     tuned = info.with_kwargs({"videos_kwargs": options})

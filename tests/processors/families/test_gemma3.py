@@ -34,7 +34,7 @@ def text_of(info: Gemma3ProcessingInfo, grid: ItemGeometry) -> str:
     return WORDS.decode([*span.before, *span.token_ids, *span.after], skip_special_tokens=False)
 
 
-def test_a_long_image_is_cut_only_when_asked_for() -> None:
+def test_a_long_image_is_cut_only_with_pan_and_scan() -> None:
     square = "<start_of_image>" + "<image_soft_token>" * 9 + "<end_of_image>"
     assert text_of(info_of(), info_of().geometry(LONG)) == f"\n\n{square}\n\n"
     cut = info_of(SCAN)
@@ -45,13 +45,13 @@ def test_a_long_image_is_cut_only_when_asked_for() -> None:
     assert text_of(cut, grid) == f"Here is the original image \n\n{square}\n\n {words} \n\n{crops}\n\n"
 
 
-def test_crops_can_be_done_without() -> None:
+def test_shrinking_drops_the_crops() -> None:
     cut = info_of(SCAN)
     assert cut.with_kwargs({"detail": "low"}).geometry(LONG).t == 1
     assert cut.with_kwargs(cut.shrink_kwargs("image", (5, 6, 6), 20) or {}).geometry(LONG).t == 1
 
 
-def test_ready_made_rows_are_whole_squares() -> None:
+def test_precomputed_embeddings_are_whole_squares() -> None:
     info = info_of()
     grid = info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(27, 64)}))
     assert (grid.t, grid.num_embeds) == (3, 27)
@@ -70,12 +70,12 @@ def test_ready_made_rows_are_whole_squares() -> None:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         info_of(options)
 
 
 @pytest.mark.parametrize("tokens", [10, 16])
-def test_rows_that_patches_do_not_make_are_refused(tokens: int) -> None:
+def test_a_number_of_rows_that_does_not_divide_the_patches_is_refused(tokens: int) -> None:
     with pytest.raises(ConfigError, match=f"mm_tokens_per_image is {tokens}"):
         info_of(mm_tokens_per_image=tokens)

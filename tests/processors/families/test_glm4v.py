@@ -54,14 +54,14 @@ def test_frames_are_the_published_ones(total: int, fps: float, wanted: float) ->
 
 @pytest.mark.parametrize("kind", [Glm46VProcessingInfo, GlmOcrProcessingInfo])
 @pytest.mark.parametrize(("total", "fps"), [(24, 24.0), (720, 24.0), (750, 25.0), (775, 25.0), (9000, 30.0), (9030, 30.0)])
-def test_longer_videos_are_seen_less_often(kind: type[Glm4VProcessingInfo], total: int, fps: float) -> None:
+def test_longer_videos_use_fewer_frames_per_second(kind: type[Glm4VProcessingInfo], total: int, fps: float) -> None:
     """Videos of whole seconds: the published sampler adds up sixths of a second, so it may be one frame late."""
     ours, theirs = sample_indices(total, fps, info_of(kind).decode_spec.sampling), published("Glm46V", total, fps)
     assert len(ours) == len(theirs)
     assert all(0 <= late - frame <= 1 for frame, late in zip(ours, theirs, strict=True))
 
 
-def test_the_large_one_comes_with_either_processor() -> None:
+def test_the_moe_architecture_uses_either_processor() -> None:
     """GLM-4.5V's and the large GLM-4.6V's checkpoints are of one architecture."""
     for said in ({"video_processor_type": "Glm46VVideoProcessor"}, {"video_processor_type": "Glm4vVideoProcessor"}):
         info = Glm4VProcessingInfo(ProcessorFiles({**IDS, "vocab_size": 640}, video=said))
@@ -82,7 +82,7 @@ def test_ids_that_config_json_leaves_out(stem: str, later: bool) -> None:
     assert info.with_kwargs({}).placeholder_ids == info.placeholder_ids
 
 
-def test_no_more_frames_than_the_most() -> None:
+def test_max_frames() -> None:
     policy = info_of(Glm46VProcessingInfo).decode_spec.sampling
     frames = sample_indices(90_000, 30.0, policy)
     assert (len(frames), frames[0], frames[-1]) == (640, 0, 89_999)
@@ -92,7 +92,7 @@ def test_no_more_frames_than_the_most() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"), [(Glm4VProcessingInfo, ("0", "2")), (Glm46VProcessingInfo, ("0.9 seconds", "2.6 seconds"))]
 )
-def test_times_are_those_of_first_frames(kind: type[Glm4VProcessingInfo], words: tuple[str, str]) -> None:
+def test_timestamps_are_those_of_first_frames(kind: type[Glm4VProcessingInfo], words: tuple[str, str]) -> None:
     info = info_of(kind)
     grid = info.geometry(MediaHeader("video", 112, 112, FramePlan((0, 1, 2), (0.9, 1.8, 2.64), 3, 1.1)))
     assert (grid.t, grid.times) == (2, (0.9, 2.64))
@@ -104,6 +104,6 @@ def test_times_are_those_of_first_frames(kind: type[Glm4VProcessingInfo], words:
     assert int(span.is_embed.sum()) == grid.num_embeds
 
 
-def test_ready_made_rows_of_a_video_have_times() -> None:
+def test_precomputed_embeddings_of_a_video_have_timestamps() -> None:
     item = EmbeddingItem("video", {ROWS: torch.zeros(8, 64), "grid": torch.tensor([2, 4, 4])})
     assert info_of(Glm4VProcessingInfo).embeds_geometry(item).times == (0.0, 1.0)

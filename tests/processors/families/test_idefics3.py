@@ -165,7 +165,7 @@ def test_options_make_fewer_tiles():
     assert info.shrink_kwargs("image", (1, 4, 4), 4) is None
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_settings_are_refused():
     for image, said in (({"max_image_size": {"longest_edge": 84}}, "image_size"), ({"size": {"longest_edge": 0}}, "a height")):
         with pytest.raises(ConfigError, match=said):
             info_of(Idefics3ProcessingInfo, image)

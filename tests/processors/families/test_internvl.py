@@ -159,7 +159,7 @@ def test_options_make_fewer_tiles():
         ({}, {"max_tiles": 3}, "unknown processing option"),
     ],
 )
-def test_what_cannot_be_is_refused(image, options, said):
+def test_invalid_settings_are_refused(image, options, said):
     with pytest.raises(ConfigError, match=said):
         info_of(image, options)
 

@@ -174,7 +174,7 @@ def test_tokens_equal_transformers_in_one_ordered_stream(fps):
     assert torch.equal(torch.tensor(mask), (ours == info.image) | (ours == info.frame))
 
 
-def test_an_image_and_a_piece_merge_and_a_frame_has_its_own_limit():
+def test_an_image_and_a_chunk_merge_and_a_frame_has_its_own_limit():
     info = info_of({"max_patches": 64}, {"max_patches": 16})
     image, piece = image_chunk(ImageItem(picture(300, 200))), split_video(clip(3, 300, 200), 4)[0]
     assert grids(info, [image, piece]) == [[1, 10, 8], [3, 6, 4]]
@@ -184,7 +184,7 @@ def test_an_image_and_a_piece_merge_and_a_frame_has_its_own_limit():
     assert info.geometry(piece.header).merged == (1, 3, 2)
 
 
-def test_the_stream_from_what_is_given_to_the_prompt():
+def test_vision_chunks_from_input_to_prompt():
     info, pixels = info_of(), clip(20, 28, 56).frames.numpy()
     stream = [
         picture(28, 56),
@@ -209,7 +209,7 @@ def test_the_stream_from_what_is_given_to_the_prompt():
     assert [len(pieces) for pieces in ranges["vision_chunk"]] == [1, 3, 1, 1]
 
 
-def test_what_is_filled_up_is_black():
+def test_padding_is_black():
     pixels = data(
         info_of().process(image_chunk(ImageItem(torch.full((20, 30, 3), 255, dtype=torch.uint8))), torch.float32)[0][
             "pixel_values"
@@ -222,7 +222,7 @@ def test_what_is_filled_up_is_black():
     torch.testing.assert_close(shown, -torch.ones(3, 28, 56), atol=1e-6, rtol=0)
 
 
-def test_times_as_text():
+def test_timestamp():
     assert [timestamp(s) for s in (0.0, 0.5, 61.25, 3599.9999, 86399.5)] == [
         "00:00:00.000",
         "00:00:00.500",
@@ -286,7 +286,7 @@ def test_published_defaults():
     assert info.decode_spec.sampling.fps == video.fps
 
 
-def test_marks_from_the_config():
+def test_special_tokens_from_the_config():
     assert info_of().placeholder_ids == {"vision_chunk": words().token_to_id("<|media_pad|>")}
     files = ProcessorFiles({"media_placeholder_token_id": 163605}, encode=lambda text: [1, 2])
     bare = KimiK25ProcessingInfo(files)
@@ -322,7 +322,7 @@ def test_options():
     assert len(keys) == 4
 
 
-def test_pillow_pixels_where_asked():
+def test_resample_pillow():
     image, info = picture(300, 200), info_of(SMALL).with_kwargs({"resample": "pillow"})
     pixels, grid = info.process(image_chunk(ImageItem(image)), torch.float32)
     small = np.asarray(Image.fromarray(image.numpy()).resize((93, 139), Image.Resampling.BICUBIC))
@@ -386,7 +386,7 @@ def _least(height: int, width: int) -> int:
     return -(-max(height, width) // max(1, min(height, width)))
 
 
-def test_a_videos_own_token_is_its_slot_but_not_a_chunks_embeddings():
+def test_the_video_token_is_a_placeholder_except_in_expanded_chunks():
     info = info_of()
     begin, content, end, pad, video = (words().token_to_id(name) for name in MARKS)
     assert info.preprocess_prompt([1, video, video, pad], {}) == [1, pad, pad, pad]

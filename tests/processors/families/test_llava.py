@@ -110,6 +110,8 @@ def test_frames_are_pooled() -> None:
         (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "tiles support none"),
     ],
 )
-def test_what_is_refused_is_named(cls: Any, image: dict[str, Any], config: dict[str, Any], text: str) -> None:
+def test_invalid_settings_are_refused_with_the_reason(
+    cls: Any, image: dict[str, Any], config: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         cls(files(image, **config))

@@ -24,13 +24,13 @@ def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
 
 @pytest.mark.parametrize("start", [[], [BOS]], ids=["plain", "with a start"])
 @pytest.mark.parametrize("placeholders", [[], [SLOT, SLOT]], ids=["no placeholders", "placeholders"])
-def test_slots_start_and_line_are_written_once(start: list[int], placeholders: list[int]) -> None:
+def test_placeholders_bos_and_newline_are_added_once(start: list[int], placeholders: list[int]) -> None:
     written = info_of().preprocess_prompt([*start, *placeholders, *SAY], {"image": 2})
     assert list(written) == [SLOT, SLOT, BOS, *SAY, *LINE]
     assert list(info_of().preprocess_prompt(written, {"image": 2})) == list(written)
 
 
-def test_a_text_alone_has_its_start_and_line() -> None:
+def test_a_text_prompt_gets_bos_and_newline() -> None:
     assert list(info_of().preprocess_prompt(SAY, {})) == [BOS, *SAY, *LINE]
 
 

@@ -121,7 +121,7 @@ def test_options_make_it_smaller():
     assert info.shrink_kwargs("image", (1, 2, 2), 1) is None
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_settings_are_refused():
     for options, said in (({"max_pixels": 0}, "positive"), ({"size": {"edge": 9}}, "a height"), ({"detail": 3}, "low")):
         with pytest.raises(ConfigError, match=said):
             info_of(PixtralProcessingInfo, 112, options)

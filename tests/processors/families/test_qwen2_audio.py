@@ -54,7 +54,7 @@ def test_tokens_and_features_equal(counts: list[int], folder: Path, info: Proces
         torch.testing.assert_close(features, made["input_features"][i].T[: len(features)], atol=1e-5, rtol=0)
 
 
-def test_slots_that_are_written_out_already(info: ProcessingInfo) -> None:
+def test_expanded_placeholders(info: ProcessingInfo) -> None:
     span = info.span("audio", info.geometry(MediaHeader("audio", samples=1600)))
     assert span.token_ids == (SLOT, SLOT)
     assert lay_out([1, SLOT, SLOT, 2], {"audio": [(span,)]}, info.placeholder_ids).expand()[0] == (1, SLOT, SLOT, 2)
@@ -92,7 +92,7 @@ def test_an_upper_bound_may_be_over_the_limit(info: ProcessingInfo) -> None:
     assert info.geometry(header) == info.geometry(MediaHeader("audio", samples=64_000))
 
 
-def test_rows_instead_of_audio(info: ProcessingInfo) -> None:
+def test_precomputed_embeddings(info: ProcessingInfo) -> None:
     parser = info.parser()
     [source] = parser.parse({"audio": {"audio_embeds": torch.zeros(7, 64)}})["audio"]
     assert isinstance(source.data, EmbeddingItem)

@@ -122,7 +122,7 @@ def test_every_field_of_the_json_counts(variation):
 
 
 @pytest.mark.parametrize("variation", [{"do_resize": False}, {"resample": 0}])
-def test_steps_that_are_not_offered(variation):
+def test_unsupported_steps_are_refused(variation):
     with pytest.raises(ConfigError, match="preprocessor JSON asks for"):
         made(variation)
 
@@ -168,7 +168,7 @@ def test_options_override_and_are_scoped():
     assert base.with_kwargs({"fps": None, "images_kwargs": None}).options_key("video") == base.options_key("video")
 
 
-def test_later_options_lie_over_earlier_ones():
+def test_later_options_override_earlier_ones():
     info = made({}, {}, {"max_pixels": 50176}, {"images_kwargs": {"max_pixels": 12544}}).with_kwargs({"min_pixels": 784})
     assert (info.specs["image"].min_pixels, info.specs["image"].max_pixels) == (784, 12544)
     assert (info.specs["video"].min_pixels, info.specs["video"].max_pixels) == (784, 50176)
@@ -180,7 +180,7 @@ def test_later_options_lie_over_earlier_ones():
     assert made().with_kwargs({"detail": "high"}).options_key("image") == made().options_key("image")
 
 
-def test_fps_cancels_num_frames_and_the_reverse():
+def test_fps_and_num_frames_replace_each_other():
     assert made({}, {"num_frames": 8}, {"fps": 1.0}).decode_spec.sampling.num_frames is None
     sampling = made({}, {"fps": 4.0}, {"num_frames": 8}).decode_spec.sampling
     assert (sampling.fps, sampling.num_frames, sampling.multiple) == (None, 8, 2)
@@ -189,7 +189,7 @@ def test_fps_cancels_num_frames_and_the_reverse():
     assert made({}, {}, {"max_duration": 9}).decode_spec.sampling.max_duration == 9
 
 
-def test_a_header_tells_the_grid_of_every_size():
+def test_the_grid_of_a_header_equals_that_of_the_item():
     info = made({"min_pixels": 28 * 28, "max_pixels": 112 * 112}, {"min_pixels": 28 * 28, "max_pixels": 84 * 84})
     sides = [1, 2, 13, 14, 27, 28, 29, 41, 42, 43, 55, 56, 70, 84, 97, 98, 111, 112, 113, 140, 199, 333]
     for height in sides:

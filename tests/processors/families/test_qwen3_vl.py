@@ -94,7 +94,7 @@ def test_too_many_frames_are_refused():
     assert made({"max_frames": 9999}).decode_spec.sampling.max_frames == 2048
 
 
-def test_rows_hold_every_level():
+def test_encoder_rows_include_every_deepstack_level():
     info = made(vision_config={"deepstack_visual_indexes": [5, 11, 17]})
     assert info.parser().embeddings["image"].width == 8 * 4
     grid = info.embeds_geometry(EmbeddingItem("video", {"grid": torch.tensor([2, 4, 4])}))
@@ -102,7 +102,7 @@ def test_rows_hold_every_level():
 
 
 @pytest.mark.parametrize("rows", [4, 100, 3000])
-def test_a_video_that_is_made_smaller_fits(rows):
+def test_a_shrunk_video_fits(rows):
     info = made()
     options = info.shrink_kwargs("video", (20, 30, 40), rows)
     tuned = info.with_kwargs({"videos_kwargs": options})

@@ -33,7 +33,7 @@ def inputs(tmp_path) -> InputProcessor:
 
 
 @pytest.mark.parametrize("text", ["hello", "<|audio|>", "<|AUDIO|>", "<|audio", "|>"])
-def test_a_users_text_is_no_slot(inputs, text):
+def test_text_of_a_user_is_no_placeholder(inputs, text):
     parts = [{"type": "text", "text": text}, {"type": "audio", "audio": np.zeros(16_000, np.float32)}]
     parsed = inputs.parse_chat([{"role": "user", "content": parts}], {"template": TEMPLATE}, {})
     ids = list(parsed.token_ids)
@@ -43,7 +43,7 @@ def test_a_users_text_is_no_slot(inputs, text):
     assert "".join(tok.decode([number], False) for number in ids[1:-2]) == text.lower()
 
 
-def test_a_raw_prompt_spells_its_slot(inputs):
+def test_the_placeholder_of_a_raw_prompt(inputs):
     audio = {"audio": np.zeros(16_000, np.float32)}
     parsed = inputs.parse({"prompt": "<s><|audio|>hello", "multi_modal_data": audio})
     assert list(parsed.token_ids).count(SLOT) == 1

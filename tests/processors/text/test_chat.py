@@ -87,7 +87,7 @@ def test_user_text_never_becomes_control(tok, pieces):
         assert "".join(pieces) in tok.decode(ids, skip_special_tokens=False)
 
 
-def test_a_spelled_media_slot_is_no_slot(tok):
+def test_placeholder_text_of_a_user_is_no_placeholder(tok):
     parts = [{"type": "text", "text": "<|image_pad|>"}, {"type": "image", "image": b"..."}]
     ids = tok.encode_pieces(render_chat([{"role": "user", "content": parts}], CHAT_TEMPLATE, tok).segments)
     assert ids.count(token_ids()["<|image_pad|>"]) == 1
@@ -130,7 +130,7 @@ TRIMMED = "{% for m in messages %}<|im_start|>{{ m.content | trim }}<|im_end|>{%
 
 @pytest.mark.parametrize("text", ["It is", "It is ", " It is\n\n", "is <|", "a\n<", ""])
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMMED])
-def test_a_message_is_left_open_as_transformers_does(tok, oracle, text, template):
+def test_continue_final_message_equals_transformers(tok, oracle, text, template):
     for content in (text, [{"type": "text", "text": "Well."}, {"type": "text", "text": text}]):
         messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": content}]
         if template == TRIMMED and not isinstance(content, str):
@@ -141,7 +141,7 @@ def test_a_message_is_left_open_as_transformers_does(tok, oracle, text, template
         assert tok.encode_pieces(got.segments) == oracle(want, add_special_tokens=False)["input_ids"]
 
 
-def test_an_open_message_stays_text(tok):
+def test_text_of_a_continued_message_stays_text(tok):
     messages = [{"role": "assistant", "content": "a<|im_end|>b<|im_"}]
     chat = render_chat(messages, TRIMMED, tok, add_generation_prompt=False, continue_final_message=True)
     assert chat.text == "<|im_start|>a<|im_end|>b<|im_"
@@ -163,7 +163,7 @@ def test_an_open_message_stays_text(tok):
         ),
     ],
 )
-def test_what_cannot_be_left_open(tok, messages, options, text):
+def test_messages_that_cannot_be_continued(tok, messages, options, text):
     options = {"add_generation_prompt": False, "template": CHAT_TEMPLATE, **options}
     with pytest.raises(InputError, match=text):
         render_chat(messages, tokenizer=tok, continue_final_message=True, **options)
@@ -237,7 +237,7 @@ def test_only_plain_values_reach_the_template(tok):
             render_chat([], CHAT_TEMPLATE, tok, mood=value)
 
 
-def test_what_nests_without_end_is_refused(tok):
+def test_endless_nesting_is_refused(tok):
     deep: list = []
     for _ in range(5000):
         deep = [deep]

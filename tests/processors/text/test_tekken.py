@@ -62,7 +62,7 @@ def test_a_prompt_is_that_of_mistral_common(tmp_path, version, talk):
     assert tokenizer.encode_pieces(rendered.segments) == published(folder, messages)
 
 
-def test_what_is_not_written_is_refused(tmp_path):
+def test_unsupported_messages_are_refused(tmp_path):
     folder = folder_of(tmp_path, "v7")
     tokenizer, template = Tokenizer(folder), find_template(folder)
     with pytest.raises(InputError, match="tools"):
@@ -71,5 +71,5 @@ def test_what_is_not_written_is_refused(tmp_path):
         render_chat([*TALKS[0], {"role": "tool", "content": "x"}], template, tokenizer)
 
 
-def test_other_folders_have_none(tmp_path):
+def test_folders_without_tekken_have_no_template(tmp_path):
     assert find_template(tmp_path) is None

@@ -92,7 +92,7 @@ def test_long_texts_are_bounded_without_a_copy(name: str, tokenizers_by_name: di
             assert tok.min_tokens(text) > 10_000
 
 
-def test_whitespace_that_tokens_swallow_is_not_counted(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+def test_whitespace_that_tokens_absorb_is_not_counted(tokenizers_by_name: dict[str, Tokenizer]) -> None:
     tok, text = tokenizers_by_name["unknowns"], " " * 1000 + "<s>" + " " * 1000
     assert len(tok.encode(text)) == 1
     assert tok.min_tokens(text) == 0
@@ -122,7 +122,7 @@ def lossy(**parts: object) -> Fast:
         lossy(pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()])),
     ],
 )
-def test_what_can_lose_characters_has_no_bound(fast: Fast) -> None:
+def test_tokenizers_that_lose_characters_have_no_bound(fast: Fast) -> None:
     assert read_token_bounds(fast).min_tokens("a" * 10_000) == 0
 
 
