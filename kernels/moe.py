@@ -24,7 +24,7 @@ Expert = Callable[[int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """How router logits become `top_k` experts and their weights; see `models.text.spec.MoeSpec`."""
+    """Rule that turns router logits into `top_k` experts and their weights; see `models.text.spec.MoeSpec`."""
 
     top_k: int
     scoring: str = "softmax"

@@ -15,7 +15,7 @@ from ..kernels.metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What one attention layer caches per token.
+    """KV-cache format of one attention layer, per token.
 
     Args:
         kind: "full": a key and a value per token of the sequence. "window": the same, but a row reads only the last `window`

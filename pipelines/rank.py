@@ -54,11 +54,11 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Score:
-    """How well a document answers a query.
+    """Score of one document for a query.
 
     Args:
-        score: from 0 to 1, or None if there is an error.
-        error: why there is no score, or None.
+        score: from 0 (no answer to the query) to 1, or None if there is an error.
+        error: the reason why there is no score, or None.
         output: the request's output.
     """
 

@@ -326,7 +326,7 @@ class EngineLoop:
         self._sweep()
 
     def _sweep(self) -> None:
-        """If nothing is left to compute, step once more so that the worker frees memory."""
+        """Step once more if nothing is left to compute, so that the worker frees memory."""
         if self._owners or self._core_died:
             return
         try:

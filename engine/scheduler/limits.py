@@ -13,16 +13,16 @@ from ..bidirectional_spans import BidirectionalSpan
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What one step may hold, and how prompts may be cut into chunks.
+    """Limits of one step, and rules for cutting prompts into chunks.
 
     Args:
         max_num_seqs: running sequences.
         max_num_batched_tokens: tokens of a step; it needs room for a bidirectional span and a token of every other sequence.
         max_model_len: tokens of a sequence.
-        max_encoder_tokens: rows that encoders make in a step; a larger item is encoded alone.
+        max_encoder_tokens: encoder rows computed in a step; a larger item is encoded alone.
         prompt_attention: "causal", "bidirectional_items" or "bidirectional_prompt", see `bidirectional_spans`.
         prefix_caching: share blocks between sequences with equal prefixes.
-        encode_beside: encoder calls run beside steps, and their rows are read in later steps.
+        encode_beside: encoder calls run in parallel to steps; later steps read their rows.
     """
 
     max_num_seqs: int

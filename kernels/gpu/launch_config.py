@@ -26,7 +26,7 @@ _requested: dict[tuple[str, str], None] | None = None
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """What launchers need to know about the GPU: its architecture (`"sm_90"`) and its number of multiprocessors."""
+    """Properties of the GPU that launchers use: its architecture (`"sm_90"`) and its number of multiprocessors."""
 
     arch: str
     num_sms: int

@@ -33,7 +33,7 @@ class Answered:
     theirs: torch.Tensor
 
 
-class World:
+class LoadedModels:
     """Checkpoints and loaded models, made once per session."""
 
     def __init__(self, root: Path) -> None:

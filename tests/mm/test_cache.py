@@ -1,4 +1,4 @@
-"""The cache of processed items and the names of content: caps, order of use, one making for many askers."""
+"""ByteCache and UuidTable: limits, order of eviction, and values that are made once for concurrent callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = {"A": 2, "B": 2, "C": 2, "D": 1, "E": 1, "huge": 7}
 
 
 def ask(cache: ByteCache[str], *keys: str) -> list[str]:
-    """As one request does: look all up, then make what was missed; returns the hits."""
+    """Look all keys up, then make the missed values, as a request does. Return the hits."""
     found = {key: cache.get(key) for key in keys}
     for key, value in found.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""Sizes to grids and frames: the published numbers, transformers on a walk, and what must hold for all."""
+"""Sizes, grids and sampled frames: published numbers, transformers' functions at random sizes, and invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities: what must differ, what must not."""
+"""Digests: values that must have different ones, and values that must have the same."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _sorted(value: object) -> object:
     return [_sorted(v) for v in value] if isinstance(value, list) else value
 
 
-def travellers() -> list[object]:
+def messages() -> list[object]:
     plan = FramePlan((0, 3), (0.0, 0.1), 30, 2.0, ((2, 3),), (4,))
     grid = ItemGeometry(2, 4, 6, 2, 1.5, (0.0, 0.1))
     elems = {
@@ -162,13 +162,13 @@ def travellers() -> list[object]:
 
 
 def plain(value: object) -> object:
-    """A dataclass of the house as lists that have an identity."""
+    """Return a dataclass of the package as nested lists, which `digest` takes."""
     if dataclasses.is_dataclass(value):
         return [type(value).__name__, *(plain(getattr(value, field.name)) for field in dataclasses.fields(value))]
     return {key: plain(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
-@pytest.mark.parametrize("value", travellers(), ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", messages(), ids=lambda value: type(value).__name__)
 def test_pickled_and_copied_values_keep_their_digest(value):
     for other in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
         assert type(other) is type(value)

@@ -1,4 +1,4 @@
-"""What a caller gives becomes sources: separate items, names, limits, ready-made rows."""
+"""Parsing of `multi_modal_data` into sources: items, uuids, limits, precomputed embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions: the published values, transformers where its rule agrees, and what must hold for all."""
+"""M-RoPE positions: published values, transformers' rule where it agrees, and invariants."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_text_inside_a_range_counts_as_text():
 
 
 def masked(offset: int, text: str) -> PlaceholderRange:
-    """`.` is a token of text, `#` an embedding."""
+    """Return a range from a string: `.` is a token of text, `#` an embedding."""
     return PlaceholderRange(offset, len(text), torch.tensor([letter == "#" for letter in text]))
 
 
 def test_frames_with_text_between_them_are_separate_grids():
-    """Conformance 38 and 39: "<0.2 seconds>", start, grid, end, for each group of frames."""
+    """Each group of frames has "<0.2 seconds>", start, grid and end."""
     where, clip = masked(1, "..####...####."), ItemGeometry(2, 4, 4, 2, time_step=7.0, times=(0.2, 1.2))
     positions, delta = mrope_positions(17, [(where, clip)])
     assert positions.tolist() == [
@@ -106,7 +106,7 @@ def test_a_fourth_axis_counts_rows():
 
 
 def shared(offset: int, clip: ItemGeometry, sound: ItemGeometry, span: int = 1) -> list[tuple[PlaceholderRange, ItemGeometry]]:
-    """A video and its audio in one range, with a token before and after the rows of both."""
+    """Return a video and its audio that share a range, with a token before and after the rows of both."""
     ours = interleave_by_time(clip, sound, span)
     edge = torch.zeros(1, dtype=torch.bool)
     masks = [torch.cat([edge, mask, edge]) for mask in (ours, ~ours)]
@@ -204,7 +204,7 @@ def test_equal_to_transformers_where_no_video_outlasts_its_grid(oracle, data):
 
 
 def stub(family: str, methods: tuple[str, ...], owner: str, **attributes) -> SimpleNamespace:
-    """transformers' position rule of a family without a model around it."""
+    """Return transformers' position rule of a family, without a model."""
     from importlib import import_module
 
     cls = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), owner)

@@ -1,4 +1,4 @@
-"""The registry: which row a checkpoint takes."""
+"""The registry: the entry that a checkpoint uses."""
 
 from __future__ import annotations
 

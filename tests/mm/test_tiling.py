@@ -1,4 +1,4 @@
-"""Plans of cuts against the published helper functions, over sizes with extreme ratios."""
+"""Tiling policies compared with the published functions, over sizes with extreme ratios."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_unpad_equals_the_published_function(side):
 
 
 def test_llava_next_counts():
-    """Rows of the base image, of the cut one without its margins, and one at the end of each line."""
+    """The rows are those of the base image, of the tiles without padding, and one at the end of each line."""
     policy = AnyResTiles((336, 336), (336, 336), NEXT)
     counts = []
     for size in ((336, 336), (480, 640), (640, 480)):

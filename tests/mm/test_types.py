@@ -1,4 +1,4 @@
-"""The types that travel: what ranges and grids answer about themselves."""
+"""Data types: placeholder ranges, grids, headers, pickling."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import fallbacks
 import pytest
-from parity import World
+from parity import LoadedModels
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("families"))
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModels:
+    return LoadedModels(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cpu import needs_int8
 from family import Question, ask, make_media
-from parity import ROWS, World, make_llm, record
+from parity import ROWS, LoadedModels, make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.engine.worker.decode_graphs import DecodeGraphs
@@ -93,8 +93,8 @@ def test_what_is_added_to_slices() -> None:
 
 
 @pytest.mark.parametrize("letter", ["A", "B"])
-def test_missing_and_surplus_tensors_are_named(world: World, tmp_path: Path, letter: str) -> None:
-    folder = world.folder(ROW.name)
+def test_missing_and_surplus_tensors_are_named(loaded: LoadedModels, tmp_path: Path, letter: str) -> None:
+    folder = loaded.folder(ROW.name)
     name = f"base_model.model.language_model.model.layers.1.self_attn.v_proj.lora_{letter}.weight"
     with pytest.raises(CheckpointError, match=rf"lacks language_model\.layers\.1\.self_attn\.v_proj\.lora_{letter}"):
         make_llm(ROW, changed(folder, tmp_path / "a", lambda t: {key: v for key, v in t.items() if key != name}))
@@ -104,11 +104,11 @@ def test_missing_and_surplus_tensors_are_named(world: World, tmp_path: Path, let
         make_llm(ROW, changed(folder, tmp_path / "c", r=4))
 
 
-def test_an_adapter_that_does_not_fit_is_said(world: World, tmp_path: Path) -> None:
-    folder = world.folder(ROW.name)
+def test_an_adapter_that_does_not_fit_is_said(loaded: LoadedModels, tmp_path: Path) -> None:
+    folder = loaded.folder(ROW.name)
     with pytest.raises(ConfigError, match=r"nowhere_proj.*no such layer"):
         make_llm(ROW, changed(folder, tmp_path / "a", target_modules=["nowhere_proj"]))
-    whisper = shutil.copytree(world.folder("whisper"), tmp_path / "whisper")
+    whisper = shutil.copytree(loaded.folder("whisper"), tmp_path / "whisper")
     (whisper / "adapter_config.json").write_text(json.dumps(GIVEN))
     with pytest.raises(ConfigError, match=r"supports no adapters .*; merge"):
         make_llm(ROWS["whisper"], whisper, max_model_len=None)
@@ -122,8 +122,8 @@ QUESTIONS = ["", "a", "", "aa", "a"]
 
 
 @pytest.fixture(params=[{}, {"dtype": "bfloat16"}, pytest.param({"quantization": "int8"}, marks=needs_int8)], ids=str)
-def llm(request: pytest.FixtureRequest, world: World) -> LLM:
-    return make_llm(ROW, world.folder(ROW.name), batch_invariant=True, enable_prefix_caching=False, **request.param)
+def llm(request: pytest.FixtureRequest, loaded: LoadedModels) -> LLM:
+    return make_llm(ROW, loaded.folder(ROW.name), batch_invariant=True, enable_prefix_caching=False, **request.param)
 
 
 def bits(llm: LLM, questions: list[Question]) -> list[list[float]]:
@@ -153,8 +153,8 @@ def test_requests_in_a_mixed_batch_equal_themselves_alone(llm: LLM, monkeypatch:
     assert replays or native.library() is None
 
 
-def test_prompts_that_begin_alike_share_nothing_across_adapters(world: World) -> None:
-    llm, text = make_llm(ROW, world.folder(ROW.name)), "def f(x): return x + x + x + x + x + x + x + x"
+def test_prompts_that_begin_alike_share_nothing_across_adapters(loaded: LoadedModels) -> None:
+    llm, text = make_llm(ROW, loaded.folder(ROW.name)), "def f(x): return x + x + x + x + x + x + x + x"
     audio = {"prompt": text + "<|audio|>", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     cached = [llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens for prompt in (text, audio, text, audio)]
@@ -162,8 +162,8 @@ def test_prompts_that_begin_alike_share_nothing_across_adapters(world: World) ->
     assert min(cached[2:]) > 0
 
 
-def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(world: World) -> None:
-    llm, text = make_llm(ROW, world.folder(ROW.name)), "def f(x): return x + x"
+def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(loaded: LoadedModels) -> None:
+    llm, text = make_llm(ROW, loaded.folder(ROW.name)), "def f(x): return x + x"
     heard = {"prompt": "<|audio|> and", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with llm.live(text, params) as session:
@@ -182,8 +182,8 @@ def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(world: Worl
     assert third.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_a_conversation_whose_audio_is_truncated_is_the_prompt_that_reads_the_same(world: World) -> None:
-    llm = make_llm(ROW, world.folder(ROW.name))
+def test_a_conversation_whose_audio_is_truncated_is_the_prompt_that_reads_the_same(loaded: LoadedModels) -> None:
+    llm = make_llm(ROW, loaded.folder(ROW.name))
     heard = {"prompt": "<|audio|> and", "multi_modal_data": {"audio": [(make_media("audio", (9001,), 1), 16_000)]}}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with llm.live("def f(x): return x + x", params) as session:
@@ -199,12 +199,12 @@ def test_a_conversation_whose_audio_is_truncated_is_the_prompt_that_reads_the_sa
     assert third.outputs[0].token_ids == fresh.outputs[0].token_ids
 
 
-def test_on_every_product_of_any_family(world: World, tmp_path: Path) -> None:
+def test_on_every_product_of_any_family(loaded: LoadedModels, tmp_path: Path) -> None:
     """If a family does not choose prompts for an adapter, it applies to all of them, as if it were merged."""
     row, scale = ROWS["internvl"], 2.0
     folder, merged = (
-        shutil.copytree(world.folder(row.name), tmp_path / "a"),
-        shutil.copytree(world.folder(row.name), tmp_path / "b"),
+        shutil.copytree(loaded.folder(row.name), tmp_path / "a"),
+        shutil.copytree(loaded.folder(row.name), tmp_path / "b"),
     )
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     weights, added = load_file(merged / "model.safetensors"), {}
@@ -219,6 +219,6 @@ def test_on_every_product_of_any_family(world: World, tmp_path: Path) -> None:
     save_file(added, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(GIVEN | {"target_modules": targets}))
     question = ask(row, "i", 1)
-    plain, with_it, as_one = (record(make_llm(row, f), question, 8)[1] for f in (world.folder(row.name), folder, merged))
+    plain, with_it, as_one = (record(make_llm(row, f), question, 8)[1] for f in (loaded.folder(row.name), folder, merged))
     assert (with_it[: len(as_one) // 2] - as_one[: len(as_one) // 2]).abs().max() < 2e-4 * float(as_one.std())
     assert (with_it[:4] - plain[:4]).abs().max() > 0.1

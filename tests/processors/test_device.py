@@ -1,4 +1,4 @@
-"""Media on a device: the same numbers as without one, in parts, each thread in a stream of its own, results complete."""
+"""Media processing on a device: the same results as on the CPU, transfers in parts, a stream per thread."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def planes(frames: torch.Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """`[n * pieces, 3, height, width]`, of patches of one pixel."""
+    """Return patches of one pixel as images `[n * tiles, 3, height, width]`."""
     tall, wide = plan.views[0].tile_size
     return patchify_crops(frames, plan, spec, 1, dtype=dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
 

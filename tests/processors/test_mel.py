@@ -19,7 +19,7 @@ SOUND = (
 
 
 def oracle(mels: int, samples: np.ndarray, **options: Any) -> tuple[np.ndarray, int]:
-    """`[frames, mels]` and how many of the frames are audio."""
+    """Return features `[frames, mels]` and the number of frames with audio."""
     from transformers import WhisperFeatureExtractor
 
     extractor = WhisperFeatureExtractor(feature_size=mels)
@@ -30,7 +30,7 @@ def oracle(mels: int, samples: np.ndarray, **options: Any) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("mels", [80, 128])
 @pytest.mark.parametrize("count", [1, 160, 161, 201, 320, 48_000, 479_801, 479_999, 480_000])
 def test_equals_the_published_extractor(mels: int, count: int) -> None:
-    """Padded to 30 s there; whole here too, and cut where only the start is asked for."""
+    """Audio is padded to 30 s. With `max_frames`, `log_mel` returns the first of the same frames."""
     want, sounding = oracle(mels, SOUND[:count])
     spec = MelSpec(mels)
     got = log_mel(torch.from_numpy(SOUND[:count]), spec, LONGEST)
@@ -67,7 +67,7 @@ def test_filters_equal_the_published_bank(mels: int, rate: int, window: int) -> 
 
 
 def test_filters_without_a_frequency_are_silent() -> None:
-    """More filters than the frequencies of a short window can tell apart."""
+    """A short FFT window has fewer frequencies than filters."""
     spec = MelSpec(256, 16_000, 64, 32, 16_000)
     table = filter_bank(spec)
     deaf = table.sum(0) == 0

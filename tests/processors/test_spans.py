@@ -1,4 +1,4 @@
-"""Slots become spans: found once, left to right, counted exactly."""
+"""Placeholders become spans: found once, from left to right, with exact counts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sensorium.processors.interface import Span
 from sensorium.processors.spans import build_span, lay_out
 
 IMAGE, VIDEO = 9, 8
-SLOTS = {"image": IMAGE, "video": VIDEO}
+PLACEHOLDERS = {"image": IMAGE, "video": VIDEO}
 
 
 def expand(ids, spans, placeholder_ids):
-    """Inputs of one span each."""
+    """Expand a prompt whose inputs have one span each."""
     tokens, ranges = lay_out(ids, {name: [[span] for span in given] for name, given in spans.items()}, placeholder_ids).expand()
     return tokens, {name: [where for (where,) in given] for name, given in ranges.items()}
 
@@ -28,50 +28,50 @@ def pads(count: int, token: int = IMAGE) -> Span:
 
 def test_a_placeholder_and_an_expanded_one_are_equal():
     for prompt in ([1, 9, 2], [1, 9, 9, 9, 2]):
-        ids, ranges = expand(prompt, {"image": [pads(3)]}, SLOTS)
+        ids, ranges = expand(prompt, {"image": [pads(3)]}, PLACEHOLDERS)
         assert ids == (1, 9, 9, 9, 2)
         assert [(r.offset, r.length, r.is_embed) for r in ranges["image"]] == [(1, 3, None)]
 
 
 def test_adjacent_placeholders():
-    ids, ranges = expand([9, 9, 5], {"image": [pads(3), pads(2)]}, SLOTS)
+    ids, ranges = expand([9, 9, 5], {"image": [pads(3), pads(2)]}, PLACEHOLDERS)
     assert ids == (9,) * 5 + (5,)
     assert [(r.offset, r.end) for r in ranges["image"]] == [(0, 3), (3, 5)]
 
 
 def test_expanded_and_single_placeholders_mix():
-    ids, ranges = expand([9, 9, 4, 9, 4, 8, 8, 8], {"image": [pads(2), pads(3)], "video": [pads(3, VIDEO)]}, SLOTS)
+    ids, ranges = expand([9, 9, 4, 9, 4, 8, 8, 8], {"image": [pads(2), pads(3)], "video": [pads(3, VIDEO)]}, PLACEHOLDERS)
     assert ids == (9, 9, 4, 9, 9, 9, 4, 8, 8, 8)
     assert [(r.offset, r.length) for r in ranges["image"]] == [(0, 2), (3, 3)]
     assert [(r.offset, r.length) for r in ranges["video"]] == [(7, 3)]
 
 
 def test_a_span_with_its_own_text_around_the_embeddings():
-    ids, ranges = expand([1, 9, 2], {"image": [build_span([(3,), 2, (4,)], IMAGE)]}, SLOTS)
+    ids, ranges = expand([1, 9, 2], {"image": [build_span([(3,), 2, (4,)], IMAGE)]}, PLACEHOLDERS)
     assert ids == (1, 3, 9, 9, 4, 2)
     assert ranges["image"][0].num_embeds == 2
     assert ranges["image"][0].is_embed.tolist() == [False, True, True, False]
 
 
 def test_text_around_a_span_is_joined_with_the_prompts():
-    """7 is an end of a line, 77 two of them, 777 three, 7777 four."""
+    """Token 7 is a newline, 77 is two newlines, 777 three, 7777 four."""
     joins = {(7, 77): 777, (77, 7): 777, (77, 77): 7777}
     span = replace(build_span([(3,), 2, (4,)], IMAGE), before=(77,), after=(77,), merges=joins)
-    ids, ranges = expand([1, 7, 9, 9, 7, 7], {"image": [span, span]}, SLOTS)
+    ids, ranges = expand([1, 7, 9, 9, 7, 7], {"image": [span, span]}, PLACEHOLDERS)
     assert ids == (1, 777, 3, 9, 9, 4, 7777, 3, 9, 9, 4, 777, 7)
     assert [(r.offset, r.length) for r in ranges["image"]] == [(2, 4), (7, 4)]
-    assert expand(ids, {"image": [span, span]}, SLOTS)[0] == ids
-    assert expand([1, 9, 2], {"image": [span]}, SLOTS)[0] == (1, 77, 3, 9, 9, 4, 77, 2)
+    assert expand(ids, {"image": [span, span]}, PLACEHOLDERS)[0] == ids
+    assert expand([1, 9, 2], {"image": [span]}, PLACEHOLDERS)[0] == (1, 77, 3, 9, 9, 4, 77, 2)
 
 
 def test_items_take_placeholders_in_order():
-    ids, _ = expand([9, 9, 9], {"image": [build_span([(-number,)], IMAGE) for number in (1, 2, 3)]}, SLOTS)
+    ids, _ = expand([9, 9, 9], {"image": [build_span([(-number,)], IMAGE) for number in (1, 2, 3)]}, PLACEHOLDERS)
     assert ids == (-1, -2, -3)
 
 
 def test_no_items_leave_the_prompt_as_it_is():
-    assert expand([1, 2, 3], {}, SLOTS) == ((1, 2, 3), {})
-    assert expand([], {"image": []}, SLOTS) == ((), {"image": []})
+    assert expand([1, 2, 3], {}, PLACEHOLDERS) == ((1, 2, 3), {})
+    assert expand([], {"image": []}, PLACEHOLDERS) == ((), {"image": []})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_items_leave_the_prompt_as_it_is():
 )
 def test_counts_must_agree(prompt, items, text):
     with pytest.raises(InputError, match=text):
-        expand(prompt, items, SLOTS)
+        expand(prompt, items, PLACEHOLDERS)
 
 
 @given(st.lists(st.one_of(st.integers(10, 15), st.tuples(st.sampled_from(["image", "video"]), st.integers(2, 6))), max_size=12))
@@ -100,27 +100,27 @@ def test_spans_replace_their_placeholders(parts):
         if isinstance(part, int):
             prompt.append(part)
         else:
-            prompt += [7, SLOTS[part[0]], 7]
-            items[part[0]].append(pads(part[1], SLOTS[part[0]]))
-    ids, ranges = expand(prompt, items, SLOTS)
+            prompt += [7, PLACEHOLDERS[part[0]], 7]
+            items[part[0]].append(pads(part[1], PLACEHOLDERS[part[0]]))
+    ids, ranges = expand(prompt, items, PLACEHOLDERS)
     assert len(ids) == len(prompt) + sum(len(s.token_ids) - 1 for spans in items.values() for s in spans)
-    assert [i for i in ids if i not in SLOTS.values()] == [i for i in prompt if i not in SLOTS.values()]
+    assert [i for i in ids if i not in PLACEHOLDERS.values()] == [i for i in prompt if i not in PLACEHOLDERS.values()]
     for modality, spans in items.items():
         assert [ids[r.offset : r.end] for r in ranges[modality]] == [s.token_ids for s in spans]
-    assert expand(ids, items, SLOTS) == (ids, ranges)  # its own output is a prompt that is already expanded
+    assert expand(ids, items, PLACEHOLDERS) == (ids, ranges)  # its own output is a prompt that is already expanded
 
 
 def test_long_prompts_are_walked_once():
     start = time.thread_time()
-    expand([1] * 10_000, {}, SLOTS)
-    expand([9] * 5_000, {"image": [pads(4_999)] + [pads(1)] * 4_999}, SLOTS)
+    expand([1] * 10_000, {}, PLACEHOLDERS)
+    expand([9] * 5_000, {"image": [pads(4_999)] + [pads(1)] * 4_999}, PLACEHOLDERS)
     assert time.thread_time() - start < 3.0  # of the processor, 300 times what it takes
 
 
 def test_an_input_of_several_spans_takes_one_placeholder():
     pieces = [build_span([(mark,), 2], IMAGE) for mark in (5, 6)]
     written = [1, 5, 9, 9, 6, 9, 9, 2, 9, 3]
-    ids, ranges = lay_out([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, SLOTS).expand()
+    ids, ranges = lay_out([1, 9, 2, 9, 3], {"image": [pieces, [pads(1)]]}, PLACEHOLDERS).expand()
     assert list(ids) == written
     assert [[(r.offset, r.length) for r in several] for several in ranges["image"]] == [[(1, 3), (4, 3)], [(8, 1)]]
 
@@ -128,9 +128,9 @@ def test_an_input_of_several_spans_takes_one_placeholder():
 def test_a_span_with_text_around_may_be_expanded_already():
     span = build_span([(3,), 2, (5,), 1, (4,)], IMAGE)
     for prompt in ([1, 9, 2], [1, *span.token_ids, 2]):
-        ids, ranges = expand(prompt, {"image": [span]}, SLOTS)
+        ids, ranges = expand(prompt, {"image": [span]}, PLACEHOLDERS)
         assert ids == (1, *span.token_ids, 2)
         assert [(r.offset, r.length) for r in ranges["image"]] == [(1, 6)]
-    ids, ranges = expand([*span.token_ids, 9, *span.token_ids], {"image": [span] * 3}, SLOTS)
+    ids, ranges = expand([*span.token_ids, 9, *span.token_ids], {"image": [span] * 3}, PLACEHOLDERS)
     assert ids == span.token_ids * 3
     assert [r.offset for r in ranges["image"]] == [0, 6, 12]

@@ -5,19 +5,19 @@ import threading
 import pytest
 from sensorium.engine.frontend.request_handle import bad_word_ids
 from sensorium.engine.sampling_params import SamplingParams
-from world import PROMPTS, Letters, World, picture
+from toy_engine import PROMPTS, Letters, ToyEngine, picture
 
 
 @pytest.fixture
-def world(toy):
-    return World(toy)
+def engine(toy):
+    return ToyEngine(toy)
 
 
-def test_order_is_that_of_the_prompts(world, toy):
-    outputs = world.answers(PROMPTS)
+def test_order_is_that_of_the_prompts(engine, toy):
+    outputs = engine.answers(PROMPTS)
     assert [output.prompt for output in outputs] == ["hello", "see @ there", "@ and @", None]
     assert len(outputs[1].prompt_token_ids) == len("see  there") + 4
-    alone = [World(toy).answers([prompt])[0].outputs for prompt in PROMPTS]
+    alone = [ToyEngine(toy).answers([prompt])[0].outputs for prompt in PROMPTS]
     assert [output.outputs for output in outputs] == alone
     stages = {"plan", "decode", "process", "queue", "encode", "prefill", "decode_steps"}
     assert all(stages <= output.timings.keys() for output in outputs)
@@ -43,74 +43,74 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_prompt_fails_alone(world, toy, name):
+def test_a_bad_prompt_fails_alone(engine, toy, name):
     if name == "poisoned":
-        encode = world.core.runner.model.embed_multimodal
+        encode = engine.core.runner.model.embed_multimodal
 
         def poisoned(modality, tensors):
             if any(int(seed) == 154 for seed in tensors["seed"]):
                 raise RuntimeError("bad")
             return encode(modality, tensors)
 
-        world.core.runner.model.embed_multimodal = poisoned
+        engine.core.runner.model.embed_multimodal = poisoned
     prompt, message = BAD[name]
-    outputs = world.answers([PROMPTS[1], prompt, PROMPTS[0]])
+    outputs = engine.answers([PROMPTS[1], prompt, PROMPTS[0]])
     assert message in outputs[1].error.message
     assert "\n" not in outputs[1].error.message
     assert outputs[1].outputs[0].finish_reason == "error"
-    good = World(toy).answers([PROMPTS[1], PROMPTS[0]])
+    good = ToyEngine(toy).answers([PROMPTS[1], PROMPTS[0]])
     assert [outputs[0].outputs, outputs[2].outputs] == [output.outputs for output in good]
 
 
-def test_the_same_picture_is_processed_once(world):
+def test_the_same_picture_is_processed_once(engine):
     prompts = [{"prompt": "@ a" + "b" * i, "multi_modal_data": {"image": picture(9)}} for i in range(6)]
-    world.answers(prompts)
-    assert world.info.processed == [9]
+    engine.answers(prompts)
+    assert engine.info.processed == [9]
 
 
-def test_seeds_decide_whatever_else_runs(world, toy):
+def test_seeds_decide_whatever_else_runs(engine, toy):
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=3, n=3)
-    alone = World(toy).texts(["hello"], params)[0]
+    alone = ToyEngine(toy).texts(["hello"], params)[0]
     assert len(set(alone)) == 3
-    assert world.texts([*PROMPTS, "hello"], params)[4] == alone
-    assert world.texts(["hello"], params)[0] == alone
+    assert engine.texts([*PROMPTS, "hello"], params)[4] == alone
+    assert engine.texts(["hello"], params)[0] == alone
     unseeded = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-    one, two = World(toy).texts(["hello", "hello"], unseeded)
+    one, two = ToyEngine(toy).texts(["hello", "hello"], unseeded)
     assert one != two
-    assert World(toy, budget=7).texts(["hello", "hello"], unseeded) == [one, two]
+    assert ToyEngine(toy, budget=7).texts(["hello", "hello"], unseeded) == [one, two]
 
 
-def test_stop_strings_end_the_sequence_in_the_engine(world, toy):
-    (full,) = world.texts(["hello"], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0]
+def test_stop_strings_end_the_sequence_in_the_engine(engine, toy):
+    (full,) = engine.texts(["hello"], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0]
     stop = full[4:6]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, stop=[stop])
-    output = World(toy).answers(["hello"], params)[0].outputs[0]
+    output = ToyEngine(toy).answers(["hello"], params)[0].outputs[0]
     assert output.text == full[: full.index(stop)]
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
     assert len(output.token_ids) < 20
 
 
-def test_stop_tokens_and_min_tokens(world, toy):
+def test_stop_tokens_and_min_tokens(engine, toy):
     params = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
-    free = list(world.answers(["hello"], SamplingParams(**params))[0].outputs[0].token_ids)
+    free = list(engine.answers(["hello"], SamplingParams(**params))[0].outputs[0].token_ids)
     stop = free[3]
-    stopped = World(toy).answers(["hello"], SamplingParams(**params, stop_token_ids=[stop]))[0].outputs[0]
+    stopped = ToyEngine(toy).answers(["hello"], SamplingParams(**params, stop_token_ids=[stop]))[0].outputs[0]
     assert list(stopped.token_ids) == free[: free.index(stop) + 1]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
-    later = World(toy).answers(["hello"], SamplingParams(**params, stop_token_ids=[stop], min_tokens=6))[0].outputs[0]
+    later = ToyEngine(toy).answers(["hello"], SamplingParams(**params, stop_token_ids=[stop], min_tokens=6))[0].outputs[0]
     assert stop not in later.token_ids[:6]
     assert len(later.token_ids) >= 6
 
 
-def test_bad_words_and_biases_change_the_answer(world, toy):
+def test_bad_words_and_biases_change_the_answer(engine, toy):
     params = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True}
-    (free,) = world.texts(["hello"], SamplingParams(**params))[0]
+    (free,) = engine.texts(["hello"], SamplingParams(**params))[0]
     pair = free[3:5]
-    (without,) = World(toy).texts(["hello"], SamplingParams(**params, bad_words=[pair]))[0]
+    (without,) = ToyEngine(toy).texts(["hello"], SamplingParams(**params, bad_words=[pair]))[0]
     assert without[:4] == free[:4]
     assert pair not in without
     token = Letters().encode("~")[0]
-    assert World(toy).texts(["hello"], SamplingParams(**params, logit_bias={token: 100}))[0] == ["~" * 10]
+    assert ToyEngine(toy).texts(["hello"], SamplingParams(**params, logit_bias={token: 100}))[0] == ["~" * 10]
     assert list(bad_word_ids("ab", Letters())) == [(70, 71), (5, 70, 71)]
 
 
@@ -124,19 +124,19 @@ def test_bad_words_and_biases_change_the_answer(world, toy):
         ({"logprobs": 20, "n": 65}, "logprobs", "max_logprobs"),
     ],
 )
-def test_requests_that_would_block_the_loop_are_refused(world, params, param, option):
-    (refused,) = world.answers(["hello"], SamplingParams(**params))
+def test_requests_that_would_block_the_loop_are_refused(engine, params, param, option):
+    (refused,) = engine.answers(["hello"], SamplingParams(**params))
     assert (refused.error.code, refused.error.param) == ("invalid_input", param)
     assert option in refused.error.message
     assert len(refused.error.message) < 300
-    assert world.answers(["hello"], SamplingParams(temperature=0.0, max_tokens=3))[0].error is None
+    assert engine.answers(["hello"], SamplingParams(temperature=0.0, max_tokens=3))[0].error is None
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=2, prompt_logprobs=2, n=2)
-    outputs = World(toy, budget=chunk).answers(PROMPTS, params)
-    expected = World(toy, budget=500).answers(PROMPTS, params)
+    outputs = ToyEngine(toy, budget=chunk).answers(PROMPTS, params)
+    expected = ToyEngine(toy, budget=500).answers(PROMPTS, params)
     for output, reference in zip(outputs, expected, strict=True):
         assert output.prompt_logprobs[0] is None
         assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
@@ -149,23 +149,23 @@ def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
 
 def test_more_prompts_than_sequences_at_once(toy):
     prompts = [f"prompt {i}" for i in range(30)]
-    world = World(toy, seqs=3)
-    assert world.texts(prompts) == [World(toy).texts([prompt])[0] for prompt in prompts]
+    engine = ToyEngine(toy, seqs=3)
+    assert engine.texts(prompts) == [ToyEngine(toy).texts([prompt])[0] for prompt in prompts]
 
 
-def test_a_slow_video_does_not_stop_the_others(world):
+def test_a_slow_video_does_not_stop_the_others(engine):
     """Media are processed beside the steps."""
-    gate, process = threading.Event(), world.info.process
+    gate, process = threading.Event(), engine.info.process
 
     def slow(item, dtype):
         if int(item.pixels[0, 0, 0]) == 7:
             assert gate.wait(60)
         return process(item, dtype)
 
-    world.info.process = slow
+    engine.info.process = slow
     prompts = [{"prompt": "@", "multi_modal_data": {"image": picture(7)}}, *PROMPTS]
     order = []
-    for index, _ in world.engine_loop.serve(world.requests(prompts)):
+    for index, _ in engine.engine_loop.serve(engine.requests(prompts)):
         order.append(index)
         if len(order) == len(PROMPTS):
             gate.set()

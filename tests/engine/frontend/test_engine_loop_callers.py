@@ -13,48 +13,48 @@ import pytest
 import torch
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
+from toy_engine import PROMPTS, ToyEngine
 from waiting import heard, hold_steps, wait_until
-from world import PROMPTS, World
 
 
 @pytest.fixture
-def world(toy):
-    return World(toy)
+def engine(toy):
+    return ToyEngine(toy)
 
 
-def test_streams_run_beside_a_batch(world):
+def test_streams_run_beside_a_batch(engine):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    (expected,) = world.texts(["stream me"], params)[0]
+    (expected,) = engine.texts(["stream me"], params)[0]
     taken = threading.Event()
-    hold_steps(world.core, lambda: taken.is_set() or heard(world.engine_loop))
-    stream = world.engine_loop.serve(world.requests(["stream me"], params), stream=True)
+    hold_steps(engine.core, lambda: taken.is_set() or heard(engine.engine_loop))
+    stream = engine.engine_loop.serve(engine.requests(["stream me"], params), stream=True)
     first = next(stream)[1]
     taken.set()
     assert not first.finished
-    batch = dict(world.engine_loop.serve(world.requests(PROMPTS, params)))  # these steps also serve the stream
+    batch = dict(engine.engine_loop.serve(engine.requests(PROMPTS, params)))  # these steps also serve the stream
     assert all(output.finished for output in batch.values())
     rest = [output for _, output in stream]
     assert rest[-1].finished
     assert rest[-1].outputs[0].text == expected
-    assert world.engine_loop.call(lambda engine_loop: torch.get_num_threads()).result() == torch.get_num_threads()
+    assert engine.engine_loop.call(lambda engine_loop: torch.get_num_threads()).result() == torch.get_num_threads()
     texts = [first.outputs[0].text, *(output.outputs[0].text for output in rest)]
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-    world.toy.assert_empty(world.core)
+    engine.toy.assert_empty(engine.core)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_closing_frees_everything(world, toy, steps):
-    stream = world.engine_loop.serve(world.requests(PROMPTS), stream=True)
+def test_closing_frees_everything(engine, toy, steps):
+    stream = engine.engine_loop.serve(engine.requests(PROMPTS), stream=True)
     for _ in range(steps):
         next(stream, None)  # a slow consumer gets fewer outputs
     stream.close()
-    toy.assert_empty(world.core)
-    assert world.texts(["hello"]) == World(toy).texts(["hello"])
+    toy.assert_empty(engine.core)
+    assert engine.texts(["hello"]) == ToyEngine(toy).texts(["hello"])
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_ctrl_c_frees_everything(world, toy, at):
-    forward, calls = world.core.runner.model.forward, itertools.count(1)
+def test_ctrl_c_frees_everything(engine, toy, at):
+    forward, calls = engine.core.runner.model.forward, itertools.count(1)
 
     def interrupting(batch):
         if next(calls) == at:
@@ -62,41 +62,41 @@ def test_ctrl_c_frees_everything(world, toy, at):
         time.sleep(0.02)
         return forward(batch)
 
-    world.core.runner.model.forward = interrupting
+    engine.core.runner.model.forward = interrupting
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
-            dict(world.engine_loop.serve(world.requests(PROMPTS)))
+            dict(engine.engine_loop.serve(engine.requests(PROMPTS)))
     finally:
         signal.signal(signal.SIGINT, before)
-    toy.assert_empty(world.core)
-    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
+    toy.assert_empty(engine.core)
+    assert engine.texts(PROMPTS) == ToyEngine(toy).texts(PROMPTS)
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_a_failing_step_ends_its_requests(world, toy, at, error):
-    forward, calls = world.core.runner.model.forward, itertools.count(1)
+def test_a_failing_step_ends_its_requests(engine, toy, at, error):
+    forward, calls = engine.core.runner.model.forward, itertools.count(1)
 
     def broken(batch):
         if next(calls) == at:
             raise error
         return forward(batch)
 
-    world.core.runner.model.forward = broken
-    failed = [output.error.message for output in world.answers(PROMPTS) if output.error]
+    engine.core.runner.model.forward = broken
+    failed = [output.error.message for output in engine.answers(PROMPTS) if output.error]
     assert failed
     assert all(error.__name__ in reason for reason in failed)
-    assert world.texts(PROMPTS) == World(toy).texts(PROMPTS)
+    assert engine.texts(PROMPTS) == ToyEngine(toy).texts(PROMPTS)
 
 
-def test_callers_of_many_threads_take_turns(world):
+def test_callers_of_many_threads_take_turns(engine):
     """A small batch that is submitted later does not wait for all of a large one."""
     ended, asked = [], threading.Event()
-    hold_steps(world.core, lambda: len(ended) < 5 or asked.is_set())
+    hold_steps(engine.core, lambda: len(ended) < 5 or asked.is_set())
 
     def ask(name, count):
-        world.engine_loop.submit(world.requests(["a" * 9] * count), lambda news: ended.extend([name] * len(news)))
+        engine.engine_loop.submit(engine.requests(["a" * 9] * count), lambda news: ended.extend([name] * len(news)))
 
     thread = threading.Thread(target=ask, args=("much", 120))
     thread.start()
@@ -106,35 +106,35 @@ def test_callers_of_many_threads_take_turns(world):
     wait_until(lambda: len(ended) == 121)
     thread.join()
     assert ended.index("little") < 80
-    world.engine_loop.call(lambda engine_loop: None).result()
-    world.toy.assert_empty(world.core)
+    engine.engine_loop.call(lambda engine_loop: None).result()
+    engine.toy.assert_empty(engine.core)
 
 
-def test_the_thread_ends_with_the_loop(world, toy):
-    world.answers(PROMPTS)
-    thread = world.engine_loop._thread
+def test_the_thread_ends_with_the_loop(engine, toy):
+    engine.answers(PROMPTS)
+    thread = engine.engine_loop._thread
     assert thread.is_alive()
-    world.engine_loop = None
+    engine.engine_loop = None
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_a_closed_loop_refuses_requests_and_ends_those_it_has(world, toy):
-    hold_steps(world.core, lambda: world.engine_loop.closed)
+def test_a_closed_loop_refuses_requests_and_ends_those_it_has(engine, toy):
+    hold_steps(engine.core, lambda: engine.engine_loop.closed)
     ended = []
-    jobs = world.requests(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
-    thread = threading.Thread(target=lambda: ended.extend(world.engine_loop.serve(jobs)))
+    jobs = engine.requests(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+    thread = threading.Thread(target=lambda: ended.extend(engine.engine_loop.serve(jobs)))
     thread.start()
-    wait_until(lambda: world.core.scheduler.requests)
-    world.engine_loop.close()
+    wait_until(lambda: engine.core.scheduler.requests)
+    engine.engine_loop.close()
     thread.join(60)
     assert len(ended) == 20
     assert all("closed" in output.error.message for _, output in ended)
     with pytest.raises(InputError, match="closed"):
-        dict(world.engine_loop.serve(world.requests(["hello"])))
-    world.engine_loop.close()
-    toy.assert_empty(world.core)
+        dict(engine.engine_loop.serve(engine.requests(["hello"])))
+    engine.engine_loop.close()
+    toy.assert_empty(engine.core)
 
 
 @pytest.mark.parametrize("end", ["", "del llm, stream", "os._exit(0) if os.fork() == 0 else os.wait()", "raise SystemExit(0)"])
@@ -154,9 +154,9 @@ print("running", flush=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "running\n", "")
 
 
-def test_a_forked_process_must_make_its_own_engine(world):
-    world.answers(["hello"])
-    world.engine_loop.process += 1
+def test_a_forked_process_must_make_its_own_engine(engine):
+    engine.answers(["hello"])
+    engine.engine_loop.process += 1
     with pytest.raises(InputError, match="another process"):
-        dict(world.engine_loop.serve(world.requests(["hello"])))
-    world.engine_loop.process -= 1
+        dict(engine.engine_loop.serve(engine.requests(["hello"])))
+    engine.engine_loop.process -= 1

@@ -7,24 +7,24 @@ import pytest
 from sensorium.engine.frontend import request_handle
 from sensorium.engine.frontend.output_processor import CompletionBuilder
 from sensorium.engine.sampling_params import SamplingParams
+from toy_engine import ToyEngine
 from waiting import wait_until
-from world import World
 
 FREE = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 
 
 @pytest.fixture
-def world(toy):
-    return World(toy)
+def engine(toy):
+    return ToyEngine(toy)
 
 
 def stop_of(toy, prompt="hello"):
     """Return the text of an answer without stop strings, and two letters of it."""
-    (full,) = World(toy).texts([prompt], SamplingParams(**FREE))[0]
+    (full,) = ToyEngine(toy).texts([prompt], SamplingParams(**FREE))[0]
     return full, full[4:6]
 
 
-def test_detokenising_runs_in_no_thread_of_the_loop(world, toy, monkeypatch):
+def test_detokenising_runs_in_no_thread_of_the_loop(engine, toy, monkeypatch):
     _, stop = stop_of(toy)
     real, seen = CompletionBuilder.add, []
 
@@ -33,16 +33,16 @@ def test_detokenising_runs_in_no_thread_of_the_loop(world, toy, monkeypatch):
         return real(self, output)
 
     monkeypatch.setattr(CompletionBuilder, "add", add)
-    world.answers(["hello"], SamplingParams(**FREE, stop=stop))
-    world.answers(["hello"], SamplingParams(**FREE, logprobs=3))
+    engine.answers(["hello"], SamplingParams(**FREE, stop=stop))
+    engine.answers(["hello"], SamplingParams(**FREE, logprobs=3))
     assert seen
     assert "sensorium-engine" not in seen
 
 
-def test_a_slow_stop_string_does_not_delay_other_requests(world, toy, monkeypatch):
+def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypatch):
     """While the output thread hangs, a stream without stop strings continues. The answer is cut at the same place as ever."""
     _, stop = stop_of(toy)
-    expected = World(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
+    expected = ToyEngine(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
     gate, real = threading.Event(), request_handle.RequestHandle.read
 
     def read(self):
@@ -52,22 +52,22 @@ def test_a_slow_stop_string_does_not_delay_other_requests(world, toy, monkeypatc
     monkeypatch.setattr(request_handle.RequestHandle, "read", read)
     ended = []
     caller = threading.Thread(
-        target=lambda: ended.extend(world.engine_loop.serve(world.requests(["hello"], SamplingParams(**FREE, stop=stop))))
+        target=lambda: ended.extend(engine.engine_loop.serve(engine.requests(["hello"], SamplingParams(**FREE, stop=stop))))
     )
     caller.start()
-    wait_until(lambda: world.engine_loop._owners)
-    other = dict(world.engine_loop.serve(world.requests(["other"], SamplingParams(**FREE))))
+    wait_until(lambda: engine.engine_loop._owners)
+    other = dict(engine.engine_loop.serve(engine.requests(["other"], SamplingParams(**FREE))))
     assert len(other[0].outputs[0].token_ids) == FREE["max_tokens"]
     gate.set()
     caller.join(60)
     assert ended[0][1].outputs == expected
-    toy.assert_empty(world.core)
+    toy.assert_empty(engine.core)
 
 
 def test_a_long_answer_leaves_no_long_inbox(toy):
-    world, longest = World(toy), 0
-    (handle,) = world.requests(["hello"], SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True))
-    step = world.core.step
+    engine, longest = ToyEngine(toy), 0
+    (handle,) = engine.requests(["hello"], SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True))
+    step = engine.core.step
 
     def watched():
         nonlocal longest
@@ -75,24 +75,24 @@ def test_a_long_answer_leaves_no_long_inbox(toy):
         wait_until(lambda: not handle.unread)
         return step()
 
-    world.core.step = watched
-    dict(world.engine_loop.serve([handle]))
+    engine.core.step = watched
+    dict(engine.engine_loop.serve([handle]))
     assert 60 <= longest <= 66
 
 
-def test_observers_run_beside_the_loop_and_before_the_caller_hears(world):
+def test_observers_run_beside_the_loop_and_before_the_caller_hears(engine):
     seen = []
-    world.engine_loop.observers.append(lambda output, times: (time.sleep(0.05), seen.append(threading.current_thread().name)))
-    world.answers(["hello", "you"])
+    engine.engine_loop.observers.append(lambda output, times: (time.sleep(0.05), seen.append(threading.current_thread().name)))
+    engine.answers(["hello", "you"])
     assert seen == ["sensorium-output"] * 2
 
 
-def test_the_output_thread_ends_with_the_loop(world, toy):
+def test_the_output_thread_ends_with_the_loop(engine, toy):
     _, stop = stop_of(toy)
-    world.answers(["hello"], SamplingParams(**FREE, stop=stop))
-    thread = world.engine_loop._output._thread
+    engine.answers(["hello"], SamplingParams(**FREE, stop=stop))
+    thread = engine.engine_loop._output._thread
     assert thread.is_alive()
-    world.engine_loop.close()
+    engine.engine_loop.close()
     assert not thread.is_alive()
 
 

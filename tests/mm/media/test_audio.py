@@ -1,4 +1,4 @@
-"""Audio from files and samples, against librosa, soxr and the codecs, and by count."""
+"""Decoding of audio files and samples, compared with librosa, soxr and the codecs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NOISE = np.random.default_rng(0).normal(0, 0.1, (2, 44_100)).astype(np.float32)
 
 
 def written(samples: np.ndarray, rate: int = 44_100, form: str = "WAV", subtype: str | None = "FLOAT") -> bytes:
-    """`[n]` or `[n, channels]` as soundfile writes it."""
+    """Return samples `[n]` or `[n, channels]` as a file written by soundfile."""
     out = io.BytesIO()
     soundfile.write(out, samples, rate, format=form, subtype=subtype)
     return out.getvalue()
 
 
 def muxed(form: str, codec: str, count: int, rate: int, layout: str = "stereo", **options: str) -> bytes:
-    """The first `count` samples of NOISE in a container."""
+    """Return the first `count` samples of NOISE in a container."""
     out = io.BytesIO()
     samples = np.ascontiguousarray(NOISE[: 2 if layout == "stereo" else 1, :count])
     with av.open(out, "w", format=form, options=options) as container:

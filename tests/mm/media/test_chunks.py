@@ -1,4 +1,4 @@
-"""The stream of vision chunks: its entries, and videos cut into timed pieces."""
+"""Vision chunks: parsing of entries, and videos cut into timed chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = DecodeSpec(FrameSampling(fps=2.0), frames_per_chunk=4)
 
 @st.composite
 def plans(draw):
-    """Plans of a video with gaps, replaced frames and frames at any time."""
+    """Draw plans of videos with missing and replaced frames and any timestamps."""
     total = draw(st.integers(1, 60))
     wanted = sorted(draw(st.sets(st.integers(0, total - 1), min_size=1, max_size=20)))
     fate = [draw(st.sampled_from(["useful", "gone", "moved"])) for _ in wanted]
@@ -96,7 +96,7 @@ def test_entries_by_type():
 
 
 def piece(value: object = FRAMES, **more: object) -> FramePlan:
-    """The plan of one piece, as the codec reads it."""
+    """Return the plan of one chunk as decoding reads it."""
     kind, media = read_entry({"type": "video_chunk", "video_chunk": value, **more})
     assert kind == "video_chunk"
     header = probe_video(media.data, SPEC.sampling, MediaPolicy())

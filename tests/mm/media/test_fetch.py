@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine, and all that is refused before a byte is asked for."""
+"""Downloads from a local server, and URLs that are refused before a request is sent."""
 
 from __future__ import annotations
 

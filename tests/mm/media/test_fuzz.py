@@ -1,4 +1,4 @@
-"""Any bytes at all: typed errors, no crash, bounded memory, and what the bare codec reads is read."""
+"""Fuzzing: mutated files give typed errors, no crash and bounded memory; files that the bare codec reads are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOP = Path(__file__).parents[2] / "helpers" / "fuzz.py"
 
 
 def fuzz(modality: str, seed: int, count: int, folder: Path) -> dict[str, Any]:
-    """What the loop reports; fails with the case that it died of."""
+    """Run the fuzz loop in a process and return its report. Fail with the number of the case if the process dies."""
     progress, command = folder / "case", [sys.executable, "-W", "ignore", LOOP, modality, "--seed", str(seed)]
     done = subprocess.run([*command, "--count", str(count), "--progress", progress], capture_output=True, text=True)
     if done.returncode:
@@ -31,7 +31,7 @@ def fuzz(modality: str, seed: int, count: int, folder: Path) -> dict[str, Any]:
 
 
 def assert_sound(report: dict[str, Any], seed: int, disagreements: float) -> None:
-    """`disagreements`: the part of what the bare codec decodes that may be refused or come out otherwise."""
+    """Check a report. `disagreements`: share of the files read by the bare codec that may be refused or decoded differently."""
     assert not report["wrong"], f"seed {seed}: " + "\n".join(report["wrong"][:10])
     missed = report["bare"] - report["agreed"]
     assert missed <= disagreements * report["bare"], f"seed {seed}: {missed} of {report['bare']}:\n" + "\n".join(

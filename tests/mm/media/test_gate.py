@@ -1,4 +1,4 @@
-"""The one door for media: what goes wrong names its item, and what a header says is what is decoded."""
+"""The gate of media: errors name their item, and headers agree with decoded items."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
 
 
 def load(value, policy=POLICY):
-    """The pixels; what the header says is held to them wherever a test decodes."""
+    """Return the decoded pixels, after checking that the header has their size."""
     pixels = decode_image(value, policy)
     assert probe_image(value, policy).size == pixels.shape[:2]
     return pixels
@@ -274,7 +274,7 @@ def test_strips_of_every_mode_join_to_the_whole(monkeypatch) -> None:
 
 
 def scanned(times: int) -> bytes:
-    """A JPEG whose last scan is repeated."""
+    """Return a JPEG whose last scan is repeated."""
     jpeg = encoded(Image.fromarray(PIXELS), "JPEG", progressive=True)
     last = jpeg.rindex(b"\xff\xda")
     return jpeg[:-2] + jpeg[last:-2] * times + jpeg[-2:]

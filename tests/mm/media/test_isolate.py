@@ -165,7 +165,7 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def workers() -> list[int]:
-    """Children of this process that are ours, zombies included."""
+    """Return the process ids of codec workers of this process, zombies included."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -179,7 +179,7 @@ def workers() -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process ends within some minutes; a zombie that its new parent has yet to collect counts as ended."""
+    """Return whether the process ends within some minutes. A zombie counts as ended."""
     until = time.monotonic() + 240
     while time.monotonic() < until:
         try:
@@ -192,7 +192,7 @@ def gone(pid: int) -> bool:
 
 
 def said(path: Path) -> str:
-    """What a worker has written there."""
+    """Wait for the text that a worker writes to a file, and return it."""
     wait_until(lambda: path.exists() and path.read_text())
     return path.read_text()
 
@@ -428,7 +428,7 @@ def test_a_worker_that_cannot_start_is_no_input_error(codecs: ModuleType, monkey
 
 
 def outcome(modality: str, data: bytes, policy: MediaPolicy) -> object:
-    """Header, plan, pixels or samples as plain data; or the words of the refusal."""
+    """Return header, plan, pixels or samples as plain data, or the text of the error."""
     source, spec = MediaSource(modality, 3, data), DecodeSpec(FrameSampling(num_frames=-1), RATE)
     try:
         (header,) = gate.probe(source, spec, policy)

@@ -1,4 +1,4 @@
-"""Bytes of media: a limit per request, one reading of equal files, and downloads that wait for other requests."""
+"""Bytes of media: a limit per request, equal files read once, and downloads that wait for other requests."""
 
 from __future__ import annotations
 

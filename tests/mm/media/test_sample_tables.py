@@ -1,4 +1,4 @@
-"""Sample tables that name more than the file holds, and codecs that are decoded while a header is probed."""
+"""Sample tables that list more than the file holds, and codecs that FFmpeg must not decode while it probes a header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From bytes, paths and URLs to bytes; what a message may name and what only the caller's own Python may."""
+"""Reading bytes, paths and URLs; files that a message may name, and files that only the caller's own code may."""
 
 from __future__ import annotations
 

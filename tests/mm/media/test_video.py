@@ -46,7 +46,7 @@ def test_frames_are_those_of_the_sampling():
 
 
 def damaged(frame: int) -> bytes:
-    """26 frames that decode independently, one of them broken."""
+    """Return a video of 26 frames that decode independently, one of them broken."""
     data = encode("mjpeg", "avi", count=26)
     with av.open(io.BytesIO(data)) as container:
         packet = [bytes(p) for p in container.demux(video=0)][frame]

@@ -1,4 +1,4 @@
-"""OpenCV gives the frames that PyAV gives, and survives files that send it nowhere."""
+"""The OpenCV backend gives the same frames as PyAV, and survives files with invalid seek positions."""
 
 from __future__ import annotations
 

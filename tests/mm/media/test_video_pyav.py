@@ -1,4 +1,4 @@
-"""The index of packets against what decoding gives, for many codecs and containers, and which packets are decoded."""
+"""The index of packets compared with decoding, for many codecs and containers, and the packets that are decoded."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from family import ask, load_rows
-from parity import World, make_llm, record
+from parity import LoadedModels, make_llm, record
 from sensorium.mm.errors import ConfigError
 from sensorium.models.families.deepseek_ocr2 import DeepseekOcr, DeepseekOcr2
 from sensorium.models.weights import named_layers
@@ -35,9 +35,9 @@ def shapes(kind: Any, config: dict[str, Any]) -> dict[str, list[int]]:
     return {name: list(views[name].shape) for name, (_, views) in named_layers(model).items()}
 
 
-def test_the_publishers_config_says_the_same(world: World, tmp_path: Path) -> None:
+def test_the_publishers_config_says_the_same(loaded: LoadedModels, tmp_path: Path) -> None:
     """SAM's last channels equal the encoder's width, whatever the list states."""
-    row, folder = load_rows()["deepseek_ocr2"], world.folder("deepseek_ocr2")
+    row, folder = load_rows()["deepseek_ocr2"], loaded.folder("deepseek_ocr2")
     config = json.loads((folder / "config.json").read_text())
     text, sam, reader = config["text_config"], *(config["vision_config"][f"{name}_config"] for name in ("sam", "encoder"))
     for part, own in ((sam, "width"), (reader, "dim")):
@@ -58,7 +58,7 @@ def test_the_publishers_config_says_the_same(world: World, tmp_path: Path) -> No
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(said))
     question = ask(row, "i")
-    assert torch.equal(record(make_llm(row, tmp_path), question, 1)[1], record(world.llm(row.name), question, 1)[1])
+    assert torch.equal(record(make_llm(row, tmp_path), question, 1)[1], record(loaded.llm(row.name), question, 1)[1])
 
 
 def test_the_published_sizes_of_the_first() -> None:

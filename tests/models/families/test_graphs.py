@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from family import Family, ask
-from parity import World, each
+from parity import LoadedModels, each
 from sensorium import LLM
 from sensorium.kernels import native
 from sensorium.kernels.graph import UploadCache, capture
@@ -46,8 +46,8 @@ def without_memory(llm: LLM) -> Any:
 
 @each
 @torch.inference_mode()
-def test_what_the_host_works_out_is_sent_once(row: Family, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = world.llm(row.name)
+def test_what_the_host_works_out_is_sent_once(row: Family, loaded: LoadedModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = loaded.llm(row.name)
     model, known = without_memory(llm), UploadCache._upload
 
     def send(sent: UploadCache, tensor: Tensor, device: torch.device) -> Tensor:
@@ -68,8 +68,8 @@ def test_what_the_host_works_out_is_sent_once(row: Family, world: World, monkeyp
 @pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 @each
 @torch.inference_mode()
-def test_a_recorded_call_has_the_bits_of_any_other(row: Family, world: World) -> None:
-    llm = world.llm(row.name)
+def test_a_recorded_call_has_the_bits_of_any_other(row: Family, loaded: LoadedModels) -> None:
+    llm = loaded.llm(row.name)
     encode = llm._engine_loop.core.runner.model.embed_multimodal
     for modality, items in encoder_calls(row, llm, 0):
         given: dict[str, Any] = deepcopy(merge(items))  # the items themselves are in the cache of processed items

@@ -8,7 +8,7 @@ import pytest
 import torch
 from family import LETTERS, Family, Question, ask, write_prompt
 from measured import given_bytes, held, peak_bytes
-from parity import World, each, greedy, make_llm
+from parity import LoadedModels, each, greedy, make_llm
 from sensorium import LLM
 from sensorium.engine.types import EngineRequest
 from sensorium.models.interface import StepLimits
@@ -40,8 +40,8 @@ def full_prompts(row: Family, count: int) -> list[Question]:
 
 @pytest.mark.full
 @each
-def test_weights_and_caches_are_those_planned(row: Family, world: World) -> None:
-    llm = world.llm(row.name)
+def test_weights_and_caches_are_those_planned(row: Family, loaded: LoadedModels) -> None:
+    llm = loaded.llm(row.name)
     plan, runner = llm.explain(), llm._engine_loop.core.runner
     near(plan.weights, held(runner.model), "weights")
     near(plan.kv_cache, sum(cache.nbytes for cache in runner.caches.tensors), "keys and values")
@@ -49,8 +49,8 @@ def test_weights_and_caches_are_those_planned(row: Family, world: World) -> None
 
 @pytest.mark.full
 @each
-def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
-    prompts, first = full_prompts(row, 8), world.llm(row.name)
+def test_encoder_rows_fill_what_is_planned(row: Family, loaded: LoadedModels) -> None:
+    prompts, first = full_prompts(row, 8), loaded.llm(row.name)
     prepared = [first._inputs.process(question.ours) for question in prompts]
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
     longest = max(len(one.token_ids) for one in prepared) + 2
@@ -58,7 +58,7 @@ def test_encoder_rows_fill_what_is_planned(row: Family, world: World) -> None:
     cross_rows = [item.rows for item in first.explain().max_items if prepared[0].cross]  # which the engine must hold
     most = max([longest, *cross_rows])
     rows = max(most, sum(item.range.num_embeds for item in items) * 2 // 3)
-    llm = make_llm(row, world.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
+    llm = make_llm(row, loaded.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
     llm.generate([question.ours for question in prompts], greedy(1), use_tqdm=False)
     core = llm._engine_loop.core
     live = sum(rows.nbytes for rows in core.runner.store.rows.values())
@@ -102,8 +102,8 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.full
 @each
-def test_steps_take_what_is_planned(row: Family, world: World) -> None:
-    llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=1024, max_num_seqs=1)
+def test_steps_take_what_is_planned(row: Family, loaded: LoadedModels) -> None:
+    llm = make_llm(row, loaded.folder(row.name), max_num_batched_tokens=1024, max_num_seqs=1)
     for what, (planned, live) in steps(llm, full_prompts(row, 1)[0]).items():
         near(planned, live, what)
         assert live <= planned, f"{what}: more is live than is planned"

@@ -18,7 +18,7 @@ import torch
 from cpu import needs_int8
 from family import Family, Question, ask
 from measured import peak_bytes
-from parity import BLOCK, ROWS, TOKENS, Answered, World, each, greedy, make_llm, positions, record
+from parity import BLOCK, ROWS, TOKENS, Answered, LoadedModels, each, greedy, make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.bidirectional_spans import find_spans, round_down
@@ -77,8 +77,8 @@ def inputs_of(row: Family, folder: Path) -> InputProcessor:
 
 
 @each
-def test_tensors_and_tokens_are_the_oracles(row: Family, world: World) -> None:
-    inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
+def test_tensors_and_tokens_are_the_oracles(row: Family, loaded: LoadedModels) -> None:
+    inputs, processor = inputs_of(row, loaded.folder(row.name)), loaded.oracle(row.name)[1]
     for i, case in enumerate(row.default_cases()):
         question = ask(row, case, i)
         theirs, ours = question.theirs(processor), inputs.process(question.ours)
@@ -91,9 +91,9 @@ def test_tensors_and_tokens_are_the_oracles(row: Family, world: World) -> None:
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.full)])
 @each
-def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: int) -> None:
+def test_every_size_takes_the_oracles_tokens(row: Family, loaded: LoadedModels, every: int) -> None:
     """The plan, made from headers only, has the same number of tokens."""
-    inputs, processor = inputs_of(row, world.folder(row.name)), world.oracle(row.name)[1]
+    inputs, processor = inputs_of(row, loaded.folder(row.name)), loaded.oracle(row.name)[1]
     letters = {modality: letter for letter, modality in family.LETTERS.items()}
     for modality in row.placeholders:
         for size in row.grid[modality][::every]:
@@ -109,11 +109,11 @@ def test_every_size_takes_the_oracles_tokens(row: Family, world: World, every: i
 
 
 @each
-def test_extreme_shapes_are_refused_or_take_bounded_memory(row: Family, world: World) -> None:
+def test_extreme_shapes_are_refused_or_take_bounded_memory(row: Family, loaded: LoadedModels) -> None:
     """Slivers, single pixels and long images: refused from the header, or the tensors of processing stay within 96 MB."""
     if "image" not in row.placeholders and "vision_chunk" not in row.placeholders:
         pytest.skip("takes no images")
-    folder = world.folder(row.name)
+    folder = loaded.folder(row.name)
     info = load_processing(load_model_files(folder), {}, Tokenizer(folder))
     modality = "image" if "image" in row.placeholders else "vision_chunk"
     for width, height in ((1, 1), (4000, 1), (4000, 20), (16_384, 1), (16_384, 82), (65_000, 1)):
@@ -138,11 +138,11 @@ def refused(row: Family, info: Any, item: Any) -> bool:
 
 
 @each
-def test_positions_are_the_oracles(row: Family, world: World) -> None:
-    model, processor = world.oracle(row.name)
+def test_positions_are_the_oracles(row: Family, loaded: LoadedModels) -> None:
+    model, processor = loaded.oracle(row.name)
     for i, case in enumerate(row.default_cases()):
         question = ask(row, case, i)
-        ours = positions(world.llm(row.name), question, 0)
+        ours = positions(loaded.llm(row.name), question, 0)
         if ours is not None and question.data and not (row.own_positions and "video" in question.data):
             theirs = row.oracle_positions(model, question.theirs(processor))
             assert theirs is not None, "the row does not tell how to get transformers' positions"
@@ -161,8 +161,8 @@ def test_what_is_left_out_is_said(row: Family) -> None:
 
 
 @each
-def test_logits_are_the_oracles(row: Family, world: World) -> None:
-    for answered in world.alone(row.name):
+def test_logits_are_the_oracles(row: Family, loaded: LoadedModels) -> None:
+    for answered in loaded.alone(row.name):
         assert answered.theirs.std() >= 1.0, "the oracle's logits are too flat to tell"
         check_logits(row, answered)
 
@@ -171,28 +171,28 @@ def test_logits_are_the_oracles(row: Family, world: World) -> None:
     ("row", "variant"),
     [pytest.param(row, variant, id=f"{name}-{variant}") for name, row in ROWS.items() for variant in row.variants],
 )
-def test_logits_of_variants(row: Family, variant: str, world: World) -> None:
-    answered = world.answer(ask(row, row.default_cases()[-1], 1), 0, variant, tokens=2)
+def test_logits_of_variants(row: Family, variant: str, loaded: LoadedModels) -> None:
+    answered = loaded.answer(ask(row, row.default_cases()[-1], 1), 0, variant, tokens=2)
     check_logits(row, answered)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @each
-def test_greedy_tokens_alone(row: Family, seed: int, world: World) -> None:
-    answers = world.alone(row.name, seed)
+def test_greedy_tokens_alone(row: Family, seed: int, loaded: LoadedModels) -> None:
+    answers = loaded.alone(row.name, seed)
     ties = sum(count_ties(row, answered) > 0 for answered in answers)
     print(f"{row.name} seed {seed}: {ties} of {len(answers)} sequences hold a tie")
     assert ties <= max(1, len(answers) // 100)
 
 
-def check_same(row: Family, world: World, outputs: list[Any]) -> None:
+def check_same(row: Family, loaded: LoadedModels, outputs: list[Any]) -> None:
     """Assert that answers to the cases equal those given alone, or differ from them at a tie of the oracle."""
-    model, processor = world.oracle(row.name)
-    for answered, output in zip(world.alone(row.name), outputs, strict=True):
+    model, processor = loaded.oracle(row.name)
+    for answered, output in zip(loaded.alone(row.name), outputs, strict=True):
         assert output.error is None, output.error
         ids = output.outputs[0].token_ids
         if ids != answered.ids:
-            place = positions(world.llm(row.name), answered.question, len(ids))
+            place = positions(loaded.llm(row.name), answered.question, len(ids))
             theirs = row.run(model, answered.question.theirs(processor), ids, place)
             table = theirs[len(answered.prompt) - 1 :]
             assert (table.amax(-1) - table.gather(-1, torch.tensor(ids)[:, None])[:, 0]).max() < 1e-4
@@ -205,10 +205,10 @@ def others(row: Family) -> list[Question]:
 
 
 @each
-def test_greedy_tokens_in_a_batch(row: Family, world: World) -> None:
-    asked = [answered.question for answered in world.alone(row.name)]
-    outputs = world.llm(row.name).generate([q.ours for q in asked + others(row)], greedy(), use_tqdm=False)
-    check_same(row, world, outputs[: len(asked)])
+def test_greedy_tokens_in_a_batch(row: Family, loaded: LoadedModels) -> None:
+    asked = [answered.question for answered in loaded.alone(row.name)]
+    outputs = loaded.llm(row.name).generate([q.ours for q in asked + others(row)], greedy(), use_tqdm=False)
+    check_same(row, loaded, outputs[: len(asked)])
 
 
 def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
@@ -231,12 +231,12 @@ def watch(llm: LLM, row: Family) -> list[tuple[int, int, tuple[Any, ...]]]:
 
 
 @each
-def test_greedy_tokens_in_chunks(row: Family, world: World) -> None:
+def test_greedy_tokens_in_chunks(row: Family, loaded: LoadedModels) -> None:
     """Steps have 7 rows, or as many as the family's largest bidirectional span; no span is ever cut."""
-    llm = make_llm(row, world.folder(row.name), max_num_batched_tokens=7)
+    llm = make_llm(row, loaded.folder(row.name), max_num_batched_tokens=7)
     pieces = watch(llm, row)
-    asked = [answered.question for answered in world.alone(row.name)]
-    check_same(row, world, llm.generate([question.ours for question in asked], greedy(), use_tqdm=False))
+    asked = [answered.question for answered in loaded.alone(row.name)]
+    check_same(row, loaded, llm.generate([question.ours for question in asked], greedy(), use_tqdm=False))
     assert not any(first < stop < last for _, stop, spans in pieces for first, last in spans)
     assert not any(first < start < last for start, _, spans in pieces for first, last in spans)
     if row.prompt_attention == "causal" and all(row.placeholders.values()):
@@ -244,12 +244,12 @@ def test_greedy_tokens_in_chunks(row: Family, world: World) -> None:
 
 
 @each
-def test_greedy_tokens_after_a_prefix_hit(row: Family, world: World) -> None:
-    llm = make_llm(row, world.folder(row.name))
-    asked = [answered.question for answered in world.alone(row.name)]
+def test_greedy_tokens_after_a_prefix_hit(row: Family, loaded: LoadedModels) -> None:
+    llm = make_llm(row, loaded.folder(row.name))
+    asked = [answered.question for answered in loaded.alone(row.name)]
     llm.generate([question.ours for question in asked], greedy(2), use_tqdm=False)
     outputs = [llm.generate(question.ours, greedy(), use_tqdm=False)[0] for question in asked]
-    check_same(row, world, outputs)
+    check_same(row, loaded, outputs)
     for question, output in zip(asked, outputs, strict=True):
         count = len(output.prompt_token_ids)
         spans = find_spans(row.prompt_attention, count, llm._inputs.process(question.ours).features)
@@ -257,25 +257,25 @@ def test_greedy_tokens_after_a_prefix_hit(row: Family, world: World) -> None:
 
 
 @each
-def test_greedy_tokens_when_preempted(row: Family, world: World) -> None:
+def test_greedy_tokens_when_preempted(row: Family, loaded: LoadedModels) -> None:
     """The KV cache holds little more than one of the sequences."""
-    alone = world.alone(row.name)
+    alone = loaded.alone(row.name)
     longest = max(len(answered.prompt) for answered in alone) + TOKENS
-    block = bytes_per_block(world.llm(row.name)._engine_loop.core.runner.model.cache_specs, BLOCK)
+    block = bytes_per_block(loaded.llm(row.name)._engine_loop.core.runner.model.cache_specs, BLOCK)
     room = (-(-longest // BLOCK) + 8) * block
-    llm = make_llm(row, world.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)
+    llm = make_llm(row, loaded.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)
     pieces = watch(llm, row)
     shortest_first = sorted(range(len(alone)), key=lambda i: len(alone[i].prompt))
     outputs = generate_together(llm, [alone[i].question.ours for i in shortest_first], greedy())
-    check_same(row, world, [outputs[shortest_first.index(i)] for i in range(len(alone))])
+    check_same(row, loaded, [outputs[shortest_first.index(i)] for i in range(len(alone))])
     assert llm.stats.preemptions > 0
     assert not any(first < stop < last for _, stop, spans in pieces for first, last in spans)
 
 
 @each
-def test_another_item_changes_the_answer(row: Family, world: World) -> None:
-    llm = world.llm(row.name)
-    for answered in world.alone(row.name)[1 : 1 + len(row.placeholders)]:
+def test_another_item_changes_the_answer(row: Family, loaded: LoadedModels) -> None:
+    llm = loaded.llm(row.name)
+    for answered in loaded.alone(row.name)[1 : 1 + len(row.placeholders)]:
         question = answered.question
         size = [s for several in question.data.values() for s in map(_size, several)]
         swapped = ask(row, _letters(question), 7, size)
@@ -296,9 +296,9 @@ def _letters(question: Question) -> str:
 @pytest.mark.parametrize("options", [{}, *HOW], ids=str)
 @torch.inference_mode()
 @each
-def test_an_item_encoded_in_a_batch_is_the_item_alone(row: Family, world: World, options: dict[str, str]) -> None:
+def test_an_item_encoded_in_a_batch_is_the_item_alone(row: Family, loaded: LoadedModels, options: dict[str, str]) -> None:
     """Encoder rows are equal bit for bit."""
-    llm = make_llm(row, world.folder(row.name), **options) if options else world.llm(row.name)
+    llm = make_llm(row, loaded.folder(row.name), **options) if options else loaded.llm(row.name)
     model = llm._engine_loop.core.runner.model
     asked = [ask(row, case, seed) for seed, case in enumerate(row.default_cases()[1:] * 2)]
     items = [feature for question in asked for feature in llm._inputs.process(question.ours).encoded]
@@ -314,12 +314,12 @@ def test_an_item_encoded_in_a_batch_is_the_item_alone(row: Family, world: World,
 
 @pytest.mark.full
 @each
-def test_every_tensor_has_a_say(row: Family, world: World) -> None:
+def test_every_tensor_has_a_say(row: Family, loaded: LoadedModels) -> None:
     """Zeroing any tensor of the oracle moves its logits by far more than the tolerance."""
-    model, processor = world.oracle(row.name)
-    answered = world.alone(row.name)[-1]
+    model, processor = loaded.oracle(row.name)
+    answered = loaded.alone(row.name)[-1]
     inputs, count = answered.question.theirs(processor), len(answered.prompt)
-    place = positions(world.llm(row.name), answered.question, 0)
+    place = positions(loaded.llm(row.name), answered.question, 0)
     ours, unseen = answered.ours[:count], []
     for name, parameter in model.named_parameters():
         if any(name.startswith(start) for start in row.silent):
@@ -343,12 +343,12 @@ def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path
 
 
 @each
-def test_weights_in_every_layout(row: Family, world: World, tmp_path: Path) -> None:
+def test_weights_in_every_layout(row: Family, loaded: LoadedModels, tmp_path: Path) -> None:
     """Weights load as transformers stores them, as it holds them in memory, and as older releases stored them."""
-    folder, question = world.folder(row.name), ask(row, row.default_cases()[-1])
-    expected = record(world.llm(row.name), question, 1)[1]
+    folder, question = loaded.folder(row.name), ask(row, row.default_cases()[-1])
+    expected = record(loaded.llm(row.name), question, 1)[1]
     stored = load_file(folder / "model.safetensors")
-    held = dict(world.oracle(row.name)[0].state_dict())
+    held = dict(loaded.oracle(row.name)[0].state_dict())
     layouts = {"in memory": {name: tensor for name, tensor in held.items() if tensor.numel()}}
     for name, prefixes in row.layouts.items():
         layouts[name] = {rename(key, list(prefixes)): tensor for key, tensor in stored.items()}
@@ -360,19 +360,19 @@ def test_weights_in_every_layout(row: Family, world: World, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @each
-def test_half_precision(row: Family, dtype: str, world: World) -> None:
+def test_half_precision(row: Family, dtype: str, loaded: LoadedModels) -> None:
     """Logits are near the float32 ones, as far as the format allows; unrelated ones would be 1.4 standard deviations off."""
-    answered = world.alone(row.name)[-1]
+    answered = loaded.alone(row.name)[-1]
     count = len(answered.prompt)
-    ours = record(make_llm(row, world.folder(row.name), dtype=dtype), answered.question, 1)[1]
+    ours = record(make_llm(row, loaded.folder(row.name), dtype=dtype), answered.question, 1)[1]
     theirs = answered.theirs[:count]
     assert ours.dtype == torch.float32
     assert (ours - theirs).std() / theirs.std() < row.half[dtype == "float16"]
 
 
 @each
-def test_bad_weights_are_named(row: Family, world: World, tmp_path: Path) -> None:
-    folder = world.folder(row.name)
+def test_bad_weights_are_named(row: Family, loaded: LoadedModels, tmp_path: Path) -> None:
+    folder = loaded.folder(row.name)
     stored = load_file(folder / "model.safetensors")
     named = {name for name in stored if not any(name.startswith(start) for start in row.silent)}
     missing = next(name for name in sorted(named) if name.endswith("norm1.weight") or "norm.weight" in name)

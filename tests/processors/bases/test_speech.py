@@ -23,7 +23,7 @@ def whisper(**generation: object) -> WhisperProcessingInfo:
 
 
 def test_whisper_always_has_a_full_window() -> None:
-    """1500 rows for any audio up to 30 s."""
+    """Audio of any length up to 30 s gives 1500 rows."""
     info = whisper(**ENGLISH)
     for samples in (1, 400, RATE, 30 * RATE):
         assert info.geometry(MediaHeader("audio", samples=samples)).num_embeds == 1500

@@ -1,4 +1,4 @@
-"""Thinkers' processing beyond the parity suite: interleaved rows, options, video files, precomputed embeddings."""
+"""Processing of the Qwen Omni thinkers: interleaved rows, options, video files, precomputed embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made(kind, *options, **config):
 
 
 def shown(kind, clip, rows, **config):
-    """Both spans' rows as text: v of the video, a of the audio, . for marks."""
+    """Return both spans' rows as text: v for video, a for audio, . for the start and end token."""
     sound = ItemGeometry(rows, 1, 1, linear=True)
     info = made(kind, TOGETHER, **config)
     first, second = info.spans("video", [clip, sound])
@@ -66,13 +66,13 @@ def test_options():
 
 @pytest.mark.parametrize(("frames", "rows"), [(1, 1), (8, 1), (50, 7), (99, 13), (100, 13), (101, 14), (300, 39)])
 def test_lengths_of_qwen3_omni(frames, rows):
-    """Pairs of frames and rows from the published code."""
+    """The pairs of frames and rows are from the published code."""
     info = made(Qwen3OmniProcessingInfo)
     assert info.geometry(MediaHeader("audio", samples=160 * frames)) == ItemGeometry(rows, 1, 1, linear=True)
 
 
 def filmed(seconds, sound):
-    """An mp4 of 4 frames per second, with a tone of the same length if `sound` is set."""
+    """Return an mp4 of 4 frames per second, with a tone of the same length if `sound` is set."""
     import av
 
     out = io.BytesIO()

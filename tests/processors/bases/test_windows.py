@@ -52,7 +52,7 @@ def test_audio_longer_than_the_model_takes_is_refused() -> None:
 
 
 def test_repeated_silence_is_not_stored() -> None:
-    """Frames after the last one of a window equal it, so they are not stored."""
+    """Frames of silence at the end of a window are equal, so only one is stored."""
     info = VoxtralProcessingInfo(ProcessorFiles())
     tensors, _ = info.process(sound(31 * RATE), torch.float32)
     whole = log_mel(sound(31 * RATE).samples, info.mel_spec, 60 * RATE)

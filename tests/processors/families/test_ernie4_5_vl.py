@@ -1,4 +1,4 @@
-"""Ernie-4.5-VL against transformers: which frames are used, times drawn onto them; marks, rows, what is refused."""
+"""Ernie-4.5-VL compared with transformers: sampled frames, drawn timestamps, start and end tokens, rows, refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = dict(zip(NAMES, range(10, 16), strict=True))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a font that comes with Pillow."""
+    """Return a checkpoint folder with a font that comes with Pillow."""
     (tmp_path / FONT).write_bytes(ImageFont.load_default(10).font_bytes)
     return tmp_path
 

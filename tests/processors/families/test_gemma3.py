@@ -1,4 +1,4 @@
-"""What the parity suite does not see of Gemma 3's processor: crops only when asked for, options, ready-made rows."""
+"""Gemma 3's processor beyond the parity suite: pan and scan, options, precomputed embeddings."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def info_of(kind: type[Glm4VProcessingInfo], *options: dict[str, Any]) -> Glm4VP
 
 
 def published(stem: str, total: int, fps: float, wanted: float | None = None) -> list[int]:
-    """Without the last frame said twice, which fills a step up."""
+    """Return the published frames, without the repetition of the last one that fills the last step."""
     ensure_torchvision()
     import transformers as tf
     from transformers.video_utils import VideoMetadata

@@ -56,7 +56,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def planes(kwargs: Any) -> torch.Tensor:
-    """Back to `[pieces, 3, 56, 56]`."""
+    """Return patches as tiles `[tiles, 3, 56, 56]`."""
     patches = kwargs["pixel_values"].data.view(-1, 2, 2, 2, 2, 3, 14, 14)
     return patches.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(-1, 3, 56, 56)
 

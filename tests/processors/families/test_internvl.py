@@ -66,7 +66,7 @@ def clip(frames: int, height: int, width: int) -> VideoItem:
 
 
 def planes(kwargs: Any) -> torch.Tensor:
-    """Back to `[pieces, 3, 56, 56]`."""
+    """Return patches as tiles `[tiles, 3, 56, 56]`."""
     patches = kwargs["pixel_values"].data.view(-1, 2, 2, 2, 2, 3, 14, 14)
     return patches.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(-1, 3, 56, 56)
 

@@ -42,7 +42,7 @@ def clip(frames: int, height: int, width: int, fps: float = 2.0, first: int = 0)
 
 @functools.cache
 def words() -> Tokenizer:
-    """The small tokenizer with Kimi's marks, in their published order."""
+    """Return the small tokenizer with Kimi's special tokens in their published order."""
     tok = Tokenizer.from_str(tokenizer().to_str())
     tok.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in MARKS])
     return tok
@@ -135,7 +135,7 @@ def test_video_equals_transformers(frames, size, limits):
 
 
 def expanded(info: KimiK25ProcessingInfo, text: str, chunks: list[list[VisionChunk]]) -> tuple[list[int], list[bool]]:
-    """Prompt tokens with every slot replaced by its spans, and which are embeddings."""
+    """Return the prompt's tokens with every placeholder replaced by its span, and the mask of embeddings."""
     inputs, ids, mask = iter(chunks), [], []
     for token in words().encode(text, add_special_tokens=False).ids:
         if token not in (info.image, info.frame):
@@ -382,7 +382,7 @@ def test_shrunk_items_fit(height, width, frames, rows):
 
 
 def _least(height: int, width: int) -> int:
-    """An image so long that one patch across is still too many rows: it only shrinks in proportion."""
+    """Return the fewest rows that an image can shrink to: one row across, in the image's aspect ratio."""
     return -(-max(height, width) // max(1, min(height, width)))
 
 

@@ -47,7 +47,7 @@ def counts(info: Any) -> list[int]:
 
 
 def test_counts_are_the_published_ones() -> None:
-    """At the sizes of the published checkpoints, with sizes that are fitted to left out of the JSON."""
+    """The settings are those of the published checkpoints; `image_grid_pinpoints` is left out of the JSON."""
     wanted = published("next")._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
     assert counts(LlavaNextProcessingInfo(files(SQUARE))) == wanted
     wanted = published("onevision")._get_num_multimodal_tokens(image_sizes=SIZES)["num_image_tokens"]
@@ -55,7 +55,7 @@ def test_counts_are_the_published_ones() -> None:
 
 
 def test_fewer_rows_than_patches() -> None:
-    """5 x 5 pixels a row and level; a row of a level is as wide as the decoder."""
+    """An encoder row is six times as wide as the decoder: its input and five DeepStack levels."""
     oracle = published("granite")
     sizes = oracle.image_processor.image_grid_pinpoints = [[384, 768], [768, 384], [768, 768]]
     config = {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0], [3, 9]], "image_grid_pinpoints": sizes}

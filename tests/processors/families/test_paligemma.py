@@ -1,4 +1,4 @@
-"""Where PaliGemma's placeholders, the start of its text and the empty line behind it are written."""
+"""PaliGemma's prompts: placeholders, BOS and the final newline are added where they are missing."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def plane(kwargs: Any, merge: int) -> torch.Tensor:
-    """Back to `[3, h, w]`."""
+    """Return patches as an image `[3, h, w]`."""
     _, h, w = kwargs["grid"].data.tolist()
     patches = kwargs["pixel_values"].data.view(h // merge, w // merge, merge, merge, 3, 14, 14)
     return patches.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, h * 14, w * 14)

@@ -1,4 +1,4 @@
-"""Own processors against transformers' default (torchvision) ones: equal tensors, grids and token counts."""
+"""Qwen2-VL's processor compared with transformers' default (torchvision): equal tensors, grids and token counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parity suite does not ask of Qwen3-VL's processing: published defaults, frames chosen, times, limits."""
+"""Qwen3-VL's processing beyond the parity suite: published defaults, sampled frames, timestamps, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ultravox: the placeholder is plain text, of the template alone in a conversation."""
+"""Ultravox: the placeholder is plain text; in a conversation, only the template can write it."""
 
 from __future__ import annotations
 

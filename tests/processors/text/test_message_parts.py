@@ -1,4 +1,4 @@
-"""Every part type in order, with its name and options; what is wrong with a part is said by number."""
+"""Parts of messages: types, order, uuids and options; errors give the numbers of message and part."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def folder_of(tmp_path: Path, version: str) -> Path:
 
 
 def published(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
-    """Runs of an image's tokens as the one slot that they stand for."""
+    """Return mistral-common's ids, with the tokens of each image replaced by one placeholder."""
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 

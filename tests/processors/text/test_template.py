@@ -1,4 +1,4 @@
-"""Templates: what a caller writes never becomes control, whatever the template does to it, and templates have limits."""
+"""Chat templates: a caller's text never becomes a control token, whatever the template does to it; limits of templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound on a text's tokens holds for every kind of vocabulary, and is none where characters can be lost."""
+"""The lower bound on tokens holds for every kind of vocabulary; tokenizers that can lose characters have none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bpe(vocab: list[str], merges: list[tuple[str, str]], **options: object) -> F
 
 
 def fallback() -> Fast:
-    """As sentencepiece BPE files are converted: Llama's and Gemma's shape."""
+    """Return a BPE tokenizer as converted from sentencepiece, like Llama's and Gemma's."""
     merges = [("a", "b"), ("\u2581", "ab"), ("\u2581", "\u2581")]
     fast = bpe(["<unk>", *BYTES, *WORDS], merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     fast.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -40,7 +40,7 @@ def fallback() -> Fast:
 
 
 def composed() -> Fast:
-    """NFC, which joins characters, before bytes."""
+    """Return a byte-level tokenizer with NFC, which merges characters."""
     fast = Fast.from_str(tokenizer().to_str())
     fast.normalizer = normalizers.NFC()
     fast.add_tokens([AddedToken("\u03b1\u0313\u0300\u0345" * 30, normalized=True)])

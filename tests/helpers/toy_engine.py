@@ -75,7 +75,9 @@ def picture(value, width=4):
     return Image.new("RGB", (width, 2), (value, 0, 0))
 
 
-class World:
+class ToyEngine:
+    """An engine loop and an input processor around the toy model."""
+
     def __init__(self, toy, **options):
         self.toy, self.info = toy, Info()
         self.core = toy.make_core(**options)
