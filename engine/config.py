@@ -85,7 +85,7 @@ class EngineConfig:
             steps that do not need its results. None enables it on GPUs, where it hides the host's work between two steps.
         engine_process: load and run the model in a separate process. Tokenizing, media and text stay in this process and no
             longer delay the steps, but each step takes more memory and time (benchmarks/README.md).
-        engine_restarts: how often in 10 minutes the engine's process is started anew after it has died. Requests in flight end
+        engine_restarts: how often in 10 minutes the engine's process is restarted after it has died. Requests in flight end
             with an error, and items that were being encoded are refused for `quarantine_seconds`.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.

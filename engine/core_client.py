@@ -31,7 +31,7 @@ class CoreClient(Protocol):
         """True if the core has died and `restart` may be called."""
 
     def restart(self) -> None:
-        """Start a core that has died anew, without its requests."""
+        """Restart a core that has died. Its requests are lost."""
 
     def add(self, request: EngineRequest) -> None: ...
 

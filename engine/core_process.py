@@ -191,7 +191,7 @@ class ProcessCore:
         self._activity.close()
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self._dead = f"the engine's process ended ({how}) and all requests in it are lost"
-        self._dead += "; ask again, it is started anew" if self.can_restart else "; make a new engine"
+        self._dead += "; it is being restarted, send the request again" if self.can_restart else "; make a new engine"
 
 
 def _start(connection: Connection[Any, Any], activity: Activity) -> subprocess.Popen[bytes]:

@@ -132,7 +132,7 @@ class MediaError(InputError):
 
 
 class EngineDeadError(SensoriumError):
-    """The engine's process has ended. The message says whether it is started anew (ask again) or not (make a new engine)."""
+    """The engine's process has ended. The message says whether to send the request again or to make a new engine."""
 
     default_code = "engine_dead"
 

@@ -66,7 +66,7 @@ class EngineLoop:
         self._output = OutputThread(self.observers, self._commands)
         self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
         self._dead: EngineDeadError | None = None  # for good
-        self._core_died = False  # and was not started anew yet
+        self._core_died = False  # and was not restarted yet
         self._to_notify: set[RequestHandle] = set()  # requests with new output
         self._unread: list[RequestHandle] = []
         weakref.finalize(self, self._commands.put, None).atexit = False
@@ -269,7 +269,7 @@ class EngineLoop:
             command = self._commands.get()
 
     def _die(self, error: EngineDeadError) -> None:
-        """End every request after the core has died. Start it anew, or refuse new requests."""
+        """End every request after the core has died. Restart it, or refuse new requests."""
         self._core_died, restart = True, self.core.can_restart and not self.closed
         self._dead = None if restart else error
         self._end_all(tuple(self._names.values()), error.info)
@@ -278,7 +278,7 @@ class EngineLoop:
             try:
                 self.core.restart()
             except Exception as failure:
-                _log.exception("the engine's process could not be started anew")
+                _log.exception("the engine's process could not be restarted")
                 self._dead = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
                 self._end_all(tuple(self._names.values()), self._dead.info)
                 return

@@ -49,9 +49,9 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
     """Return mono float32 `[samples]` at `rate` hertz.
 
     `value` is an encoded file, `(samples, their rate)`, or samples at `rate`: floats are used as they are, PCM (int16, int32,
-    uint8) is scaled to -1..1. Of two axes the longer is time (the second if equal); channels are averaged. `n` samples at `s`
-    hertz become `ceil(n * rate / s)` by soxr's high quality resampler; equal rates are not resampled. `longest`: largest
-    number of samples; None: no limit.
+    uint8) is scaled to -1..1. If there are two axes, the longer is time (the second if equal); channels are averaged. `n`
+    samples at `s` hertz become `ceil(n * rate / s)` by soxr's high quality resampler; equal rates are not resampled.
+    `longest`: largest number of samples; None: no limit.
 
     Raises:
         InputError: another form, a file that cannot be decoded, no samples, values that are not finite, or audio longer

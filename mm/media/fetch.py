@@ -48,7 +48,7 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
     """Return the body of a GET request. Its bytes are counted by the request's ledger before they are read.
 
     The host is resolved once and all its addresses are checked. The connection goes to a checked address, so that DNS cannot
-    change the host in between. Every redirect is checked anew. Proxies of the environment are not used.
+    change the host in between. Every redirect is checked again. Proxies of the environment are not used.
 
     Raises:
         InputError: a URL, host, address, port, size or answer is refused, or the server fails or takes too long. Unless private

@@ -101,7 +101,7 @@ class TowerSpec:
         class_token: each frame starts with a learned row. keep_class: it is part of the result.
         patch_norm, pre_norm: norms before and after position embeddings are added. post_norm: norm after the last layer.
         layer_scale: the outputs of attention and MLP are scaled by a learned vector.
-        window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames all the same.
+        window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames.
         temporal_attention: patches attend to all frames of their item.
         features: hidden states to return, ascending: 0 before the first layer, i after layer i (counted from 1). Empty: the
             last one.

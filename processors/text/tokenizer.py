@@ -71,11 +71,11 @@ class Tokenizer:
         return ids
 
     def remove_special_tokens(self, text: str) -> str:
-        """Remove special tokens from a text, also those that the removal of others creates."""
+        """Remove special tokens from a text, including those that form when others are removed."""
         return _remove(text, self.specials)
 
     def max_characters(self, num_tokens: int | None) -> int:
-        """Return a limit on the characters of a text of so many tokens, from the longest token's length."""
+        """Return a limit on the characters of a text of `num_tokens` tokens, from the longest token's length: 1 to 16 Mi."""
         longest = self._token_bounds.characters
         if num_tokens is None or longest is None:
             return _MAX_CHARACTERS
@@ -283,7 +283,7 @@ class _Pieces:
 
 
 def _remove(text: str, literals: Collection[str]) -> str:
-    """Return a text without these, also without those that the removal of others creates, in one pass."""
+    """Remove literals from a text in one pass, including those that form when others are removed."""
     if not literals:
         return text
     lengths = {

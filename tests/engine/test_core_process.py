@@ -133,7 +133,7 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     llm.close()
 
 
-def test_a_killed_child_is_started_anew():
+def test_a_killed_child_is_restarted():
     """Requests in flight and live sessions get a typed error; later ones are served, until the child has died too often."""
     before = descriptors()
     with make(engine_restarts=1) as llm:
@@ -147,7 +147,7 @@ def test_a_killed_child_is_started_anew():
         (*_, last) = stream
         assert last.error.code == "engine_dead"
         assert "SIGSEGV" in last.error.message
-        assert "ask again" in last.error.message
+        assert "send the request again" in last.error.message
         assert llm.generate("user 1", LONG, use_tqdm=False)[0].outputs[0].token_ids == expected
         assert core.pid != first
         assert not is_alive(first)
