@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..mm.cache import CacheStats
-from ..mm.errors import InputError, hint, short_repr, typed, utf8
+from ..mm.errors import InputError, check_utf8, hint, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import find_template
@@ -238,7 +238,7 @@ class LLM:
         (priority,) = _priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
             raise InputError(f"request_id must be a non-empty string, not {short_repr(request_id)}", param="request_id")
-        utf8(request_id or "", "request_id")
+        check_utf8(request_id or "", "request_id")
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         if chat:

@@ -170,7 +170,7 @@ def short_repr(value: object, limit: int = _MAX_VALUE) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def utf8(text: str, param: str = "prompt") -> str:
+def check_utf8(text: str, param: str = "prompt") -> str:
     """Return a text; InputError if it is not valid UTF-8. `param`: its name in the error."""
     try:
         text.encode()

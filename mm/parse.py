@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_embeddings
-from .errors import InputError, MediaError, media_error, short_repr, typed, utf8
+from .errors import InputError, MediaError, check_utf8, media_error, short_repr, typed
 from .media.chunks import read_entry
 from .media.source import path_of
 from .types import EmbeddingItem, Media
@@ -104,7 +104,7 @@ class MultiModalDataParser:
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
-        utf8(media.uuid or "", "uuid")
+        check_utf8(media.uuid or "", "uuid")
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or the uuid of an earlier item")
         spec = self.embeddings.get(modality)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...mm.errors import InputError, hint, short_repr, typed, utf8
+from ...mm.errors import InputError, check_utf8, hint, short_repr, typed
 
 _PROMPT_KEYS = (
     "prompt",
@@ -133,7 +133,7 @@ def _read_text(prompt: Mapping[Any, object], key: str) -> str | None:
     value = prompt.get(key)
     if value is not None and not (isinstance(value, str) and value):
         raise InputError(f'"{key}" must be a non-empty string, not {short_repr(value, 40)}', param=key)
-    return value if value is None else utf8(value, key)
+    return value if value is None else check_utf8(value, key)
 
 
 def _read_fit(prompt: Mapping[Any, object]) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from ...mm.errors import InputError, clip, short_repr, typed, utf8
+from ...mm.errors import InputError, check_utf8, clip, short_repr, typed
 from ...mm.hashing import MAX_DEPTH
 from ...mm.types import Media
 from .message_parts import split_media
@@ -124,7 +124,7 @@ def _up_to(rendered: TemplateText, last: str, end: str) -> TemplateText:
 def _plain(value: Any, name: str, depth: int = 0) -> Any:
     """Return a copy with plain texts, which count as the caller's. `name`: for errors."""
     if isinstance(value, str):
-        return utf8(value if type(value) is str else str.__str__(value), name)
+        return check_utf8(value if type(value) is str else str.__str__(value), name)
     if depth > MAX_DEPTH:
         raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
     if isinstance(value, Mapping):

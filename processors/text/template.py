@@ -20,7 +20,7 @@ from jinja2.filters import do_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 
-from ...mm.errors import CheckpointError, InputError, clip, short_repr, utf8
+from ...mm.errors import CheckpointError, InputError, check_utf8, clip, short_repr
 from .template_text import TemplateText
 
 MAX_SOURCE = 1 << 20  # characters of a template
@@ -341,7 +341,7 @@ def _to_json(
 @functools.lru_cache(maxsize=32)
 def load_template(source: str) -> Sandbox:
     """Compile a template. CheckpointError if that fails."""
-    utf8(source, "chat_template")
+    check_utf8(source, "chat_template")
     if len(source) > MAX_SOURCE:
         raise CheckpointError(f"the chat template has {len(source)} characters; give one of at most {MAX_SOURCE}")
     sandbox = Sandbox()

@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import CheckpointError, InputError, utf8
+from ...mm.errors import CheckpointError, InputError, check_utf8
 from ..files import read_json
 from .token_bounds import TokenBounds, read_token_bounds, unknown_id
 
@@ -40,11 +40,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
-        return self._backend.trusted(utf8(text), add_special_tokens)
+        return self._backend.trusted(check_utf8(text), add_special_tokens)
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Return ids of untrusted text: never a control token, whatever it spells."""
-        return self._backend.plain(utf8(text))
+        return self._backend.plain(check_utf8(text))
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]], placeholders: Mapping[str, int] = {}) -> list[int]:
         """Return ids of concatenated pieces `(text, trusted)`.
