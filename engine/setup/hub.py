@@ -239,6 +239,7 @@ class _Transfer:
         failures, done = 0, max(size_of(partial), 0)
         self.bar.update(min(done, self.file.size))
         while done < self.file.size or not partial.exists():
+            self._check_stop()
             before, failed = done, None
             try:
                 self._append(partial, done)

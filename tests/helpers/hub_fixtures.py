@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import FakeHub, serving
+from waiting import LONG
 
 NAME = "org/tiny-vl"
 TINY = Path(__file__).parents[2] / "assets" / "tiny-vl"
@@ -33,6 +34,8 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", LONG)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", LONG)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
     monkeypatch.setattr("sensorium.engine.setup.hub._RETRY_SECONDS", 0.0)
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
@@ -43,4 +46,11 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
 
 def environment(hub: FakeHub, cache: Path) -> dict[str, str]:
     """Return the environment of a process that uses this Hub."""
-    return {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_ETAG_TIMEOUT": str(int(LONG)),
+        "HF_HUB_DOWNLOAD_TIMEOUT": str(int(LONG)),
+        "NO_PROXY": "127.0.0.1",
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -232,6 +233,14 @@ def test_disk_space_is_checked_first(hub: FakeHub, monkeypatch: pytest.MonkeyPat
     assert "needs 0.00809 GB, and 0.00419 GB are free" in said
     assert "HF_HOME" in said
     assert WEIGHTS not in hub.fetched()
+
+
+def test_disk_that_fills_up_meanwhile(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sensorium.engine.setup.hub._Transfer._append", fail)
+    assert "needs more space than there is, and" in refused("disk_full")
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "sub/x.safetensors", ".."])
