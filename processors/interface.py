@@ -83,6 +83,7 @@ class ProcessingInfo(Protocol):
     placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
     prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
     decode_spec: DecodeSpec  # how its items are decoded
+    adds_special_tokens: bool  # rendered chats and prompts get the tokens that the tokenizer adds to texts, such as BOS
     chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items
     adapters: Mapping[str, str]  # modality ("": every prompt) -> folder of the adapter for prompts with it; first match wins
 

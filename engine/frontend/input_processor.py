@@ -123,6 +123,8 @@ class InputProcessor:
         self._max_template_seconds = max_template_seconds
         self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
         self._cross_attention = any(name not in info.placeholder_ids for name in info.modalities)
+        # with special tokens, an encoder-decoder model's tokenizer would write a complete answer, EOS included
+        self._adds_special_tokens = info.adds_special_tokens and not self._cross_attention
         self.media = MultiModalProcessor(info, settings if self._cross_attention else replace(settings, max_rows=max_model_len))
 
     def process(self, prompt: object, reserve: int = 1) -> ProcessedPrompt:
@@ -168,6 +170,8 @@ class InputProcessor:
         self._check_text_length(chat.text)
         placeholders = self._info.text_placeholders if chat.media else {}
         ids = self._tokenizer.encode_pieces(chat.segments, placeholders)
+        if self._adds_special_tokens:
+            ids = self._tokenizer.add_special_tokens(ids)
         return self._parse(prompt, ids, reserve, has_placeholders=bool(placeholders))
 
     def adapter(self, modalities: Iterable[str]) -> str:
@@ -224,8 +228,7 @@ class InputProcessor:
         if read.token_ids is not None:
             return read, read.token_ids
         self._check_text_length(read.text or "")
-        # with special tokens, an encoder-decoder model's tokenizer would write a complete answer, EOS included
-        return read, self._tokenizer.encode(read.text or "", add_special_tokens=special and not self._cross_attention)
+        return read, self._tokenizer.encode(read.text or "", add_special_tokens=special and self._adds_special_tokens)
 
     def _read(self, prompt: object) -> Prompt:
         """Read a prompt. Raise InputError for a prompt that suits another kind of model."""

@@ -10,6 +10,8 @@ import torch
 
 from ...kernels import dispatch, native
 from ...mm.types import MediaHeader
+from ...processors.files import find_template
+from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, make_config
 from ..model_files import DTYPES, load_model_files
 from .implementation import describe_implementation, resolve_architecture
@@ -40,13 +42,19 @@ def active_backends(name: str, overrides: str = "") -> dict[str, dict[str, str]]
 
 
 def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", device: str = "auto") -> dict[str, str]:
-    """Return how a checkpoint is served, from its JSON files. Raise ConfigError if it cannot be served.
+    """Return how a checkpoint is served, from its JSON and tokenizer files.
 
-    `dtype`, `device`: as options of LLM.
+    Args:
+        dtype, device: as options of LLM.
+
+    Raises:
+        ConfigError, CheckpointError: LLM cannot serve it, for the same reason.
     """
     files = load_model_files(folder)
     row, torch_dtype = resolve_architecture(files), files.dtype(dtype)
-    info = load_processing(files, {})
+    tokenizer = Tokenizer(files.path)
+    info = load_processing(files, {}, tokenizer)
+    template = info.chat_template or find_template(files.path)
     build_model(files, info, torch_dtype, torch.device("meta"))
     warning = warn_slow_dtype(EngineConfig(os.fspath(folder), dtype=dtype, device=device), torch_dtype)
     return {
@@ -56,6 +64,8 @@ def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", dev
         "processing": row.processing,
         "dtype": str(torch_dtype).removeprefix("torch."),
         "takes": ", ".join(("text", *info.modalities)),
+        "tokenizer": tokenizer.kind,
+        "chat template": "none: chat needs chat_template=" if template is None else "found",
     } | ({"warning": warning} if warning else {})
 
 

@@ -32,7 +32,7 @@ class BaseProcessingInfo(ABC):
 
     Class attributes:
 
-        modalities, prompt_attention, text_placeholders, chat_template: as in ProcessingInfo.
+        modalities, prompt_attention, text_placeholders, adds_special_tokens, chat_template: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         default_kwargs: default options; the caller's options override them.
@@ -55,6 +55,7 @@ class BaseProcessingInfo(ABC):
     text_config_defaults: Mapping[str, Any] = {}
     adapter_folders: Mapping[str, str] = {"": "."}
     embeds_layout: str | None = "count"
+    adds_special_tokens: bool = True
     chat_template: str | None = None
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:

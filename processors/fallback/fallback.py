@@ -73,6 +73,8 @@ class FallbackProcessingInfo(BaseProcessingInfo):
                 f"{type(self._processor).__name__} has no placeholder token for images or audio; "
                 "text-only models are not served"
             )
+        defaults = getattr(self._processor, "text_kwargs", {})  # those of its class
+        self.adds_special_tokens = bool(defaults.get("add_special_tokens", True))
         self.placeholders = {name: (f"{name}_token", self._placeholder_id(name)) for name in self.modalities}
         self.valid_kwargs = {name: self._options(name) for name in self.modalities}
         self._blank_tokens = lru_cache(maxsize=4096)(self._tokenize_blank)

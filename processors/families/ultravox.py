@@ -25,6 +25,7 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
     placeholders = {"audio": ("audio_token_index", 32000)}
     text_config_defaults = {"hidden_size": 4096, "max_position_embeddings": 2048}
     mel_defaults = MelSpec(num_mel_bins=80)
+    adds_special_tokens = False
 
     @property
     def text_placeholders(self) -> Mapping[str, int]:  # type: ignore[override]

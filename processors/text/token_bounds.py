@@ -35,7 +35,7 @@ def read_token_bounds(tokenizer: Any) -> TokenBounds:
 
     A token of a byte-level vocabulary has one letter per byte, so its length bounds its characters too.
     """
-    normalizer, splitter = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
+    normalizer, splitter = read_state(tokenizer.normalizer), read_state(tokenizer.pre_tokenizer)
     vocab = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder().values()
     greedy = [token for token in added if token.lstrip or token.rstrip]
@@ -52,13 +52,14 @@ def read_token_bounds(tokenizer: Any) -> TokenBounds:
 
 def unknown_id(tokenizer: Any) -> int | None:
     """Return the id of the unknown token, or None."""
-    state = _state(tokenizer.model)
+    state = read_state(tokenizer.model)
     name = state.get("unk_token")
     number = state.get("unk_id") if name is None else tokenizer.token_to_id(name)
     return None if number is None else int(number)
 
 
-def _state(component: Any) -> Mapping[str, Any]:
+def read_state(component: Any) -> Mapping[str, Any]:
+    """Return the JSON of a part of a `tokenizers.Tokenizer`; empty for None."""
     return {} if component is None else json.loads(component.__getstate__())
 
 
@@ -107,4 +108,4 @@ def _complete(model: Any, vocab: Mapping[str, int], byte_level: bool) -> bool:
         return all(letter in vocab for letter in ByteLevel.alphabet())
     if kind == "BPE" and model.unk_token in vocab and not model.fuse_unk:
         return True
-    return bool(_state(model)["byte_fallback"]) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    return bool(read_state(model)["byte_fallback"]) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))

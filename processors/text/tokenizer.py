@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 
 from ...mm.errors import CheckpointError, InputError, check_utf8
 from ..files import read_json
-from .token_bounds import TokenBounds, read_token_bounds, unknown_id
+from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
+from .tokenizer_files import TokenizerFiles, find_files, read_named
 
 _WINDOW = 32  # ids that are decoded again while their text ends in an incomplete character
 _MAX_CHARACTERS = 16 << 20  # characters of a rendered prompt
@@ -20,23 +22,24 @@ _REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a charac
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint folder: `tokenizer.json`, or `tekken.json` through mistral-common.
+    """The tokenizer of a checkpoint folder: any of the files of `tokenizer_files`, or `tekken.json` through mistral-common.
 
     Args:
-        path: the folder, or one of the two files.
+        path: the folder, or tokenizer.json or tekken.json in it.
 
     Raises:
-        CheckpointError: neither file exists, or it cannot be read.
+        CheckpointError: the folder has no such file, or it cannot be read or converted.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._backend = _load(Path(path))
+        self.kind = self._backend.kind  # of its files, as in TokenizerFiles
         self.specials = self._backend.specials  # text -> id
         self.control = self._backend.control  # text -> id; `specials`, and added tokens that text alone cannot form
         self._control_ids = frozenset(self.control.values())
         self.all_special_ids = frozenset(self.specials.values())
         self.vocab_size = self._backend.vocab_size
-        self.special_tokens = _named_specials(Path(path))  # "bos_token" -> text, and so on, for chat templates
+        self.special_tokens = self._backend.named  # "bos_token" -> text, and so on, for chat templates
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
@@ -69,6 +72,15 @@ class Tokenizer:
             texts = [text for text, _ in run]
             ids += [control[text] for text in texts] if is_control else self.encode_ordinary("".join(texts))
         return ids
+
+    def add_special_tokens(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a rendered chat with the tokens that the checkpoint's tokenizer puts around a text.
+
+        Ids that start with BOS are returned as they are, as by transformers' processors.
+        """
+        before, after = self._around
+        bos = self.control.get(self.special_tokens.get("bos_token", ""))
+        return list(ids) if bos is not None and list(ids[:1]) == [bos] else [*before, *ids, *after]
 
     def remove_special_tokens(self, text: str) -> str:
         """Remove special tokens from a text, including those that form when others are removed."""
@@ -111,6 +123,14 @@ class Tokenizer:
         return self._backend.token_bounds()  # not on load: it reads the whole vocabulary
 
     @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids that `encode` adds before and after a text."""
+        inner, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        added = len(whole) - len(inner)
+        start = next(place for place in range(added + 1) if whole[place : place + len(inner)] == inner)
+        return whole[:start], whole[start + len(inner) :]
+
+    @cached_property
     def _split(self) -> re.Pattern[str]:
         return _splitter(self.control)
 
@@ -138,6 +158,9 @@ class StreamDecoder:
             new = self._emit(text[:-1])
             return new + self._shorten(text) if len(self._ids) - self._context > 2 * _WINDOW else new
         new = self._emit(text)
+        if not new and not self._decode(new_ids * 2):  # no context: decoders drop one space at the start of the visible text
+            del self._ids[-len(new_ids) :]
+            return ""
         self._ids = self._ids[self._context :]
         self._context, self._sent = len(self._ids), len(self._decode(self._ids))
         return new
@@ -159,17 +182,14 @@ class StreamDecoder:
 
 
 class _Fast:
-    """A tokenizer.json, loaded twice: one instance recognises special tokens, the other treats them as text."""
+    """A tokenizer of the `tokenizers` library, loaded twice: one recognises special tokens, the other treats them as text."""
 
     _trusted: Any
     _plain: Any
 
-    def __init__(self, path: Path) -> None:
-        import tokenizers
-
-        load: Any = tokenizers.Tokenizer
-        source = path.read_text("utf-8")
-        self._trusted, self._plain = load.from_str(source), load.from_str(source)
+    def __init__(self, files: TokenizerFiles) -> None:
+        self.kind, self.named = files.kind, files.named
+        self._trusted, self._plain = files.load(), files.load()
         for tokenizer in (self._trusted, self._plain):
             tokenizer.no_truncation()
             tokenizer.no_padding()
@@ -186,6 +206,8 @@ class _Fast:
         self._control = frozenset(self.control.values())
         self._plain.add_special_tokens([added[number] for number in self._control])  # `encode_special_tokens` is for these
         self.vocab_size = int(self._trusted.get_vocab_size())
+        falls_back = "ByteFallback" in json.dumps(read_state(self._trusted.decoder))
+        self._bytes = {vocab[name]: byte for byte in range(256) if falls_back and (name := f"<0x{byte:02X}>") in vocab}
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._trusted.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -205,7 +227,18 @@ class _Fast:
         return [number for start, end in pairwise(cuts) for number in self.plain(text[start:end])]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self._trusted.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        if self._bytes.keys().isdisjoint(ids):
+            return str(self._trusted.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        # the library gives U+FFFD for every byte of a run that has one invalid byte, or a character that is not complete yet
+        skipped = self._special_ids if skip_special_tokens else frozenset[int]()
+        shown, texts = [number for number in ids if number not in skipped], list[str]()
+        for is_byte, run in groupby(shown, self._bytes.__contains__):
+            numbers = list(run)
+            if is_byte:
+                texts.append(bytes(self._bytes[number] for number in numbers).decode("utf-8", "replace"))
+            else:
+                texts += [text for text in map(self._trusted.id_to_token, numbers) if text is not None]
+        return str(self._trusted.decoder.decode(texts))
 
     def token_to_id(self, token: str) -> int | None:
         number = self._trusted.token_to_id(token)
@@ -221,9 +254,15 @@ class _Fast:
     def _unknown(self) -> int | None:
         return unknown_id(self._trusted)
 
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.specials.values())
+
 
 class _Tekken:
     """A tekken.json. Its encoder does not recognise special tokens, so trusted text is split at them first."""
+
+    kind = "tekken.json"
 
     def __init__(self, path: Path) -> None:
         try:
@@ -237,6 +276,8 @@ class _Tekken:
         self.specials = self.control = {self._tekken.id_to_piece(number): number for number in ids}
         self.vocab_size = int(self._tekken.n_words)
         self._split = _splitter(self.specials)
+        config = read_json(path.parent / "special_tokens_map.json") | read_json(path.parent / "tokenizer_config.json")
+        self.named = read_named(config)
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = [int(self._tekken.bos_id)] if add_special_tokens else []
@@ -303,23 +344,24 @@ def _splitter(specials: Iterable[str]) -> re.Pattern[str]:
 
 
 def _load(path: Path) -> _Fast | _Tekken:
-    folder = path if path.is_dir() else path.parent
-    file = (
-        path if path.is_file() else next((f for f in (folder / "tokenizer.json", folder / "tekken.json") if f.is_file()), None)
-    )
-    if file is None:
-        made = "; save tokenizer.json with transformers' AutoTokenizer" if (folder / "tokenizer_config.json").is_file() else ""
-        raise CheckpointError(f"no tokenizer.json or tekken.json in {str(path)!r}{made}")
+    folder = path.parent if path.is_file() else path
+    tekken = path if path.is_file() and "tekken" in path.name else folder / "tekken.json"
     try:
-        return _Tekken(file) if "tekken" in file.name else _Fast(file)
+        if tekken == path or (tekken.is_file() and not (folder / "tokenizer.json").is_file()):
+            return _Tekken(tekken)
+        files = find_files(folder)
+    except CheckpointError:
+        raise
+    except Exception as error:  # of mistral-common, or of a value of the wrong type
+        raise CheckpointError(f"the tokenizer of {str(folder)!r} cannot be read ({error})") from None
+    if files is None:
+        raise CheckpointError(
+            f"no tokenizer.json, tekken.json, tokenizer.model, tiktoken.model, *.tiktoken, or vocab.json with merges.txt in "
+            f"{str(folder)!r}; download it as well"
+        )
+    try:
+        return _Fast(files)
     except CheckpointError:
         raise
     except Exception as error:  # tokenizers raises bare Exception on a broken file
-        raise CheckpointError(f"{file.name} cannot be read ({error})") from None
-
-
-def _named_specials(path: Path) -> dict[str, str]:
-    folder = path if path.is_dir() else path.parent
-    merged = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
-    named = {key: value.get("content") if isinstance(value, dict) else value for key, value in merged.items()}
-    return {key: value for key, value in named.items() if key.endswith("_token") and isinstance(value, str)}
+        raise CheckpointError(f"{' and '.join(files.vocabulary)} cannot be read ({error}); download it again") from None

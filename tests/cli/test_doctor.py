@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from sensorium import LLM
 from sensorium.cli import doctor
 from sensorium.cli.main import main
 from sensorium.kernels import native
+from sensorium.mm.errors import CheckpointError
+from sensorium.processors.text.tokenizer import Tokenizer
 
 
 def sections(text: str) -> dict[str, dict[str, str]]:
@@ -42,6 +45,29 @@ def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureF
         assert found["dtype"] == "bfloat16"
         assert found["architecture"] == f"{family}ForConditionalGeneration"
         assert found["takes"].split(", ") == ["text", "image", "video"]
+
+
+def test_tokenizer_files_that_llm_loads(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = shutil.copytree(checkpoint, tmp_path / "model")
+    source = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").unlink()
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json, tekken\.json, tokenizer\.model") as caught:
+        LLM(folder)
+    assert str(caught.value) in said
+    (folder / "vocab.json").write_text(json.dumps(source["model"]["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(" ".join(pair) for pair in source["model"]["merges"]))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}
+    added = {token["id"]: {key: value for key, value in token.items() if key != "id"} for token in source["added_tokens"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"added_tokens_decoder": added}))
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 0
+    assert sections(capsys.readouterr().out)["checkpoint"]["tokenizer"] == "vocab.json and merges.txt"
+    with LLM(folder, device="cpu", max_model_len=64) as llm:
+        assert llm.get_tokenizer().encode("<|im_start|>user") == Tokenizer(checkpoint).encode("<|im_start|>user")
 
 
 def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

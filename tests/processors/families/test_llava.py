@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer
+from PIL import Image
+from sensorium.engine.frontend.input_processor import InputProcessor
+from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.types import FramePlan, ItemGeometry, MediaHeader, VideoItem
 from sensorium.processors.families.granite4_vision import Granite4VisionProcessingInfo
 from sensorium.processors.families.llava import LlavaNextProcessingInfo, LlavaOnevisionProcessingInfo, LlavaProcessingInfo
-from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.files import ProcessorFiles, find_template
+from sensorium.processors.text.tokenizer import Tokenizer
 
 SIDES = (1, 30, 57, 336, 500, 777, 1200, 3000)
 SIZES = [(tall, wide) for tall in SIDES for wide in SIDES]
@@ -115,3 +120,30 @@ def test_invalid_settings_are_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         cls(files(image, **config))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("messages", [1, 3])
+def test_chat_adds_what_the_published_processor_adds(shared_data: Path, messages: int) -> None:
+    """LLaVA-1.5's template writes no BOS; its tokenizer adds it."""
+    ensure_torchvision()
+    import transformers as tf
+
+    folder = shared_data / "published" / "llava" / "llava-1.5-7b-hf"
+
+    def talk(text: str) -> list[dict[str, Any]]:
+        parts = [{"type": "image", "image": Image.new("RGB", (400, 300))}, {"type": "text", "text": text}]
+        return [{"role": ("user", "assistant")[turn % 2], "content": parts[turn > 0 :]} for turn in range(messages)]
+
+    words = tf.AutoTokenizer.from_pretrained(folder)
+    images = tf.CLIPImageProcessor(**SQUARE)
+    more = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    oracle = tf.LlavaProcessor(images, tokenizer=words, chat_template=find_template(folder), **more)
+    info = LlavaProcessingInfo(files(SQUARE, image_token_index=32000))
+    inputs = InputProcessor(info, Tokenizer(folder), MultiModalSettings(), 4096)
+    made = [list(inputs.parse_chat(talk(text), {"template": find_template(folder)}, {}).finish().token_ids)
+            for text in ("What is it?", "What is <s> here?")]  # fmt: skip
+    want = oracle.apply_chat_template(talk("What is it?"), add_generation_prompt=True, tokenize=True, return_dict=True)
+    assert made[0] == list(want["input_ids"][0])
+    assert made[1].count(1) == 1  # a user's "<s>" neither is BOS nor stands for it
+    assert made[1][0] == 1
