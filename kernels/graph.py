@@ -195,6 +195,10 @@ class _OperatorMode(TorchDispatchMode, ABC):
         super().__init__()  # type: ignore[no-untyped-call]
         self.data_dependent, self._is_constant = False, is_constant
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True makes torch import its compiler, which takes seconds, at the first operator
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSED):

@@ -1,6 +1,9 @@
 """Recorded forwards: a replay gives the bits of an eager run; forwards that cannot be replayed are detected."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from types import SimpleNamespace
@@ -428,3 +431,13 @@ def test_tables_that_a_graph_reads_are_its_own(driver: Driver, pool: CapturePool
     with capture_tables() as tables:
         keep_alive(there)
     assert not tables, "nothing is being recorded"
+
+
+def test_recording_imports_no_compiler():
+    code = (
+        "import sys, torch; from sensorium.kernels.graph import capture\n"
+        "with torch.inference_mode(): assert capture(lambda: torch.ones(2) + 1)[1] is not None\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
