@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mm.errors import short_repr
+from ..mm.errors import InputError, short_repr
 from .logits_processors import register_logits_processor
 
 SUPPRESS_TOKENS, ALLOWED_TOKENS = "suppress_tokens", "allowed_tokens"
 TIMESTAMPS, NO_REPEAT_NGRAMS = "timestamps", "no_repeat_ngrams"
 _MAX_WINDOW = 4096
+_MAX_TOKEN = 2**40
 _MAX_SUPPRESSED, _MAX_ALLOWED = 1 << 14, 1 << 20  # tokens in a list
 
 
@@ -83,6 +84,10 @@ class TimestampRules:
     end: int
     latest: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("first", "none", "end", *(() if self.latest is None else ("latest",))):
+            _check_whole(name, getattr(self, name), 0, _MAX_TOKEN)
+
     def __call__(self, token_ids: Sequence[int], logits: Tensor) -> None:
         self.batch([self], [token_ids], logits[None])
 
@@ -105,7 +110,7 @@ class TimestampRules:
 
     def _bounds(self, answer: Sequence[int]) -> tuple[int, int, int]:
         """Return the lowest text token, the lowest timestamp and the highest timestamp that may follow."""
-        unbounded = 1 << 40
+        unbounded = _MAX_TOKEN
         if not answer:
             return self.first, self.first, unbounded if self.latest is None else self.first + self.latest
         last_time = next((token for token in reversed(answer) if token >= self.first), None)
@@ -132,9 +137,7 @@ class NoRepeatNGrams:
 
     def __post_init__(self) -> None:
         for name in ("ngram_size", "window_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_WINDOW:
-                raise ValueError(f"{name} is {short_repr(value)}; it must be a whole number from 1 to {_MAX_WINDOW}")
+            _check_whole(name, getattr(self, name), 1, _MAX_WINDOW)
         whitelist = _as_tuple("whitelist_token_ids", self.whitelist_token_ids, _MAX_ALLOWED)
         object.__setattr__(self, "whitelist_token_ids", frozenset(whitelist))
 
@@ -152,9 +155,21 @@ class NoRepeatNGrams:
 
 
 def _as_tuple(name: str, tokens: Collection[int], limit: int) -> tuple[int, ...]:
+    if isinstance(tokens, str | bytes | Mapping | Tensor) or not isinstance(tokens, Collection):
+        raise InputError(f"{name} is {short_repr(tokens)}; it must be a list of token ids")
     if len(tokens) > limit:
-        raise ValueError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
+        raise InputError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
+    kinds = set(map(type, tokens))
+    if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+        raise InputError(f"{name} holds values that are no token ids: {short_repr(tokens)}")
+    for token in (min(tokens), max(tokens)) if tokens else ():  # some checkpoints write -1 for no token
+        _check_whole(name, int(token), -_MAX_TOKEN, _MAX_TOKEN)
     return tuple(tokens)
+
+
+def _check_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name} is {short_repr(value)}; it must be a whole number from {least} to {most}")
 
 
 def _in_vocab(tokens: Sequence[int], logits: Tensor) -> Tensor:

@@ -37,6 +37,12 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
+_FORMS: tuple[tuple[str, type, str], ...] = (
+    ("add_generation_prompt", bool, "True or False"),
+    ("chat_template", str, "a string"),
+    ("chat_template_kwargs", Mapping, "a mapping"),
+    ("continue_final_message", bool, "True or False"),
+)
 
 
 class LLM:
@@ -194,6 +200,8 @@ class LLM:
 
     def serve(self, handles: Sequence[RequestHandle], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
+        if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
+            raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
         with _progress(len(handles), use_tqdm) as progress:
             for index, output in self._engine_loop.serve(handles):
                 progress.update(1)
@@ -323,9 +331,11 @@ class LLM:
                 raise InputError(
                     f"unknown argument {short_repr(name, 40)} for messages; {hint(name, (*_RENDERING, *_REQUEST))}"
                 )
-        for name, kind, form in (("chat_template", str, "a string"), ("chat_template_kwargs", Mapping, "a mapping")):
+        for name, kind, form in _FORMS:
             if not isinstance(options.get(name), kind | None):
                 raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
+        if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
+            raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
         template = options.pop("chat_template", None) or self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
@@ -391,6 +401,8 @@ def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages
 
 
 def _progress(total: int, show: bool) -> Any:
+    if not isinstance(show, bool):
+        raise InputError(f"use_tqdm={short_repr(show)} must be True or False", param="use_tqdm")
     from tqdm import tqdm
 
     return tqdm(total=total, desc="Answered prompts", unit="prompt", disable=None if show else True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -97,11 +98,24 @@ def make_processors(arguments_of: Mapping[str, Mapping[str, Any]]) -> list[Logit
     processors = []
     for name, arguments in arguments_of.items():
         try:
+            _check_arguments(_FACTORIES[name], arguments)
             processors.append(_FACTORIES[name](**arguments))
         except (Exception, SystemExit) as error:  # raised by the caller's code
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
             raise _error(f"logits processor {name!r} cannot be made from {short_repr(dict(arguments))}: {reason}") from error
     return processors
+
+
+def _check_arguments(factory: Callable[..., LogitsProcessor], arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for an argument that the factory does not take, or one that is missing."""
+    try:
+        parameters = signature(factory)
+    except (TypeError, ValueError):  # a factory in C may tell none
+        return
+    try:
+        parameters.bind(**arguments)
+    except TypeError as error:
+        raise InputError(str(error)) from None
 
 
 def apply_processors(

@@ -134,10 +134,10 @@ def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]
             param="multi_modal_uuids",
         )
     for index, (media, name) in enumerate(zip(given, names, strict=True)):
-        if None not in (media.uuid, name) and media.uuid != name:
+        if name is not None and isinstance(media.uuid, str) and media.uuid != name:
             also = f'multi_modal_uuids["{modality}"] says {name[:40]!r}'
-            raise MediaError(modality, index, f"its uuid is {str(media.uuid)[:40]!r}, and {also}; give one of them")
-    return [media if name is None else replace(media, uuid=name) for media, name in zip(given, names, strict=True)]
+            raise MediaError(modality, index, f"its uuid is {media.uuid[:40]!r}, and {also}; give one of them")
+    return [replace(media, uuid=name) if media.uuid is None else media for media, name in zip(given, names, strict=True)]
 
 
 def trusted_source(media: object) -> object:

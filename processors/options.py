@@ -86,7 +86,7 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
     names = sorted({name for several in known.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():
-        if key in nests and not isinstance(value or {}, Mapping):
+        if key in nests and not isinstance(value, Mapping | None):
             form = "options by name, e.g. {'max_pixels': 1003520}"
             raise ConfigError(f"{key} holds {form}, not {typed(value)}", param=str(key))
         if key not in nests:

@@ -15,11 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sensorium.mm.media.policy import MediaPolicy
+
 from ..throughput import ROOT, machine, put
 from .cases import CASES, Case, Target
 
 STREAMS = 8
 MAX_PAUSE = 0.5  # seconds
+MAX_MEMORY = 2 * MediaPolicy().max_decoded_bytes / 2**20  # MB: what two media workers may hold for the items they decode
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "device": "cpu",
@@ -32,24 +35,29 @@ OPTIONS: dict[str, Any] = {
 
 
 class Streams:
-    """Honest streams in a thread and event loop of their own. `pause` is the longest wait for a token since `reset`."""
+    """Honest streams in a thread and event loop of their own.
+
+    `pause` is the longest wait since `reset` for the next token of an answer that has begun. A request that waits for its turn
+    behind others does not count.
+    """
 
     def __init__(self, llm: Any) -> None:
         from sensorium import AsyncLLM
 
         self._llm = AsyncLLM(llm)
-        self._last, self._pause = dict.fromkeys(range(STREAMS), time.perf_counter()), 0.0
+        self._last, self._pause = dict[int, float](), 0.0  # time of the last token of each answer that has begun
         self._stop, self.failed = threading.Event(), []
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
 
     def reset(self) -> None:
         self._pause, now = 0.0, time.perf_counter()
-        self._last = dict.fromkeys(range(STREAMS), now)
+        self._last = dict.fromkeys(self._last, now)
 
     @property
     def pause(self) -> float:
-        return max(self._pause, time.perf_counter() - min(self._last.values()))
+        now = time.perf_counter()
+        return max(self._pause, now - min(self._last.values(), default=now))
 
     def close(self) -> None:
         self._stop.set()
@@ -67,9 +75,10 @@ class Streams:
             params = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
             async for output in self._llm.generate(f"user: stream {number}, round {round_}", params):
                 now = time.perf_counter()
-                self._pause, self._last[number] = max(self._pause, now - self._last[number]), now
+                self._pause, self._last[number] = max(self._pause, now - self._last.get(number, now)), now
                 if output.error is not None:
                     self.failed.append(str(output.error))
+            self._last.pop(number, None)
 
 
 class Memory:
@@ -130,8 +139,9 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args()
     from sensorium import LLM
+    from waiting import assert_idle  # from tests/helpers, which .fuzz makes importable
 
-    rows, bad = [], 0
+    rows, bad, refused, pauses, peaks = [], 0, 0, [], []
     with tempfile.TemporaryDirectory() as folder, LLM(ROOT / "assets" / "tiny-vl", **OPTIONS) as llm:
         target, memory = Target(llm, Path(folder)), Memory()
         streams = Streams(llm)
@@ -143,17 +153,22 @@ def main() -> int:
             before, start = memory.reset(), time.perf_counter()
             result = attack(case, target)
             seconds, pause, grown = time.perf_counter() - start, streams.pause, memory.peak - before
-            bad += result.startswith("UNTYPED") or pause > MAX_PAUSE or bool(streams.failed)
+            bad += result.startswith("UNTYPED") or pause > MAX_PAUSE or grown > MAX_MEMORY or bool(streams.failed)
+            refused += "refused" in result
+            pauses.append(pause)
+            peaks.append(grown)
             rows.append(f"| {case.area} | {case.name} | {result} | {seconds:.1f} | {pause:.2f} | {grown:.0f} |")
             print(rows[-1], *streams.failed, flush=True)
             streams.failed.clear()
         streams.close()
         memory.close()
+        assert_idle(llm)
+    rows.append(f"| all | {len(rows)} cases, {bad} bad | {refused} refused | | {max(pauses):.2f} | {max(peaks):.0f} |")
     head = ["| area | attack | result | s | longest pause of a stream, s | memory, MB |", "|---|---|---|---|---|---|"]
     table = "\n".join([machine(), "", *head, *rows])
     if args.write:
         put("Attacks on an engine that serves 8 streams", table)
-    print(f"{len(rows)} cases, {bad} bad (untyped, a failed stream, or a pause over {MAX_PAUSE} s)")
+    print(rows[-1], f"bad: untyped, a failed stream, a pause over {MAX_PAUSE} s, or more than {MAX_MEMORY:.0f} MB", sep="\n")
     return 1 if bad else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from . import files
+from . import files, fuzz
 
 ANSWER = {"temperature": 0.0, "max_tokens": 4}
 
@@ -121,112 +120,16 @@ def names(target: Target) -> Any:
     return outputs
 
 
-def random_values(target: Target, count: int = 300, seed: int = 0) -> Any:
-    """Send requests whose parameters hold values that nobody expects."""
-    from sensorium import SamplingParams
-    from sensorium.mm.errors import SensoriumError
+def fuzzed(name: str, count: int) -> Case:
+    """Return an attack of that many random examples."""
 
-    values: list[Any] = [
-        None,
-        True,
-        -1,
-        0,
-        1,
-        10**400,
-        -(10**400),
-        1e308,
-        float("nan"),
-        float("inf"),
-        "",
-        "²",
-        "\ud800",
-        "x" * 10**5,
-    ]
-    values += [b"x", [], {}, [[]], {"²": 1}, {-1: 1e9}, [10**18], ["\ud800"], object(), [None] * 1000, {"a": {"a": {}}}]
-    fields, rng, refused = list(SamplingParams.__dataclass_fields__), random.Random(seed), 0
-    for _ in range(count):
-        chosen = {rng.choice(fields): rng.choice(values) for _ in range(rng.randint(1, 2))}
-        try:
-            outputs = target.llm.generate(
-                "user: say a", SamplingParams(**{**ANSWER, "max_tokens": 2, **chosen}), use_tqdm=False
-            )
-            refused += outputs[0].error is not None
-            _typed(outputs[0].error, chosen)
-        except SensoriumError:
-            refused += 1
-    return f"{refused} of {count} refused"
+    def run(target: Target) -> str:
+        counts, untyped = fuzz.tally(*fuzz.areas(target.llm)[name], count)
+        for result, example in untyped.items():
+            print(f"{result}\n    {example!r}")
+        return next(iter(untyped), f"{counts['refused:']} of {count} refused")
 
-
-def random_prompts(target: Target, count: int = 200, seed: int = 1) -> Any:
-    """Send prompts and messages with values of any type in any place."""
-    from sensorium.mm.errors import SensoriumError
-
-    values: list[Any] = [
-        None,
-        0,
-        -1,
-        10**400,
-        float("nan"),
-        "",
-        "\ud800",
-        "x" * 10**6,
-        b"x",
-        [],
-        {},
-        [[[]]],
-        object(),
-        [10**18],
-        {"a": 1},
-    ]
-    keys = [
-        "prompt",
-        "prompt_token_ids",
-        "multi_modal_data",
-        "multi_modal_uuids",
-        "mm_processor_kwargs",
-        "cache_salt",
-        "fit",
-        "x",
-    ]
-    rng, refused = random.Random(seed), 0
-    for _ in range(count):
-        prompt: Any = {rng.choice(keys): rng.choice(values) for _ in range(rng.randint(0, 3))}
-        try:
-            if rng.random() < 0.5:
-                outputs = ask(target, prompt, max_tokens=2)
-            else:
-                outputs = target.llm.chat(
-                    [{"role": rng.choice(values), "content": rng.choice([prompt, [prompt], *values])}], use_tqdm=False
-                )
-            refused += outputs[0].error is not None
-            _typed(outputs[0].error, prompt)
-        except SensoriumError:
-            refused += 1
-    return f"{refused} of {count} refused"
-
-
-def random_bytes(target: Target, count: int = 300, seed: int = 2) -> Any:
-    """Send mutated images."""
-    from sensorium.mm.errors import SensoriumError
-
-    rng, refused = random.Random(seed), 0
-    wholes = [files.png(48, 32), files.webp(64), files.jpeg_scans(2, 64), files.qoi(16), files.tiff_strips(8)]
-    for _ in range(count):
-        data = bytearray(rng.choice(wholes))
-        for _ in range(rng.randint(1, 8)):
-            data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        try:
-            outputs = with_media(target, "image", bytes(data))
-            refused += outputs[0].error is not None
-            _typed(outputs[0].error, bytes(data[:40]))
-        except SensoriumError:
-            refused += 1
-    return f"{refused} of {count} refused"
-
-
-def _typed(error: Any, sent: object) -> None:
-    if error is not None and error.code in ("internal", "engine_dead"):
-        raise AssertionError(f"{error} for {str(sent)[:200]}")
+    return Case("anything", f"{count:,} {name}", run)
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -292,7 +195,7 @@ CASES = (
     ),
     Case("text", "a lone surrogate as cache_salt", lambda t: ask(t, {"prompt": "a", "cache_salt": "\ud800"})),
     Case("names", "200 tenants with long uuids", names),
-    Case("anything", "300 random sampling parameters", random_values),
-    Case("anything", "200 random prompts", random_prompts),
-    Case("anything", "300 mutated images", random_bytes),
+    fuzzed("requests with any value in any place", 1500),
+    fuzzed("processing options of all families", 1000),
+    *(fuzzed(f"mutated {modality} files", 500) for modality in ("image", "video", "audio")),
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from sensorium import LLM
+from sensorium import LLM, Media, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from waiting import assert_idle
 
+from benchmarks.attack import fuzz
 from benchmarks.attack.__main__ import OPTIONS, attack
 from benchmarks.attack.cases import CASES, Case, Target
+from benchmarks.attack.requests import places as attacked
+from benchmarks.attack.requests import requests
 
 ROOT = Path(__file__).parents[2]
 REFUSED = {
@@ -21,6 +26,13 @@ REFUSED = {
     "a lone surrogate as cache_salt": "invalid_input",
     "a template that doubles a string": "too_long",
 }
+COUNTS = {
+    "requests with any value in any place": 200,
+    "processing options of all families": 400,
+    "mutated image files": 60,
+    "mutated video files": 30,
+    "mutated audio files": 60,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +44,22 @@ def target(tmp_path_factory):
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in REFUSED], ids=lambda case: case.name)
 def test_cheap_attacks_are_refused(case, target):
     assert attack(case, target).startswith(f"refused: {REFUSED[case.name]}")
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_anything_gets_an_answer_or_a_typed_error(name, count, target):
+    counts, untyped = fuzz.tally(*fuzz.areas(target.llm)[name], count)
+    assert not untyped, "\n".join(f"{result}: {example!r}" for result, example in untyped.items())
+    assert counts["served"] > 0
+    assert_idle(target.llm)
+
+
+def test_every_field_is_attacked(target):
+    places = [place for calls in requests(target.llm).values() for call in calls for place in attacked(call)]
+    found = {place[-1] for place in places}
+    for kind in (SamplingParams, StructuredOutputsParams, RepetitionDetectionParams, Media):
+        assert found >= {field.name for field in fields(kind)}
+    assert found >= {"priority", "request_id", "cache_salt", "fit", "tools", "chat_template", "dimensions", "query", "detail"}
 
 
 def test_an_untyped_error_is_named(target):

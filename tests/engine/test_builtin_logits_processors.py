@@ -123,6 +123,24 @@ def test_lists_of_tokens_are_limited():
         make_processors({"allowed_tokens": {"tokens": range(1 << 21)}})
 
 
+@pytest.mark.parametrize("tokens", [5, "5", b"5", {5: 5}, [1.5], [True], ["5"], [2**70], torch.tensor(5)], ids=repr)
+def test_lists_of_anything_but_tokens_are_refused(tokens):
+    for name in ("suppress_tokens", "allowed_tokens"):
+        with pytest.raises(InputError, match=rf"{name}' cannot be made from .*: tokens (is|holds)"):
+            make_processors({name: {"tokens": tokens}})
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.0, True, 2**70, "5"])
+def test_timestamps_are_whole_numbers(value):
+    with pytest.raises(InputError, match=r"first is .*; it must be a whole number"):
+        make_processors({"timestamps": RULE | {"first": value}})
+
+
+def test_arguments_that_a_processor_does_not_take_are_named():
+    with pytest.raises(InputError, match=r"cannot be made from \{'token': 5\}: got an unexpected keyword argument 'token'"):
+        make_processors({"suppress_tokens": {"token": 5}})
+
+
 def test_the_cost_of_a_step_is_bounded():
     """The worst answer for the widest window: every n-gram equals the last one."""
     answer, row = [7] * 100_000, torch.zeros(VOCAB)

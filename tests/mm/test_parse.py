@@ -223,3 +223,9 @@ def test_trusted_source(tmp_path):
         assert trusted_source(text) == path
     for kept in ("data:image/png;base64,AAAA", "DATA:,", "https://a.example/b.png", "file://server/a.png", FRAME, b"a", path):
         assert trusted_source(kept) is kept
+
+
+def test_a_name_that_cannot_be_compared_is_refused():
+    for uuid in (np.zeros(2), 10**5000):
+        with pytest.raises(MediaError, match="image 0: its uuid must be a non-empty string"):
+            PARSER.parse({"image": [Media(FRAME, uuid=uuid)]}, {"image": ["u1"]})

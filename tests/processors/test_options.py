@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from sensorium.mm.errors import ConfigError
 from sensorium.processors.options import for_modality
@@ -35,3 +36,9 @@ def test_the_device_is_no_option_of_items() -> None:
 def test_a_family_without_options_says_so() -> None:
     with pytest.raises(ConfigError, match=r"'sampling_rate'; the known ones are audios_kwargs, audio_kwargs$"):
         for_modality({"sampling_rate": 8000}, "audio", {"audio": ()})
+
+
+@pytest.mark.parametrize("value", [5, 0, "", [], np.zeros(2)], ids=repr)
+def test_the_options_of_a_modality_are_a_mapping(value: object) -> None:
+    with pytest.raises(ConfigError, match="images_kwargs holds options by name"):
+        for_modality({"images_kwargs": value}, "image", KNOWN)

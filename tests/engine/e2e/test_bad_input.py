@@ -358,3 +358,24 @@ def test_answers_of_adjacent_seeds_differ(llm: LLM) -> None:
     assert first != second
     assert second not in sampled(6, 2)
     assert sampled(5, 2) == [first, second]
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), "yes", 1], ids=repr)
+def test_switches_are_true_or_false(llm: LLM, value: object) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    for name in ("add_generation_prompt", "continue_final_message"):
+        with pytest.raises(InputError, match=f"{name} must be True or False"):
+            llm.chat(messages, GREEDY, chat_template="a", use_tqdm=False, **{name: value})
+    with pytest.raises(InputError, match=r"use_tqdm=.* must be True or False"):
+        llm.generate("a", GREEDY, use_tqdm=value)
+
+
+def test_requests_to_serve_are_made_before(llm: LLM) -> None:
+    for handles in (None, ["a"], [None], 5):
+        with pytest.raises(InputError, match="handles must be a list"):
+            list(llm.serve(handles))
+
+
+def test_template_variables_have_names(llm: LLM) -> None:
+    with pytest.raises(InputError, match="chat_template_kwargs must be a mapping from names"):
+        llm.chat([{"role": "user", "content": "a"}], GREEDY, chat_template="a", chat_template_kwargs={1: 2})
