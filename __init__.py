@@ -1,4 +1,4 @@
-"""sensorium: pictures, clips and sound in, text out. Everything here is imported on first use."""
+"""sensorium: images, videos and audio in, text out. Everything here is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .engine.session import LiveSession
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import ErrorInfo, SensoriumError
+    from .mm.registry import register_model
     from .mm.types import ItemPlan, Media
     from .pipelines.llm import LLM, AsyncLLM
     from .pipelines.ocr import Page
@@ -36,6 +37,7 @@ __all__ = [
     "Transcript",
     "__version__",
     "register_logits_processor",
+    "register_model",
 ]
 
 _HOME = {
@@ -46,6 +48,7 @@ _HOME = {
     "StructuredOutputsParams": "engine.sampling_params",
     "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",
+    "register_model": "mm.registry",
     "CompletionOutput": "engine.types",
     "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",

@@ -21,6 +21,7 @@ import torch
 
 from ..mm import errors as mm_errors
 from ..mm.errors import EngineDeadError, InputError
+from ..mm.registry import registered_models
 from ..mm.types import MultiModalFeature, find_item
 from .channel import Activity, Channel, pack
 from .config import EngineConfig
@@ -62,8 +63,10 @@ class ProcessCore:
         self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._activity)
         _cores.add(self)  # this process may be forked while the child loads
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
+        rows = [(name, row.model, row.processing) for name, row in registered_models().items()]
+        loaded: tuple[CoreInfo, EngineConfig, EngineStats]
         try:
-            loaded: tuple[CoreInfo, EngineConfig, EngineStats] = self._ask("load", config, torch.get_num_threads(), level)
+            loaded = self._ask("load", config, torch.get_num_threads(), level, rows)
         except BaseException:
             if not self._dead:
                 self._kill()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..mm.errors import InputError, SensoriumError
+from ..mm.registry import register_model
 from ..processors.text.tokenizer import Tokenizer
 from .channel import Activity, Channel, pack
 from .config import EngineConfig
@@ -104,9 +105,13 @@ class _Server:
                 _log.exception("%s failed in the engine's process", verb)
             return True, _described(error)
 
-    def _load(self, config: EngineConfig, num_threads: int, level: int) -> tuple[CoreInfo, EngineConfig, EngineStats]:
+    def _load(
+        self, config: EngineConfig, num_threads: int, level: int, rows: Sequence[tuple[str, str, str]]
+    ) -> tuple[CoreInfo, EngineConfig, EngineStats]:
         logging.getLogger(PACKAGE).setLevel(level)
         torch.set_num_threads(num_threads)
+        for architecture, model, processing in rows:
+            register_model(architecture, model=model, processing=processing)
         files = load_model_files(config.model)
         tokenizer = Tokenizer(files.path)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)

@@ -16,7 +16,7 @@ import torch
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from ..mm.hashing import MAX_DEPTH, digest
-from ..mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key
+from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, is_registered
 from ..models.config import check_parts, get_text_config
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
@@ -139,13 +139,16 @@ def _read_publisher_layout(path: Path) -> dict[str, Any]:
 
 
 def resolve(name: str) -> Any:
-    """Import `"module:attribute"` of this package."""
-    return resolve_name(f"{__name__.rsplit('.', 2)[0]}.{name}")
+    """Import `"package.module:attribute"`. Raise ConfigError if that fails, as it may for another package's classes."""
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name} cannot be imported ({type(error).__name__}: {error}); install what it needs") from error
 
 
 def _has_own_model(config: Mapping[str, Any]) -> bool:
     names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and architecture_key(str(names[0]), config) in ARCHITECTURES
+    return isinstance(names, list) and bool(names) and is_registered(architecture_key(str(names[0]), config))
 
 
 def _objects(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, short_repr
+
+_log = logging.getLogger(__name__)
+
+
+_PACKAGE = __name__.partition(".")[0]
+_PLUGINS = "sensorium.plugins"  # entry point group
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Classes of a model family, in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
+    """Import paths, `"package.module:Class"`, of the model class and the ProcessingInfo class of an architecture."""
 
-    family: str
-    model_class: str
-    info_class: str
-    folder: str = "families"
+    model: str
+    processing: str
 
     @property
-    def model(self) -> str:
-        """`"module:Class"` of the model, below the package."""
-        return f"models.{self.folder}.{self.family}:{self.model_class}"
+    def family(self) -> str:
+        return self.model.partition(":")[0].rpartition(".")[2]
 
-    @property
-    def processing(self) -> str:
-        """`"module:Class"` of the ProcessingInfo, below the package."""
-        return f"processors.{self.folder}.{self.family}:{self.info_class}"
+
+def native(family: str, model_class: str, info_class: str, folder: str = "families") -> Architecture:
+    """Return the row of classes in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
+    paths = (("models", model_class), ("processors", info_class))
+    return Architecture(*(f"{_PACKAGE}.{room}.{folder}.{family}:{name}" for room, name in paths))
 
 
 @dataclass(frozen=True)
@@ -53,51 +61,51 @@ class CheckpointLayout:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "DeepseekOCR2ForCausalLM": Architecture("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
-    "DeepseekOCRForCausalLM": Architecture("deepseek_ocr2", "DeepseekOcr", "DeepseekOcrProcessingInfo"),
-    "DeepseekOcr2ForConditionalGeneration": Architecture("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
-    "Ernie4_5_VLMoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
-    "Ernie4_5_VL_MoeForConditionalGeneration": Architecture("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
-    "Gemma3ForConditionalGeneration": Architecture("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
-    "Glm46VForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm46VProcessingInfo"),
-    "Glm4vMoeForConditionalGeneration": Architecture("glm4v", "Glm4VMoe", "Glm4VProcessingInfo"),
-    "Glm4vForConditionalGeneration": Architecture("glm4v", "Glm4V", "Glm4VProcessingInfo"),
-    "GlmAsrForConditionalGeneration": Architecture("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
-    "GlmOcrForConditionalGeneration": Architecture("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
-    "Idefics2ForConditionalGeneration": Architecture("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
-    "Idefics3ForConditionalGeneration": Architecture("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
-    "GraniteSpeechForConditionalGeneration": Architecture("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
-    "Granite4VisionForConditionalGeneration": Architecture("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
-    "InternVLChatModel": Architecture("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
-    "InternVLForConditionalGeneration": Architecture("internvl", "InternVL", "InternVLProcessingInfo"),
-    "KimiK25ForConditionalGeneration": Architecture("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
-    "Kimi_K25ForConditionalGeneration": Architecture("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
-    "LightOnOcrForConditionalGeneration": Architecture("lighton_ocr", "LightOnOcr", "LightOnOcrProcessingInfo"),
-    "LlavaForConditionalGeneration": Architecture("llava", "Llava", "LlavaProcessingInfo"),
-    "LlavaForConditionalGeneration/pixtral": Architecture("pixtral", "Pixtral", "PixtralProcessingInfo"),
-    "LlavaNextForConditionalGeneration": Architecture("llava", "LlavaNext", "LlavaNextProcessingInfo"),
-    "LlavaOnevisionForConditionalGeneration": Architecture("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
-    "Mistral3Consolidated": Architecture("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
-    "Mistral3ForConditionalGeneration": Architecture("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
-    "PaddleOCRVLForConditionalGeneration": Architecture("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
-    "PaliGemmaForConditionalGeneration": Architecture("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
-    "PixtralConsolidated": Architecture("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
-    "Qwen2AudioForConditionalGeneration": Architecture("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
-    "Qwen2VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
-    "Qwen2_5OmniForConditionalGeneration": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
-    "Qwen2_5OmniModel": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
-    "Qwen2_5OmniThinkerForConditionalGeneration": Architecture("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
-    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
-    "Qwen3ASRForConditionalGeneration": Architecture("qwen3_asr", "Qwen3ASR", "Qwen3ASRProcessingInfo"),
-    "Qwen3OmniMoeForConditionalGeneration": Architecture("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
-    "Qwen3OmniMoeThinkerForConditionalGeneration": Architecture("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
-    "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
-    "Qwen3VLMoeForConditionalGeneration": Architecture("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
-    "SmolVLMForConditionalGeneration": Architecture("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
-    "UltravoxModel": Architecture("ultravox", "Ultravox", "UltravoxProcessingInfo"),
-    "VoxtralConsolidated": Architecture("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
-    "VoxtralForConditionalGeneration": Architecture("voxtral", "Voxtral", "VoxtralProcessingInfo"),
-    "WhisperForConditionalGeneration": Architecture("whisper", "Whisper", "WhisperProcessingInfo"),
+    "DeepseekOCR2ForCausalLM": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
+    "DeepseekOCRForCausalLM": native("deepseek_ocr2", "DeepseekOcr", "DeepseekOcrProcessingInfo"),
+    "DeepseekOcr2ForConditionalGeneration": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
+    "Ernie4_5_VLMoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
+    "Ernie4_5_VL_MoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
+    "Gemma3ForConditionalGeneration": native("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
+    "Glm46VForConditionalGeneration": native("glm4v", "Glm4V", "Glm46VProcessingInfo"),
+    "Glm4vMoeForConditionalGeneration": native("glm4v", "Glm4VMoe", "Glm4VProcessingInfo"),
+    "Glm4vForConditionalGeneration": native("glm4v", "Glm4V", "Glm4VProcessingInfo"),
+    "GlmAsrForConditionalGeneration": native("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
+    "GlmOcrForConditionalGeneration": native("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
+    "Idefics2ForConditionalGeneration": native("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
+    "Idefics3ForConditionalGeneration": native("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "GraniteSpeechForConditionalGeneration": native("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
+    "Granite4VisionForConditionalGeneration": native("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
+    "InternVLChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
+    "InternVLForConditionalGeneration": native("internvl", "InternVL", "InternVLProcessingInfo"),
+    "KimiK25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
+    "Kimi_K25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
+    "LightOnOcrForConditionalGeneration": native("lighton_ocr", "LightOnOcr", "LightOnOcrProcessingInfo"),
+    "LlavaForConditionalGeneration": native("llava", "Llava", "LlavaProcessingInfo"),
+    "LlavaForConditionalGeneration/pixtral": native("pixtral", "Pixtral", "PixtralProcessingInfo"),
+    "LlavaNextForConditionalGeneration": native("llava", "LlavaNext", "LlavaNextProcessingInfo"),
+    "LlavaOnevisionForConditionalGeneration": native("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
+    "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
+    "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
+    "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
+    "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
+    "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
+    "Qwen2AudioForConditionalGeneration": native("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
+    "Qwen2VLForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
+    "Qwen2_5OmniForConditionalGeneration": native("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
+    "Qwen2_5OmniModel": native("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
+    "Qwen2_5OmniThinkerForConditionalGeneration": native("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
+    "Qwen2_5_VLForConditionalGeneration": native("qwen2_vl", "Qwen25VL", "Qwen25VLProcessingInfo"),
+    "Qwen3ASRForConditionalGeneration": native("qwen3_asr", "Qwen3ASR", "Qwen3ASRProcessingInfo"),
+    "Qwen3OmniMoeForConditionalGeneration": native("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": native("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
+    "Qwen3VLForConditionalGeneration": native("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "Qwen3VLMoeForConditionalGeneration": native("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "UltravoxModel": native("ultravox", "Ultravox", "UltravoxProcessingInfo"),
+    "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
+    "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
+    "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
 }
 
 NOTES: dict[str, FamilyNote] = {
@@ -166,11 +174,59 @@ NOTES: dict[str, FamilyNote] = {
 
 CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
     "params.json": CheckpointLayout(
-        "models.consolidated:hub_config",
+        f"{_PACKAGE}.models.consolidated:hub_config",
         {"images": "PixtralConsolidated", "merged images": "Mistral3Consolidated", "audio": "VoxtralConsolidated"},
     )
 }
 """Files that replace config.json in a publisher's own layout."""
+
+
+_NATIVE = frozenset(ARCHITECTURES)
+
+
+def register_model(architecture: str, *, model: str, processing: str) -> None:
+    """Add an architecture of another package to the registry. Its classes are imported when a checkpoint asks for them.
+
+    Args:
+        architecture: the name in `architectures` of config.json.
+        model: `"package.module:Class"` that implements `models.interface.Model`.
+        processing: `"package.module:Class"` that implements `processors.interface.ProcessingInfo`.
+
+    Raises:
+        ConfigError: a path is not of that form, or the name has other classes already.
+    """
+    for param, value in (("architecture", architecture), ("model", model), ("processing", processing)):
+        if not isinstance(value, str) or not (_PATH.fullmatch(value) if param != "architecture" else value):
+            form = "a name" if param == "architecture" else "'package.module:Class'"
+            raise ConfigError(f"register_model: {param} is {short_repr(value)}; give {form}", param=param)
+    row = Architecture(model, processing)
+    if ARCHITECTURES.setdefault(architecture, row) != row:
+        taken = ARCHITECTURES[architecture]
+        raise ConfigError(f"the architecture {architecture!r} is registered with {taken.model}", param="architecture")
+
+
+def registered_models() -> dict[str, Architecture]:
+    """Return the architectures of other packages."""
+    return {name: row for name, row in ARCHITECTURES.items() if name not in _NATIVE}
+
+
+def is_registered(architecture: str) -> bool:
+    """Return True if the registry has the architecture, after loading plugins if it does not have it without them."""
+    if architecture not in ARCHITECTURES:
+        _load_plugins()
+    return architecture in ARCHITECTURES
+
+
+@cache
+def _load_plugins() -> None:
+    """Call the functions of installed packages' entry points. One that fails is logged and skipped."""
+    from importlib.metadata import entry_points
+
+    for plugin in entry_points(group=_PLUGINS):
+        try:
+            plugin.load()()
+        except Exception:
+            _log.exception("the plugin %s of the entry point group %s failed and is skipped", plugin.value, _PLUGINS)
 
 
 def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
@@ -181,7 +237,7 @@ def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
 
 def find_architecture(name: str) -> Architecture:
     """Return the entry of an architecture; ConfigError with the nearest known name if there is none."""
-    if name in ARCHITECTURES:
+    if is_registered(name):
         return ARCHITECTURES[name]
     near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]}? The" if near else "the"

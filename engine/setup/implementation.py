@@ -9,7 +9,7 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
-from ...mm.registry import Architecture, find_architecture
+from ...mm.registry import Architecture, find_architecture, native
 from ...models.fallback.borrowed import class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
@@ -19,7 +19,7 @@ from ..config import EngineConfig
 from ..model_files import ModelFiles
 
 _log = logging.getLogger(__name__)
-FALLBACK = Architecture("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
+FALLBACK = native("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
 
 
 def resolve_architecture(files: ModelFiles) -> Architecture:
@@ -42,7 +42,7 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
 def describe_implementation(row: Architecture, files: ModelFiles) -> str:
     """Return which implementation runs the checkpoint, and why, as text."""
     if row is not FALLBACK:
-        return f"own implementation ({row.model.partition(':')[0].replace('.', '/')}.py)"
+        return f"own implementation ({row.model.partition(':')[0]})"
     way = f"fallback, transformers' {files.architecture} with our paged attention"
     return f"{way}, because the registry does not have it; its memory is measured in a run of one item"
 

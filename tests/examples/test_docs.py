@@ -1,4 +1,4 @@
-"""Run the code blocks of docs/inputs.md, sampling.md, speech.md and CONTRIBUTING.md in order."""
+"""Run the code blocks of docs/inputs.md, sampling.md and speech.md in order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import family
 import numpy as np
 import pytest
 import soundfile
-import torch
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, Media, SamplingParams
-from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
-from sensorium.processors.files import ProcessorFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
@@ -81,33 +78,3 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert names["found"].error is names["english"].error is names["output"].error is None
     assert names["found"].segments is not None
     assert "TOTAL" in names["page"].text
-
-
-def test_the_processor_that_contributing_shows():
-    block, _ = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
-    assert len(block.splitlines()) < 60
-    names: dict = {}
-    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
-    files = ProcessorFiles({"image_token_index": 9, "text_config": {"hidden_size": 8}})
-    media = MultiModalProcessor(names["SquareProcessingInfo"](files), MultiModalSettings(row_bytes=16))
-    image = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
-    (item,) = media.open({"image": Media(image, uuid="a")}, {}, {}, None)
-    (rows,) = media.open({"image": torch.ones(5, 8)}, {}, {}, None)
-    assert (item.plan.num_tokens, item.plan.size, item.plan.bytes) == (576, (90, 120), 576 * 16)
-    assert rows.plan.num_tokens == 5
-    ((kwargs, grid),) = media.process(item, None, {}).pieces
-    assert kwargs["pixel_values"].data.shape == (576, 3 * 14 * 14)
-    assert (grid.t, grid.h, grid.w) == (1, 24, 24)
-    (again,) = media.open({"image": None}, {"image": ["a"]}, {}, None)
-    assert again.processed is not None
-
-
-def test_the_model_that_contributing_shows():
-    _, block = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
-    names: dict = {}
-    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    config = {"text_config": sizes | {"vocab_size": 99}, "vision_config": sizes | {"image_size": 336, "patch_size": 14}}
-    model = names["Square"](config, torch.float32, torch.device("meta"))
-    assert (model.row_size, model.vocab_size, model.rope_axes, len(model.cache_specs)) == (32, 99, 1, 2)
-    assert model.input_bytes("image", 576) == 576 * 3 * 14 * 14 * 4

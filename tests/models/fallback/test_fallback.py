@@ -222,7 +222,7 @@ def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
     said = capsys.readouterr().out
     assert "fallback, transformers' VideoLlama3ForConditionalGeneration with our paged attention, because the registry" in said
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len=256"]) == 0
-    assert "own implementation (models/families/qwen2_vl.py)" in capsys.readouterr().out
+    assert "own implementation (sensorium.models.families.qwen2_vl)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", BUILD)
