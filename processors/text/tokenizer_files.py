@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,27 @@ class TokenizerFiles:
         """The class that tokenizer_config.json names, without "Fast"; may be ""."""
         return str(self.config.get("tokenizer_class") or "").removesuffix("Fast")
 
+    @cached_property
+    def text(self) -> str:
+        """The content of tokenizer.json. A conversion is read from the cache if it was done before."""
+        from tokenizers import __version__
+
+        if self.kind == "tokenizer.json":
+            return self.vocabulary["tokenizer.json"].decode("utf-8")
+        added = {str(number): token for number, token in self.added.items()}
+        contents = (self.vocabulary, self.config, added, self.named, self.extra)
+        key = digest("sensorium.tokenizer", _RULES, __version__, self.kind, *contents)
+        return cached_text("tokenizers", key, partial(_convert, self))
+
     def load(self) -> Any:
-        """Return the `tokenizers.Tokenizer`. A conversion is read from the cache if it was done before."""
-        from tokenizers import Tokenizer, __version__
+        """Return a new `tokenizers.Tokenizer`."""
+        from tokenizers import Tokenizer
 
         from_json: Any = Tokenizer.from_str
+        tokenizer = from_json(self.text)
         if self.kind == "tokenizer.json":
-            tokenizer = from_json(self.vocabulary["tokenizer.json"].decode("utf-8"))
             _add_tokens(tokenizer, self, exact=False)
-            return tokenizer
-        contents = (dict(self.vocabulary), dict(self.config), {str(key): value for key, value in self.added.items()})
-        key = digest("sensorium.tokenizer", _RULES, __version__, self.kind, *contents, self.named, self.extra)
-        return from_json(cached_text("tokenizers", key, partial(_convert, self)))
+        return tokenizer
 
 
 def find_files(folder: Path) -> TokenizerFiles | None:
@@ -189,7 +198,10 @@ def _add_tokens(tokenizer: Any, files: TokenizerFiles, exact: bool) -> None:
             continue
         if exact:
             _add_at(tokenizer, number, text, flags)
-        elif text not in present or any(getattr(present[text], name) != flag for name, flag in flags.items()):
+        elif text not in present or (
+            "added_tokens_decoder" in files.config  # the flags of added_tokens.json are only those of missing tokens
+            and any(getattr(present[text], name) != flag for name, flag in flags.items())
+        ):
             tokenizer.add_tokens([AddedToken(text, **flags)])
     present = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     for text in (*files.named.values(), *files.extra):

@@ -64,6 +64,22 @@ def test_pieces_are_joined_for_text_and_cut_for_control(tok):
     assert tok.encode_pieces([("a<x>", True), ("<x>", False)], {"<x>": 7}).count(7) == 1
 
 
+@pytest.mark.parametrize(("pieces", "before", "after"), [("<s> $A", [4], []), ("$A </s>", [], [5]), ("<s> $A </s>", [4], [5])])
+def test_a_rendered_chat_gets_the_tokens_that_texts_get(tmp_path, pieces, before, after):
+    from tokenizers import models, processors
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast(models.BPE({c: i for i, c in enumerate("abcd")}, []))
+    fast.add_special_tokens(["<s>", "</s>"])
+    fast.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=[("<s>", 4), ("</s>", 5)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    tok = Tokenizer(tmp_path)
+    assert tok.add_special_tokens([0, 1]) == [*before, 0, 1, *after] == tok.encode("ab")
+    assert tok.add_special_tokens([4, 1]) == [4, 1]  # the template wrote BOS
+    assert tok.add_special_tokens([]) == [*before, *after]
+
+
 def test_added_tokens_that_are_not_special_are_control(tmp_path):
     from tokenizers import AddedToken, models
     from tokenizers import Tokenizer as Fast
