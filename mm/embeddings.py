@@ -73,7 +73,7 @@ def check_rows(modality: str, index: int, rows: object, width: int) -> Tensor:
             modality, index, f"embeddings must have the shape [n, {width}] for this model, not {list(tensor.shape)}"
         )
     if not bool(torch.isfinite(tensor).all()):
-        raise MediaError(modality, index, "embeddings hold NaN or infinite values")
+        raise MediaError(modality, index, "embeddings hold NaN or infinite values; give finite ones")
     return tensor.detach().clone()
 
 

@@ -123,13 +123,13 @@ def _soundfile(data: bytes) -> Any:
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    unknown = "it cannot be decoded: it is not in an audio format that can be read, or is broken"
+    unknown = "it cannot be decoded: it is broken or not in a supported audio format; convert it to WAV or FLAC"
     with open_container(data, _FORMATS, unknown) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
             raise InputError("it holds no audio")
         if stream.codec_context is None or not stream.codec_context.sample_rate:
-            raise InputError("its codec is not supported")
+            raise InputError("its codec is not supported; convert it to WAV or FLAC")
         check_codec(stream.codec_context.name)
         yield container, stream
 
@@ -153,7 +153,9 @@ def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
         try:
             for frame in container.decode(stream):
                 if frame.sample_rate != rate:
-                    raise InputError(f"its sample rate changes from {rate} to {frame.sample_rate} hertz")
+                    raise InputError(
+                        f"its sample rate changes from {rate} to {frame.sample_rate} hertz; resample it to one rate"
+                    )
                 block = frame.to_ndarray()
                 yield block if frame.format.is_planar else block.reshape(-1, len(frame.layout.channels)).T
         except av.error.FFmpegError as error:

@@ -76,7 +76,9 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
         if target.scheme == "https" and following.scheme != "https":
             raise InputError(f"{target.host} redirects from https to {following.scheme}; give the final URL")
         target = following
-    raise InputError(f"{target.host} redirects more than {policy.max_redirects} times (media: max_redirects)")
+    raise InputError(
+        f"{target.host} redirects more than {policy.max_redirects} times (media: max_redirects); give the final URL"
+    )
 
 
 def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputError:
@@ -90,14 +92,14 @@ def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputErr
 
 def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
     if len(url) > _LONGEST_URL:
-        raise InputError(f"the URL has {len(url)} characters, the limit is {_LONGEST_URL}")
+        raise InputError(f"the URL has {len(url)} characters, the limit is {_LONGEST_URL}; fetch it yourself and give bytes")
     try:
         full = urljoin(base, url)
         parts = urlsplit(full)
         scheme, port, host = parts.scheme.lower(), parts.port, _plain_name(parts.hostname or "")
         path = quote(parts.path or "/", safe=_IN_PATH) + ("?" + quote(parts.query, safe=_IN_PATH + "?") if parts.query else "")
     except ValueError:  # includes UnicodeError
-        raise InputError(f"{url[:200]!r} is not a URL") from None
+        raise InputError(f"{url[:200]!r} is not a URL; give one such as https://host/path") from None
     if _UNSAFE.search(url):
         raise InputError(f"{url[:200]!r} holds a space, a backslash or a control character; write them as %20 and so on")
     if scheme not in _PORTS or not 0 < len(host) <= _LONGEST_HOST:
@@ -221,10 +223,10 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
     if response.status in _REDIRECTS:
         location = response.getheader("Location")
         if not location:
-            raise InputError(f"{target.host} redirects without naming a target")
+            raise InputError(f"{target.host} redirects without a target; give the final URL")
         return quote(location.strip(), safe=string.punctuation, encoding="latin-1")  # http.client decodes headers as latin-1
     if response.status != 200:
-        raise InputError(f"{target.host} answers with status {response.status}")
+        raise InputError(f"{target.host} answers with status {response.status}; check the URL, or give bytes")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
         raise InputError(f"{target.host} sends it compressed although it was asked not to; fetch it yourself and give bytes")
     return _body(response, target, wire, ledger)

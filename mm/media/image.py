@@ -154,7 +154,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
     except InputError:
         raise
     except UnidentifiedImageError:
-        raise InputError("it is not in an image format that can be read") from None
+        raise InputError("it is not in a supported image format; convert it to PNG or JPEG") from None
     except _BROKEN as error:
         raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 

@@ -64,7 +64,7 @@ def _check_size(size: int, policy: MediaPolicy) -> None:
 def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
     comma = url.find(",", 0, 1024)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        raise InputError("a data: URL looks like data:<type>;base64,<data>")
+        raise InputError("the data: URL has another form than data:<type>;base64,<data>; encode the file as base64")
     _check_size(size := (len(url) - comma - 1) * 3 // 4 - 2, policy)  # before it is copied
 
     def decode() -> bytes:
@@ -73,7 +73,7 @@ def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
     try:
         return ledger.once(url, max(0, size), decode)
     except (binascii.Error, ValueError):
-        raise InputError("the data: URL does not hold valid base64") from None
+        raise InputError("the data: URL does not hold valid base64; encode it again") from None
 
 
 def path_of(text: str) -> str:
@@ -98,13 +98,13 @@ def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -
             "or allow a folder (media: allowed_local_media_path)"
         )
     if len(path) > _LONGEST_PATH:
-        raise InputError(f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}")
+        raise InputError(f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}; give a shorter one")
     try:
         real, base = os.path.realpath(os.path.join(root, path)), os.path.realpath(root)
     except ValueError as error:  # a null byte
         raise InputError(f"the file {path[:200]!r} cannot be read ({error})") from None
     if os.path.commonpath((real, base)) != base:
-        raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path")
+        raise InputError(f"the file {path[:200]!r} is outside allowed_local_media_path; move it into that folder")
     return _read_file(path, policy, ledger, lambda flags: _open_beneath(base, os.path.relpath(real, base), flags))
 
 

@@ -94,7 +94,7 @@ def _array(value: np.ndarray[Any, Any] | Tensor) -> Tensor:
         raise InputError(f"frames must have 4 axes [n, h, w, 3], not {value.ndim}")
     frames = to_hwc(value)
     if frames.shape[-1] == 4:
-        raise InputError("frames must be RGB; they have 4 channels")
+        raise InputError("frames have 4 channels; convert them to RGB")
     return frames.expand(-1, -1, -1, 3)
 
 
@@ -103,7 +103,7 @@ def _common_size(frames: Sequence[object], policy: MediaPolicy) -> tuple[int, in
         raise InputError("a list of frames must hold only images (PIL or arrays)")
     sizes = {probe_image(frame, policy).size for frame in frames}
     if len(sizes) > 1:
-        raise InputError("the frames of one video must have one size")
+        raise InputError("the frames of one video have different sizes; resize them to one size")
     return sizes.pop()
 
 
@@ -128,7 +128,7 @@ def _decoded_frames(frames: Tensor | Sequence[object], size: tuple[int, int], me
     if total is None:
         total = max(count, numbers[-1] + 1)
     elif total != int(total) or numbers[-1] >= total:
-        raise InputError(f"frame {numbers[-1]} does not exist if total_num_frames is {total:g}")
+        raise InputError(f"frames_indices holds {numbers[-1]}, but total_num_frames is {total:g}; correct the metadata")
     elif known is None and total != count:
         raise InputError(f"total_num_frames is {total:g} but {count} frames were given; give frames_indices too")
     fps, seconds = _number(metadata, "fps"), _number(metadata, "duration")

@@ -24,7 +24,7 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
     capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
     try:
         if not capture.isOpened():
-            raise InputError("it is not in a video format that OpenCV can read; choose the backend pyav")
+            raise InputError("it is not in a video format that OpenCV can read; set video_backend to pyav")
         last = max((number for number in range(index.total) if number in wanted), default=-1)
         number = -1
         for _ in index.packets:

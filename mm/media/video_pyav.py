@@ -233,12 +233,12 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    with open_container(data, _FORMATS, "it is not in a video format that can be read", policy) as container:
+    with open_container(data, _FORMATS, "it is not in a supported video format; convert it to MP4", policy) as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no video")
         if streams[0].codec_context is None:
-            raise InputError("its codec is not supported")
+            raise InputError("its codec is not supported; convert it to H.264")
         check_codec(streams[0].codec_context.name)
         yield container, streams[0]
 

@@ -33,13 +33,13 @@ LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + number) fo
 
 @dataclass(frozen=True)
 class ByteLevelRules:
-    """How a tokenizer class splits text.
+    """Rules by which a tokenizer class splits text.
 
     Args:
         pattern: regular expression of the pieces that are tokenised on their own; None for GPT-2's.
         nfc: normalise to NFC first.
-        specials: special tokens behind a tiktoken vocabulary, from the first id on.
-        reserved: number of ids behind a tiktoken vocabulary that have a token, `<|reserved_token_ID|>` where none is named.
+        specials: the first special tokens after a tiktoken vocabulary.
+        reserved: number of special tokens after a tiktoken vocabulary; those without a name are `<|reserved_token_ID|>`.
     """
 
     pattern: str | None = None
@@ -66,7 +66,7 @@ OTHER_TIKTOKEN = ByteLevelRules(_LLAMA3)
 
 
 def all_merges(ranked: Sequence[str]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that makes a third one, ordered by the rank of that one, short left parts first."""
+    """Return every pair of tokens that makes a third one, ordered by the rank of the third, then by the length of the first."""
     known = frozenset(ranked)
     return [
         (token[:cut], token[cut:])
@@ -86,7 +86,7 @@ def read_merges(data: bytes) -> list[tuple[str, str]]:
 
 
 def read_tiktoken(data: bytes) -> dict[str, int]:
-    """Read a tiktoken file: token, in the letters of byte-level vocabularies, -> rank, in the order of the ranks."""
+    """Read a tiktoken file. Return token (in the letters of byte-level vocabularies) -> rank, in ascending order."""
     pairs = [line.split() for line in data.splitlines() if line]
     ranks = {base64.b64decode(token, validate=True).decode("latin-1"): int(rank) for token, rank in pairs}
     return {token.translate(LETTERS): rank for token, rank in sorted(ranks.items(), key=lambda entry: entry[1])}

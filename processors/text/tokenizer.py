@@ -124,7 +124,7 @@ class Tokenizer:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The ids that `encode` adds before and after a text."""
+        """Ids that `encode` adds before and after a text."""
         inner, whole = self.encode("a", add_special_tokens=False), self.encode("a")
         added = len(whole) - len(inner)
         start = next(place for place in range(added + 1) if whole[place : place + len(inner)] == inner)

@@ -17,7 +17,7 @@ def cached_text(name: str, key: str, make: Callable[[], str]) -> str:
     """Return the text that `make` returns, from the folder `name` of the user's cache if it is there under `key`.
 
     The cache is `$XDG_CACHE_HOME/sensorium`, by default `~/.cache/sensorium`. A file of another user, a file that others may
-    write, and a file whose hash does not fit its key and content are replaced. Without a writable cache the text is made anew.
+    write, and a file whose hash does not fit its key and content are replaced. If the cache is not writable, nothing is kept.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sensorium" / name
     path = folder / key
@@ -29,8 +29,8 @@ def cached_text(name: str, key: str, make: Callable[[], str]) -> str:
     return text
 
 
-def _seal(key: str, content: bytes) -> bytes:
-    """Return a hash of both, so that no other entry's file passes under this key."""
+def _checksum(key: str, content: bytes) -> bytes:
+    """Return a hash of key and content, so that the file of another entry is not accepted under this key."""
     return hashlib.sha256(f"{key}\n".encode() + content).hexdigest().encode()
 
 
@@ -40,10 +40,10 @@ def _read(path: Path, key: str) -> str | None:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return None
-            seal, _, content = file.read().partition(b"\n")
+            checksum, _, content = file.read().partition(b"\n")
     except (OSError, CheckpointError):
         return None
-    return content.decode("utf-8") if seal == _seal(key, content) else None
+    return content.decode("utf-8") if checksum == _checksum(key, content) else None
 
 
 def _write(path: Path, key: str, content: bytes) -> None:
@@ -51,7 +51,7 @@ def _write(path: Path, key: str, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_seal(key, content) + b"\n" + content)
+            file.write(_checksum(key, content) + b"\n" + content)
         os.replace(temporary, path)
     except OSError:
         os.unlink(temporary)

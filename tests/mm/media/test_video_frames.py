@@ -76,7 +76,7 @@ def test_metadata_of_transformers():
         ({"fps": 30.0, "frames_indices": [0, 1]}, "frames_indices names 2 frames but 10"),
         ({"total_frames": 10}, "unknown key 'total_frames' in metadata of frames; did you mean total_num_frames"),
         ({"zzz": 10}, "unknown key 'zzz' in metadata of frames; the known ones are total_num_frames, fps"),
-        ({"total_num_frames": 9, "frames_indices": range(10)}, "frame 9 does not exist if total_num_frames is 9"),
+        ({"total_num_frames": 9, "frames_indices": range(10)}, "frames_indices holds 9, but total_num_frames is 9"),
         ({"total_num_frames": 30}, "30 but 10 frames were given; give frames_indices"),
         ({"frames_indices": list(range(10, 0, -1))}, "must be in order of time"),
         ({"frames_indices": [*range(9), 10**400], "fps": 5.0}, r"must be at most 1e\+09"),
@@ -100,7 +100,7 @@ def test_metadata_that_is_refused(metadata, text):
     [
         (np.zeros((8, 8, 3), np.uint8), "4 axes"),
         (np.zeros((2, 8, 8, 3)), "uint8"),
-        (np.zeros((2, 8, 8, 4), np.uint8), "must be RGB; they have 4 channels"),
+        (np.zeros((2, 8, 8, 4), np.uint8), "frames have 4 channels; convert them to RGB"),
         ([], "a value of type list is not a known form"),
         ([FRAMES[0], "x"], "images"),
         ([FRAMES[0], FRAMES[1][:4]], "one size"),
