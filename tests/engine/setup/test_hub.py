@@ -18,7 +18,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.engine.setup.hub import find_folder, find_model
-from sensorium.engine.setup.hub_cache import CachedModel, is_name, size_of
+from sensorium.engine.setup.hub_cache import CachedModel, RemoteFile, is_name, remote_weights, size_of, small_files
 from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
 from waiting import wait_until
 
@@ -259,6 +259,27 @@ def test_shards_of_the_index(hub: FakeHub) -> None:
     folder = find_folder(NAME, update=True)
     assert [(folder / name).read_bytes() for name in names] == [hub.files[name] for name in names]
     assert hub.fetched() == (NEEDED - {WEIGHTS}) | {"model.safetensors.index.json", *names}
+
+
+@pytest.mark.parametrize(
+    ("names", "small", "weights"),
+    [
+        (["params.json", "tekken.json", "consolidated.safetensors"], 2, ["consolidated.safetensors"]),
+        (["config.json", "consolidated.safetensors", WEIGHTS, "model_fp16.safetensors"], 1, [WEIGHTS]),
+        (["config.json", WEIGHTS, "adapter_model.safetensors"], 1, [WEIGHTS]),
+        (
+            ["config.json", WEIGHTS, "adapter_config.json", "adapter_model.safetensors"],
+            2,
+            [WEIGHTS, "adapter_model.safetensors"],
+        ),
+        (["vocab.json", "merges.txt", "tokenizer.model", "tiktoken.model", "qwen.tiktoken", WEIGHTS], 5, [WEIGHTS]),
+        (["tokenization.py", "pytorch_model.bin.index.json", "training_args.bin", "sub/config.json", WEIGHTS], 0, [WEIGHTS]),
+    ],
+)
+def test_files_of_layouts(names: list[str], small: int, weights: list[str], tmp_path: Path) -> None:
+    files = {name: RemoteFile(name, 1, "0" * 40) for name in names}
+    assert len(small_files(files)) == small
+    assert [file.name for file in remote_weights(NAME, files, tmp_path)] == weights
 
 
 def test_pickled_weights_only(hub: FakeHub) -> None:
