@@ -52,6 +52,13 @@ class ModelFiles:
         return dict(get_text_config(self.config))
 
     @property
+    def quantization_config(self) -> dict[str, Any] | None:
+        """The quantization_config of config.json or of one of its sections, None for a checkpoint that is not quantised."""
+        sections = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))]
+        found = (part.get(key) for part in sections for key in ("quantization_config", "compression_config"))
+        return next((one for one in found if one and isinstance(one, dict)), None)
+
+    @property
     def architecture(self) -> str:
         names = self.config.get("architectures") or []
         if not names or not isinstance(names, list):
@@ -113,8 +120,6 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     check_parts(config)
-    if config.get("quantization_config"):
-        raise ConfigError(f"{path / 'config.json'} has a quantization_config; quantised checkpoints are not supported yet")
     processors = replace(read_preprocessors(path), config=config)
     weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
     return ModelFiles(path, config, contents["generation_config.json"], processors, digest("sensorium.model", config, weights))

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from . import native
 from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear, pack_fp8
+from .grouped import ShardedWeight, grouped_linear
 from .int8 import Int8PanelWeight, Int8Weight, int8_linear, pack_int8
 from .panels import pad_outputs, to_panels
 
@@ -53,7 +54,7 @@ class PanelWeight:
     outputs: int
 
 
-LinearWeight = PanelWeight | OneDnnWeight | DenseWeight | Int8Weight | Int8PanelWeight | Fp8Weight
+LinearWeight = PanelWeight | OneDnnWeight | DenseWeight | Int8Weight | Int8PanelWeight | Fp8Weight | ShardedWeight
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -> LinearWeight:
@@ -77,6 +78,8 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
         return int8_linear(x, weights)
     if isinstance(weights, Fp8Weight):
         return fp8_linear(x, weights)
+    if isinstance(weights, ShardedWeight):
+        return grouped_linear(x, weights)
     if isinstance(weights, PanelWeight):
         out = x.new_empty(len(x), weights.outputs)
         packed = (weights.weight, weights.bias, weights.weight.shape[1], weights.outputs)

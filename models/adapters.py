@@ -79,7 +79,7 @@ def attach(model: Model, specs: Sequence[AdapterSpec]) -> None:
         if not targets:
             raise ConfigError(f"adapter_config.json targets {', '.join(spec.targets)}; the decoder has no such layer")
         for layer, stem, start, rows in targets:
-            layer.add_adapter(LowRank(stem, layer.weight, rows, spec, number, model.adapter_mask), start)
+            layer.add_adapter(LowRank(stem, layer, rows, spec, number, model.adapter_mask), start)
     if isinstance(model, DecoderModel):
         model.adapters = tuple(spec.name for spec in specs)
 

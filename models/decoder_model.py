@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .formats.assign import Formats
 from .interface import ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.linear import LmHead
@@ -40,6 +41,7 @@ class DecoderModel(nn.Module):
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
     recordable = True
+    formats: Formats | None = None  # of a quantised checkpoint
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

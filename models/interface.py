@@ -61,6 +61,7 @@ class StepLimits:
         longest: keys of the longest sequence.
         int8: weights are quantised to 8 bits.
         quantized_kv: keys and values are cached in 8 bits.
+        dequantized: weights of a quantised checkpoint are dequantised panel by panel.
     """
 
     rows: int
@@ -69,6 +70,7 @@ class StepLimits:
     device: torch.device
     int8: bool = False
     quantized_kv: bool = False
+    dequantized: bool = False
 
 
 @dataclass(frozen=True)

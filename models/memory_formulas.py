@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.dispatch import backend, fused
+from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
 from ..kernels.linear import computed_rows
 from ..kernels.panels import PANEL_WIDTH
 from .interface import StepLimits
@@ -54,7 +55,21 @@ class OpBytes:
         return -(-padded * outer * self.dtype.itemsize // rows)
 
     def linear(self, inner: int, outer: int, rows: int) -> int:
-        """Return the bytes of a running linear layer: result, a copy of the input if rows are padded, quantised input."""
+        """Return the bytes of a running linear layer: result, a copy of the input if rows are padded, quantised input.
+
+        If the weights of some layers are dequantised by panels, return the larger of both ways.
+        """
+        wide = self._linear(inner, outer, rows)
+        return max(wide, self._dequantized_linear(inner, outer, rows)) if self.limits.dequantized else wide
+
+    def _dequantized_linear(self, inner: int, outer: int, rows: int) -> int:
+        """Return the bytes of `kernels.grouped.grouped_linear`: result, input in float32 twice, a panel and its result."""
+        each = min(outer, panel_rows(inner))
+        padded = -(-max(rows, MIN_ROWS) // rows)
+        copies = inner * FLOAT32 * (padded + 1)
+        return outer * self.dtype.itemsize + copies + padded * each * FLOAT32 + -(-each * inner * PANEL_BYTES // rows)
+
+    def _linear(self, inner: int, outer: int, rows: int) -> int:
         s, result = self.dtype.itemsize, self.linear_result(outer, rows)
         if result > outer * s:
             return result + self.linear_result(inner, rows)

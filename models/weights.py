@@ -5,24 +5,35 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.grouped import GroupedWeight
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
+from .formats.assign import Formats, Joiner
 from .interface import Model
 from .layers.adapter import tensor_name
-from .layers.basic import Converter, Convertible, WeightedLayer
+from .layers.basic import Converter, Convertible, WeightedLayer, rename
 from .layers.linear import Linear, LmHead
 from .upload import Copy, copier
 
 _CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
 _PROGRESS_DELAY = 2.0  # seconds before a progress bar is shown
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+"""Names of dtypes in safetensors files."""
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
 
 
@@ -30,6 +41,28 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every stored tensor from one file or from shards; CheckpointError names a missing or broken file."""
     for file in _files(folder):
         yield from _read(file)
+
+
+def read_layout(folder: Path) -> dict[str, Tensor] | None:
+    """Return every stored tensor's dtype and shape as a meta tensor by name; None if the folder has no weight files.
+
+    Raises:
+        CheckpointError: a file is missing or broken.
+    """
+    if not any((folder / f"{stem}.safetensors{end}").exists() for stem in _STEMS for end in ("", ".index.json")):
+        return None
+    return {
+        name: torch.empty(shape, dtype=dtype, device="meta") for file in _files(folder) for name, dtype, shape in _header(file)
+    }
+
+
+def _header(file: Path) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Return name, dtype and shape of a file's tensors."""
+    from safetensors import safe_open
+
+    with _typed_errors(file), safe_open(file, framework="pt") as tensors:
+        parts = [(name, tensors.get_slice(name)) for name in tensors.keys()]  # noqa: SIM118
+        return [(name, _DTYPES[part.get_dtype()], part.get_shape()) for name, part in parts]
 
 
 def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -40,10 +73,9 @@ def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        open_regular(file).close()
+    with _typed_errors(file):
         with safe_open(file, framework="pt") as tensors:
             names = deque(tensors.keys())
         while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
@@ -55,6 +87,16 @@ def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
                     read += tensor.nbytes
                     yield name, tensor
                     del tensor
+
+
+@contextmanager
+def _typed_errors(file: Path) -> Iterator[None]:
+    """Raise CheckpointError where the file cannot be read."""
+    from safetensors import SafetensorError
+
+    try:
+        open_regular(file).close()
+        yield
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
     except OSError as error:
@@ -156,11 +198,6 @@ def named_layers(root: nn.Module) -> dict[str, tuple[WeightedLayer, dict[str, Te
     return found
 
 
-def rename(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
-    """Replace the first prefix that matches."""
-    return next((new + name[len(old) :] for old, new in prefixes if name.startswith(old)), name)
-
-
 def fill(
     root: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
@@ -181,15 +218,19 @@ def fill(
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
+    formats = getattr(root, "formats", None)
+    joiner = Joiner(formats or Formats({}))
     layers, surplus = named_layers(root), []
-    copy = copier(next((view.device for _, views in layers.values() for view in views.values()), _CPU))
+    copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
     convertible = [(path, module) for path, module in root.named_modules() if isinstance(module, Convertible)]
     converters = dict(pair for path, module in convertible for pair in module.converters(path))
     for stored, whole in weights:
         name = rename(stored, prefixes)
-        if name.startswith(ignored):
+        joined = None if name.startswith(ignored) else joiner.join(name, whole)
+        if joined is None:
             continue
-        for part, tensor in _convert(stored, whole, converters[name]) if name in converters else [(name, whole)]:
+        name, weight = joined
+        for part, tensor in _convert(stored, weight, converters[name]) if name in converters else [(name, weight)]:
             if part in layers:
                 _put(tensor, stored, part, *layers[part], copy)
             elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
@@ -203,27 +244,45 @@ def fill(
             module.after_load()
 
 
-def _convert(stored: str, whole: Tensor, converter: Converter) -> list[tuple[str, Tensor]]:
-    """Apply a converter; CheckpointError for a tensor whose shape it cannot split."""
+def _convert(stored: str, whole: Tensor | GroupedWeight, converter: Converter) -> list[tuple[str, Tensor]]:
+    """Apply a converter; CheckpointError for a tensor whose shape it cannot split. It gets quantised weights dequantised."""
+    if isinstance(whole, GroupedWeight):
+        whole = whole.dequantize()
     try:
         return list(converter(whole))
     except (IndexError, ValueError, RuntimeError):
         raise CheckpointError(f"{stored} has shape {list(whole.shape)}, which does not fit the config") from None
 
 
-def _put(tensor: Tensor, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy) -> None:
+def _put(
+    tensor: Tensor | GroupedWeight, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy
+) -> None:
     """Copy the tensor into the layer's view of this name, and pack the layer once all views are filled."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
-    target = views.pop(name)
-    if tensor.numel() != target.numel() or (tensor.ndim <= 2 and tensor.shape != target.shape):
-        raise CheckpointError(f"{stored} has shape {list(tensor.shape)}, the config needs {list(target.shape)}")
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{stored} holds {str(tensor.dtype).removeprefix('torch.')}; quantised weights are not supported")
-    copy(target, tensor.reshape(target.shape))
+    target, shape = views.pop(name), tensor.shape
+    if prod(shape) != target.numel() or (len(shape) <= 2 and shape != target.shape):
+        raise CheckpointError(f"{stored} has shape {list(shape)}, the config needs {list(target.shape)}")
+    if isinstance(tensor, GroupedWeight):
+        if isinstance(layer, Linear) and layer.formats:
+            layer.hold(name, tensor.map(lambda part: _moved(part, layer.device, copy)))
+        else:
+            copy(target, tensor.dequantize())
+    elif not tensor.is_floating_point() or tensor.itemsize == 1:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{stored} holds {kind}: it is quantised, and config.json does not say how")
+    else:
+        copy(target, tensor.reshape(target.shape))
     del target
     if not views:
         layer.pack()
+
+
+def _moved(tensor: Tensor, device: torch.device, copy: Copy) -> Tensor:
+    """Return a copy on the device, in memory of its own."""
+    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    copy(moved, tensor)
+    return moved
 
 
 def _check_empty(verb: str, names: Iterable[str]) -> None:

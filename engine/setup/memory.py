@@ -176,7 +176,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     items = sizes.item_rows
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.step_rows, keys)
-    step = StepLimits(rows, keys, sizes.keys, device, config.quantization is not None, config.kv_cache_dtype != "auto")
+    int8, quantized_kv = config.quantization is not None, config.kv_cache_dtype != "auto"
+    step = StepLimits(rows, keys, sizes.keys, device, int8, quantized_kv, getattr(model, "formats", None) is not None)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # maximum rows of a call
     queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
+from torch import nn
 
 from ...kernels.dispatch import use_backends
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError
 from ...models.adapters import adapter_spec, attach
+from ...models.formats.assign import assign
+from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
+from ...models.layers.linear import deferred_weights
 from ...models.weights import load as load_weights
+from ...models.weights import read_layout
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
 from ..model_files import ModelFiles, load_model_files, resolve
-from .implementation import resolve_architecture, verify_fallback
+from .implementation import FALLBACK, resolve_architecture, verify_fallback
 
 _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
@@ -99,9 +105,20 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
 
 
 def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
-    """Build a checkpoint's model and its adapters, without weights. Raise ConfigError if config.json describes no model."""
-    row = resolve_architecture(files)
-    model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
+    """Build a checkpoint's model and its adapters, without weights.
+
+    Raises:
+        ConfigError: config.json describes no model.
+        CheckpointError: a scheme of a quantised checkpoint is not supported.
+    """
+    row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
+    if quantization is not None and row is FALLBACK:
+        reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
+        raise ConfigError(f"{files.architecture} {reason}")
+    with deferred_weights() if quantization else nullcontext():
+        model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
+    if quantization is not None:
+        assign(cast(nn.Module, model), quantization, read_layout(files.path))
     adapters = dict.fromkeys(info.adapters.values())
     attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
     return model

@@ -71,6 +71,9 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     """
     dtype = files.dtype(config.dtype)
     check_options(resolve_architecture(files), config)
+    if config.quantization is not None and files.quantization_config is not None:
+        reason = f"quantization={config.quantization!r} is for checkpoints that are not quantised yet; leave it out"
+        raise ConfigError(reason, param="quantization")
     check_modalities(config, info)
     check_kernels(config, dtype)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):

@@ -13,7 +13,7 @@ from ...mm.errors import ConfigError
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
-from ..layers.basic import Converter, Convertible, renamed
+from ..layers.basic import Converter, Convertible, Renamed
 from ..layers.connectors import Projector, ProjectorSpec, squares
 from ..native_model import axial_theta
 from ..text.stacks import stack_of
@@ -44,7 +44,7 @@ class MoonViT(VisionTower, Convertible):
             old, new = f"{path}.encoder.blocks.{i}", f"{path}.layers.{i}"
             for kind in ("weight", "bias"):
                 for before, after in _FIRST_NAMES:
-                    yield f"{old}.{before}.{kind}", renamed(f"{new}.{after}.{kind}")
+                    yield f"{old}.{before}.{kind}", Renamed(f"{new}.{after}.{kind}")
                 yield f"{old}.wqkv.{kind}", partial(self._split_qkv, new, kind)
 
     def _split_qkv(self, layer: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

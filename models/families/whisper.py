@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..audio.mel_encoder import MelEncoder, layer_sizes, mel_encoder_bytes, mel_encoder_spec
 from ..config import positive_int
+from ..formats.assign import Formats
 from ..interface import ForwardBatch, StepLimits
 from ..layers.linear import LmHead
 from ..text.encoder_decoder import CrossDecoder, CrossDecoderSpec, cross_decoder_bytes, with_key_biases
@@ -35,6 +36,8 @@ class Whisper(nn.Module):
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
     recordable = True
+    prefixes = PREFIXES
+    formats: Formats | None = None
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -69,4 +72,7 @@ class Whisper(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {} if self.head.proj is not None else {"head.lm_head.weight": "decoder.embed_tokens.weight"}
-        fill(self, with_key_biases(weights, "model.decoder."), PREFIXES, aliases)
+        fill(self, self.convert_weights(weights), PREFIXES, aliases)
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return with_key_biases(weights, "model.decoder.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from ...kernels.linear import LinearWeight, linear, pack
 from ..interface import StepLimits
 from ..memory_formulas import OpBytes, packed_weight_bytes
 from .basic import WeightedLayer
+
+if TYPE_CHECKING:
+    from .linear import Linear
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,17 @@ class LowRank(WeightedLayer):
 
     Args:
         stem: canonical name of the shard; the names of both matrices begin with it.
-        weight: the Linear's weight, for input width, dtype and device.
+        layer: the Linear, for input width, dtype and device.
         rows: number of the shard's outputs.
         number: index of the adapter in the model, from 0.
     """
 
-    def __init__(self, stem: str, weight: Tensor, rows: int, spec: AdapterSpec, number: int, mask: AdapterMask) -> None:
+    def __init__(self, stem: str, layer: Linear, rows: int, spec: AdapterSpec, number: int, mask: AdapterMask) -> None:
         super().__init__()
         self.stem, self.spec, self.number, self.mask = stem, spec, number, mask
-        self.inner, self.outer, self.whole = weight.shape[1], rows, rows == len(weight)
-        self.weights = (weight.new_empty(spec.rank, self.inner), weight.new_empty(rows, spec.rank))
+        self.inner, self.outer, self.whole = layer.weight.shape[1], rows, rows == layer.outputs
+        shapes = (spec.rank, self.inner), (rows, spec.rank)
+        self.weights = tuple(torch.empty(shape, dtype=layer.weight.dtype, device=layer.device) for shape in shapes)
         self.down: LinearWeight  # both exist from `pack` on, in place of `weights`
         self.up: LinearWeight
 

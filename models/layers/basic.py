@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,19 @@ Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
 
 
-def renamed(name: str) -> Converter:
-    """Return a converter that only renames."""
-    return lambda tensor: [(name, tensor)]
+@dataclass(frozen=True)
+class Renamed:
+    """A converter that only renames."""
+
+    name: str
+
+    def __call__(self, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        return [(self.name, tensor)]
+
+
+def rename(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    """Replace the first prefix that matches."""
+    return next((new + name[len(old) :] for old, new in prefixes if name.startswith(old)), name)
 
 
 class TensorModule(nn.Module):

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 from ...kernels.dispatch import backend
+from ...kernels.grouped import GroupedWeight, ShardedWeight
 from ...kernels.linear import LinearWeight, linear, pack
+from ..formats.base import WeightFormat
 from ..memory_formulas import packed_weight_bytes
 from .adapter import LowRank
 from .basic import TensorModule, WeightedLayer
+
+_deferred = ContextVar("sensorium_deferred_weights", default=False)
+
+
+@contextmanager
+def deferred_weights() -> Iterator[None]:
+    """Build each Linear without memory for its weight, until `Linear.allocate`. For quantised checkpoints."""
+    token = _deferred.set(True)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+
+
+def weights_deferred() -> bool:
+    return _deferred.get()
 
 
 class Linear(WeightedLayer):
@@ -24,7 +44,10 @@ class Linear(WeightedLayer):
         bias: all shards have a bias, or none.
         exact: never quantised, for products that decide between nearly equal values (routers, logits).
 
-    `quantization`: None, "int8" or "fp8", the format in which `pack` stores the weight.
+    Attributes:
+        quantization: None, "int8" or "fp8", the format in which `pack` stores the weight.
+        formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
+            that has only the shape; `hold` takes the quantised weights.
     """
 
     quantization: str | None = None
@@ -42,26 +65,51 @@ class Linear(WeightedLayer):
         super().__init__()
         self.shards, self.exact = dict(shards), exact
         self.outputs = out = sum(self.shards.values())
-        self.weight = torch.empty(out, in_features, dtype=dtype, device=device)
+        self.device = device
+        self.formats: dict[str, WeightFormat] = {}
+        self.held: dict[str, GroupedWeight] = {}
+        self.weight = torch.empty(out, in_features, dtype=dtype, device="meta" if weights_deferred() else device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: LinearWeight  # exists from `pack` on, in place of `weight`
         self.adapters: list[tuple[slice, LowRank]] = []
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        parent, start = path[: path.rfind(".") + 1], 0
-        for name, rows in self.shards.items():
-            yield f"{parent}{name}.weight", self.weight[start : start + rows]
+        start = 0
+        for name, rows in zip(self.weight_names(path), self.shards.values(), strict=True):
+            yield name, self.weight[start : start + rows]
             if self.bias is not None:
-                yield f"{parent}{name}.bias", self.bias[start : start + rows]
+                yield f"{name.removesuffix('.weight')}.bias", self.bias[start : start + rows]
             start += rows
+
+    def weight_names(self, path: str) -> list[str]:
+        """Return the canonical names of the shards' weights."""
+        return [f"{path[: path.rfind('.') + 1]}{name}.weight" for name in self.shards]
+
+    def allocate(self, formats: Mapping[str, WeightFormat]) -> None:
+        """Set the formats of a layer that was built in `deferred_weights`; without any, allocate its weight."""
+        self.formats = dict(formats)
+        if not formats:
+            self.weight = torch.empty_like(self.weight, device=self.device)
+
+    def hold(self, name: str, weight: GroupedWeight) -> None:
+        """Take the quantised weight of a shard, on this layer's device."""
+        self.held[name] = weight
 
     def packed_bytes(self, device: torch.device, quantized: bool) -> int:
         (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
+        if self.formats:
+            shards = zip(self.formats.values(), self.shards.values(), strict=True)
+            weights = (form.decode(form.layout(rows, inner)) for form, rows in shards)
+            return sum(weight.nbytes for weight in weights) + outer * bias * dtype.itemsize
         return packed_weight_bytes(inner, outer, bias, dtype, device, quantized and not self.exact)
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
-        self.packed = pack(self.weight, self.bias, self.quantization)
+        if self.formats:
+            self.packed = ShardedWeight([self.held[name] for name in self.formats], self.bias)
+            self.held = {}
+        else:
+            self.packed = pack(self.weight, self.bias, self.quantization)
         del self.weight
 
     def add_adapter(self, adapter: LowRank, start: int) -> None:

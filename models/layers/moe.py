@@ -20,9 +20,9 @@ from ...kernels.int8 import Int8Weight
 from ...kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, loop_experts, route
 from ..memory_formulas import FLOAT32, OpBytes
 from ..text.spec import MoeSpec
-from .basic import Converter, WeightedLayer, renamed
+from .basic import Converter, Renamed, WeightedLayer
 from .builder import StoredTensor
-from .linear import Linear
+from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, gated_mlp_bytes
 
 
@@ -63,7 +63,7 @@ class Mixture(WeightedLayer):
         self.gate = Linear(dim, {"gate": spec.experts}, False, torch.float32, device, exact=True)
         self.correction = RouterCorrection((spec.experts,), torch.float32, device) if spec.correction else None
         mlp = partial(GatedMlp, dim, bias=spec.bias, dtype=dtype, act=spec.act)
-        stack = backend("moe", device, dtype) == "triton"
+        stack = backend("moe", device, dtype) == "triton" and not weights_deferred()
         expert_device = torch.device("meta") if stack else device
         self._experts = [mlp(inner=spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
         self.experts = nn.ModuleList(self._experts)
@@ -141,7 +141,7 @@ class ModalityMixture(WeightedLayer):
             yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{own}.gate.weight")
             for i, part in product(range(self.each), ("gate_proj", "up_proj", "down_proj")):
                 stored = f"{path}.experts.{number * self.each + i}.{part}.weight"
-                yield stored, renamed(f"{own}.experts.{i}.{part}.weight")
+                yield stored, Renamed(f"{own}.experts.{i}.{part}.weight")
         names = [f"{path}.{name}.gate.e_score_correction_bias" for name in self.names]
         yield f"{path}.moe_statics.e_score_correction_bias", lambda tensor: zip(names, tensor, strict=True)
 

@@ -135,8 +135,9 @@ def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Itera
     """
     for name, tensor in weights:
         yield name, tensor
-        if name.startswith(prefix) and name.endswith(".k_proj.weight"):
-            yield name.removesuffix("weight") + "bias", tensor.new_zeros(tensor.shape[0])
+        if name.startswith(prefix) and name.endswith((".k_proj.weight", ".k_proj.weight_packed")):
+            dtype = tensor.dtype if tensor.itemsize > 1 and tensor.is_floating_point() else torch.float32  # 8 bits: quantised
+            yield f"{name.rpartition('.')[0]}.bias", torch.zeros(len(tensor), dtype=dtype, device=tensor.device)
 
 
 def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:

@@ -76,7 +76,7 @@ def test_what_is_added_to_slices() -> None:
         own.copy_(value)
     expected = [torch.nn.functional.linear(made(9, 7, 12), weight, bias) for _ in range(3)]
     for number, (name, start, rank) in enumerate((("q_proj", 0, 3), ("v_proj", 10, 5))):
-        added = LowRank(f"x.{name}", weight, parts[name], AdapterSpec(f"a{number}", rank, 0.5, (name,)), number, adapter_mask)
+        added = LowRank(f"x.{name}", layer, parts[name], AdapterSpec(f"a{number}", rank, 0.5, (name,)), number, adapter_mask)
         down, up = made(2 + number, rank, 12), made(4 + number, parts[name], rank)
         assert [key for key, _ in added.tensors("")] == [f"x.{name}.lora_{letter}.a{number}.weight" for letter in "AB"]
         for (_, own), value in zip(added.tensors(""), (down, up), strict=True):

@@ -149,7 +149,6 @@ def changed(checkpoint: Path, target: Path, **keys: Any) -> Path:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "x.Y"}, "architectures": ["Other"]}, "auto_map"),
         ({"architectures": "Qwen2VL"}, "names no architecture"),
         ({"architectures": ["Qwen2VLForConditionalGenerations"]}, "Qwen2VLForConditionalGeneration"),

@@ -1,0 +1,127 @@
+"""Linear layers with weights of published quantised checkpoints: codes of 4 or 8 bits with one scale per block of them.
+
+A product dequantises a panel of outputs at a time, in float32, so a wide copy of the weight never exists. Activations are not
+quantised. A row's result has the same bits in every batch on a CPU, for the reason given in linear.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PANEL_NUMBERS = 1 << 19  # weights that are dequantised at a time, if an output has no more
+PANEL_BYTES = 16  # per weight of a panel: its code, index, float value and product with the scale
+MIN_ROWS = 16  # a CPU pads fewer rows to this many
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedWeight:
+    """A weight `[out, in]` of value `(v - offset - zero) * scale * factor`, where v is the code or its entry in `table`.
+
+    Args:
+        codes: `[out, in]` in 8 bits (integers or float8); or uint8 `[out, words]` with two codes of 4 bits per byte, the first
+            in the low bits, and padding behind them.
+        scale: `[out / block_rows, groups]`, any float. Group g of an output has its columns from g * `group` on.
+        group: columns of a group.
+        inputs: number of columns.
+        block_rows: outputs that share a row of `scale` and `zero`.
+        zero: same shape as `scale`, or None.
+        table: float32 value of each code, or None.
+        group_index: int32 `[in]`, the group of each column, for groups whose columns are not adjacent.
+        factor: float32 with one number, or None.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    group: int
+    inputs: int
+    block_rows: int = 1
+    packed: bool = False
+    offset: int = 0
+    zero: Tensor | None = None
+    table: Tensor | None = None
+    group_index: Tensor | None = None
+    factor: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.codes), self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> GroupedWeight:
+        """Return the weight with `change` applied to each of its tensors."""
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return replace(self, **changed)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def dequantize(self, first: int = 0, last: int | None = None) -> Tensor:
+        """Return the outputs from `first` to before `last` (None: to the end) in float32."""
+        codes = self.codes[first:last]
+        if self.packed:
+            codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)[:, : self.inputs]
+        if self.table is not None:
+            values = self.table.index_select(0, codes.flatten().int()).view(codes.shape)
+        else:
+            values = codes.float()
+        if self.offset:
+            values.sub_(self.offset)
+        rows = (first, first + len(codes))
+        if self.zero is not None:
+            self._apply(values, self.zero, rows, Tensor.sub_)
+        self._apply(values, self.scale, rows, Tensor.mul_)
+        return values if self.factor is None else values.mul_(self.factor)
+
+    def _apply(self, values: Tensor, grid: Tensor, rows: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Change `values` in place by the entries of `grid` (a scale or zero per block) of their rows."""
+        (first, last), each = rows, self.block_rows
+        start = first // each
+        own = grid[start : -(-last // each)].float()
+        if each > 1:
+            own = own.repeat_interleave(each, 0)[first - start * each : last - start * each]
+        if self.group_index is not None:
+            change(values, own.index_select(1, self.group_index))
+        elif self.inputs % self.group == 0:
+            change(values.unflatten(1, (-1, self.group)), own[..., None])
+        else:
+            change(values, own.repeat_interleave(self.group, 1)[:, : self.inputs])
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedWeight:
+    """The quantised weights of a Linear's shards, whose outputs stand side by side, and its bias."""
+
+    shards: Sequence[GroupedWeight]
+    bias: Tensor | None
+
+
+def panel_rows(inputs: int) -> int:
+    """Return the number of outputs that are dequantised at a time."""
+    return max(1, PANEL_NUMBERS // max(1, inputs))
+
+
+def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype. On a CPU sums are in float32 and rounded once."""
+    rows, start = len(x), 0
+    out = x.new_empty(rows, sum(len(shard.codes) for shard in weights.shards))
+    if x.device.type == "cpu":
+        x = F.pad(x.float(), (0, 0, 0, max(0, MIN_ROWS - rows)))
+    for shard in weights.shards:
+        outputs, each = len(shard.codes), panel_rows(shard.inputs)
+        for first in range(0, outputs, each):
+            last = min(first + each, outputs)
+            part = slice(start + first, start + last)
+            bias = None if weights.bias is None else weights.bias[part].to(x.dtype)
+            out[:, part] = F.linear(x, shard.dequantize(first, last).to(x.dtype), bias)[:rows]
+        start += outputs
+    return out

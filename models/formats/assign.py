@@ -1,0 +1,162 @@
+"""Gives each Linear of a model the formats of its shards, and joins stored tensors to quantised weights while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol, cast
+
+from torch import Tensor, nn
+
+from ...kernels.grouped import GroupedWeight
+from ...mm.errors import CheckpointError
+from ..layers.basic import Convertible, Renamed, rename
+from ..layers.linear import Linear
+from .base import Quantization, WeightFormat
+
+_UNUSED = ("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "output_scale", "prob_scale", "prob_output_scale")
+"""Last parts of the names of scales for caches and attention, which do not change weights."""
+
+
+class _Renaming(Protocol):
+    """The part of a model that turns stored names into canonical ones."""
+
+    prefixes: Sequence[tuple[str, str]]
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The quantised weights of a model.
+
+    Args:
+        modules: canonical path of a module -> its format.
+        parts: canonical name of a stored tensor -> its module and the last part of its name.
+        stored: canonical path of a module -> its stored tensors on the meta device by the last part of their name.
+    """
+
+    modules: Mapping[str, WeightFormat]
+    parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    stored: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+class Joiner:
+    """Joins the stored tensors of each quantised module to one weight."""
+
+    def __init__(self, formats: Formats) -> None:
+        self._formats = formats
+        self._pending: dict[str, dict[str, Tensor]] = {}
+
+    def join(self, name: str, tensor: Tensor) -> tuple[str, Tensor | GroupedWeight] | None:
+        """Take a tensor by its canonical name. Return it or, for the last tensor of a module, the module's weight; else None.
+
+        Raises:
+            CheckpointError: the tensors do not make a weight.
+        """
+        if name.rpartition(".")[2] in _UNUSED:
+            return None
+        if name not in self._formats.parts:
+            return name, tensor
+        module, part = self._formats.parts[name]
+        parts = self._pending.setdefault(module, {})
+        parts[part] = tensor
+        if len(parts) < len(self._formats.stored[module]):
+            return None
+        return f"{module}.weight", decode(self._formats.modules[module], module, self._pending.pop(module))
+
+
+def decode(form: WeightFormat, module: str, parts: Mapping[str, Tensor]) -> GroupedWeight:
+    """Return the weight of a module. Raise CheckpointError for tensors that are missing or do not fit each other."""
+    try:
+        return form.decode(parts)
+    except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"the quantised tensors of {module} ({', '.join(sorted(parts))}) make no weight ({reason})"
+        ) from None
+
+
+def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor] | None) -> None:
+    """Set the formats of a model that was built in `deferred_weights`, and allocate the weights of its other layers.
+
+    Args:
+        stored: all stored tensors on the meta device by name; None if no weight files are there.
+
+    Raises:
+        CheckpointError: a scheme is unknown, a Linear is quantised in part, or a stored tensor has the wrong shape.
+    """
+    formats = _by_config(model, quantization) if stored is None else _by_tensors(model, quantization, stored)
+    for path, layer in model.named_modules():
+        if not isinstance(layer, Linear):
+            continue
+        own = {name: formats.modules.get(name.removesuffix(".weight")) for name in layer.weight_names(path)}
+        found = {name: form for name, form in own.items() if form is not None}
+        if found and len(found) < len(own):
+            wide = next(name for name in own if name not in found)
+            raise CheckpointError(f"{next(iter(found))} is quantised and {wide} is not; both are parts of one product")
+        for (name, form), rows in zip(found.items(), layer.shards.values(), strict=False):
+            module = name.removesuffix(".weight")
+            _check_shapes(module, form.layout(rows, layer.weight.shape[1]), formats.stored.get(module))
+        layer.allocate(found)
+    model.formats = formats  # type: ignore[assignment]
+
+
+def _check_shapes(module: str, needed: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None) -> None:
+    """Raise CheckpointError if a stored tensor is missing or has another shape than the config needs."""
+    if stored is None:
+        return
+    for part, tensor in needed.items():
+        if part not in stored:
+            raise CheckpointError(f"the checkpoint lacks {module}.{part}; it does not fit its config.json")
+        if stored[part].shape != tensor.shape:
+            shapes = f"has shape {list(stored[part].shape)}, the config needs {list(tensor.shape)}"
+            raise CheckpointError(f"{module}.{part} {shapes}")
+
+
+def _by_config(model: nn.Module, quantization: Quantization) -> Formats:
+    """Return the formats as quantization_config states them, for a folder without weight files."""
+    prefixes, modules = getattr(model, "prefixes", ()), {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            for name in layer.weight_names(path):
+                module = name.removesuffix(".weight")
+                old = [before + name[len(after) :] for before, after in prefixes if name.startswith(after)]
+                form = quantization.format_of([module, *(one.removesuffix(".weight") for one in old)], None)
+                if form is not None:
+                    modules[module] = form
+    return Formats(modules)
+
+
+def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]) -> Formats:
+    """Return the formats of the modules that have quantised tensors in the weight files."""
+    naming = cast(_Renaming, model)
+    renamed = _renamed(model)
+    found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # module -> part -> canonical name, tensor
+    names: dict[str, str] = {}  # module -> its stored name
+    for name, tensor in naming.convert_weights(stored.items()):
+        canonical = rename(name, naming.prefixes)
+        part = next((part for part in quantization.parts if canonical.endswith(f".{part}")), None)
+        if part is not None:
+            module = canonical.removesuffix(f".{part}")
+            module = renamed.get(f"{module}.weight", f"{module}.weight").removesuffix(".weight")
+            found.setdefault(module, {})[part] = canonical, tensor
+            names[module] = name.removesuffix(f".{part}")
+    modules: dict[str, WeightFormat] = {}
+    parts: dict[str, tuple[str, str]] = {}
+    own: dict[str, dict[str, Tensor]] = {}
+    for module, several in found.items():
+        tensors = {part: tensor for part, (_, tensor) in several.items()}
+        form = quantization.format_of([names[module], module], tensors)
+        if form is not None:
+            modules[module], own[module] = form, tensors
+            parts |= {canonical: (module, part) for part, (canonical, _) in several.items()}
+    return Formats(modules, parts, own)
+
+
+def _renamed(model: nn.Module) -> dict[str, str]:
+    """Map names of tensors that converters only rename to their canonical names."""
+    convertible = ((path, module) for path, module in model.named_modules() if isinstance(module, Convertible))
+    pairs = chain.from_iterable(module.converters(path) for path, module in convertible)
+    return {name: converter.name for name, converter in pairs if isinstance(converter, Renamed)}

@@ -1,0 +1,79 @@
+"""What a weight format is, and helpers to read quantization_config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...kernels.grouped import GroupedWeight
+from ...mm.errors import CheckpointError
+
+META = torch.device("meta")
+
+
+class WeightFormat(Protocol):
+    """How one weight `[out, in]` is stored. Implementations are frozen dataclasses."""
+
+    def layout(self, outputs: int, inputs: int) -> dict[str, Tensor]:
+        """Return the stored tensors that are always there, by the last part of their name, on the meta device."""
+
+    def decode(self, parts: Mapping[str, Tensor]) -> GroupedWeight:
+        """Return the weight that the stored tensors make. Tensors on the meta device give its size."""
+
+
+class Quantization(Protocol):
+    """The quantization_config of a checkpoint."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """Last parts of the names of tensors that a quantised module may have."""
+
+    def format_of(self, names: Sequence[str], stored: Mapping[str, Tensor] | None) -> WeightFormat | None:
+        """Return the format of a module, None for a wide weight.
+
+        Args:
+            names: the names that the module may have in quantization_config, the stored one first.
+            stored: its stored tensors on the meta device by the last part of their name; None if no weight files are there.
+
+        Raises:
+            CheckpointError: the scheme is unknown or unsupported; the message names it and the module.
+        """
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def unsupported(scheme: object, module: str, supported: str) -> CheckpointError:
+    return CheckpointError(
+        f"{module} is quantised as {str(scheme)[:120]}, which is not supported; use a checkpoint with {supported}, or one that "
+        "is not quantised"
+    )
+
+
+def check_keys(config: Mapping[str, Any], known: Mapping[str, Iterable[object]], method: str) -> None:
+    """Raise CheckpointError if the config has a value under one of these keys that is not among the known ones."""
+    for key, values in known.items():
+        if key in config and config[key] not in values:
+            choice = ", ".join(map(repr, values))
+            raise CheckpointError(f"quantization_config of {method} has {key}={config[key]!r}; supported are {choice}")
+
+
+def names_match(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    """Return whether a pattern is one of the names, a part of one at dots, or after "re:" a regex for its beginning."""
+    return any(_matches(name, pattern) for name in names for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return f".{pattern}." in f".{name}."
+
+
+def scale_dtype(stored: Mapping[str, Tensor] | None, part: str, default: torch.dtype) -> torch.dtype:
+    """Return the dtype of a stored scale, or the default if no weight files are there."""
+    return default if stored is None or part not in stored else stored[part].dtype

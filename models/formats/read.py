@@ -1,0 +1,33 @@
+"""Finds the reader of a quantization_config by its `quant_method`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...mm.errors import CheckpointError
+from .base import Quantization
+from .compressed_tensors import read_compressed_tensors
+from .fp8 import read_fp8
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+}
+
+
+def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:
+    """Read a quantization_config; None for a checkpoint without one.
+
+    Raises:
+        CheckpointError: the method or one of its settings is not supported; the message names it.
+    """
+    if config is None:
+        return None
+    method = str(config.get("quant_method") or ("compressed-tensors" if "config_groups" in config else ""))
+    if method not in _READERS:
+        raise CheckpointError(
+            f"quantization_config in config.json has quant_method {method[:60]!r}, which is not supported; "
+            f"use a checkpoint with one of {', '.join(_READERS)}, or one that is not quantised"
+        )
+    return _READERS[method](config)

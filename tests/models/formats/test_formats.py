@@ -1,0 +1,212 @@
+"""Quantised checkpoints: every format against a plain formula, and two families against the same checkpoint stored wide."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import ask
+from parity import ROWS, World, make_llm, record
+from quantized import SCHEMES, Scheme, write
+from safetensors.torch import load_file, save_file
+from sensorium import LLM
+from sensorium.engine.config import make_config
+from sensorium.engine.setup.doctor import explain
+from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
+from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.models.formats.assign import assign
+from sensorium.models.formats.read import read_quantization
+from sensorium.models.layers.linear import Linear, deferred_weights
+from sensorium.models.weights import fill
+from torch import nn
+
+CPU = torch.device("cpu")
+ROWS_OUT = {"q_proj": 80, "k_proj": 32}
+INPUTS = 96
+E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4")
+each = pytest.mark.parametrize("name", SCHEMES)
+
+
+class Root(nn.Module):
+    prefixes = (("model.", ""),)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        with deferred_weights():
+            self.qkv = Linear(INPUTS, ROWS_OUT, True, dtype, CPU)
+
+    def convert_weights(self, weights: Any) -> Any:
+        return weights
+
+
+def made(scheme: Scheme) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Return stored tensors of a Linear, its dequantised weight and its bias."""
+    gen, stored, wide = torch.Generator().manual_seed(0), {}, []
+    for name, rows in ROWS_OUT.items():
+        parts, value = scheme.pack(torch.randn(rows, INPUTS, generator=gen))
+        bias = torch.randn(rows, generator=gen)
+        stored |= {f"model.{name}.{part}": tensor for part, tensor in parts.items()} | {f"model.{name}.bias": bias}
+        wide.append((value, bias))
+    return stored, torch.cat([value for value, _ in wide]), torch.cat([bias for _, bias in wide])
+
+
+def loaded(scheme: Scheme, stored: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> Root:
+    root = Root(dtype)
+    quantization = read_quantization(scheme.config)
+    assert quantization is not None
+    assign(root, quantization, {name: tensor.to("meta") for name, tensor in stored.items()})
+    fill(root, stored.items(), root.prefixes, {})
+    return root
+
+
+@each
+def test_a_linear_computes_with_the_dequantised_weight(name: str) -> None:
+    stored, weight, bias = made(SCHEMES[name])
+    layer = loaded(SCHEMES[name], stored).qkv
+    x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2))
+    shards = layer.packed
+    assert isinstance(shards, ShardedWeight)
+    held = torch.cat([shard.dequantize() for shard in shards.shards])
+    torch.testing.assert_close(held, weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    assert torch.equal(layer(x[3:4]), layer(x)[3:4])
+
+
+@each
+def test_the_plan_has_the_held_bytes(name: str) -> None:
+    stored, _, bias = made(SCHEMES[name])
+    layer = loaded(SCHEMES[name], stored).qkv
+    assert isinstance(layer.packed, ShardedWeight)
+    held = sum(shard.nbytes for shard in layer.packed.shards) + bias.nbytes
+    layer.weight = torch.empty(sum(ROWS_OUT.values()), INPUTS, device="meta")
+    assert layer.packed_bytes(CPU, False) == held
+    root, quantization = Root(torch.float32), read_quantization(SCHEMES[name].config)
+    assert quantization is not None
+    assign(root, quantization, None)  # without weight files: a scale may have 4 bytes instead of 2
+    assert 0.5 * held < root.qkv.packed_bytes(CPU, False) < 1.5 * held
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    stored, weight, bias = made(SCHEMES["ct w4a16"])
+    layer = loaded(SCHEMES["ct w4a16"], stored, torch.bfloat16).qkv
+    x = torch.randn(5, INPUTS).bfloat16()
+    expected = nn.functional.linear(x.float(), weight, bias.bfloat16().float()).bfloat16()
+    torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_panels_join_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of one, of some and of all outputs give the same weights, also where blocks of outputs are cut."""
+    gen = torch.Generator().manual_seed(0)
+    weight = GroupedWeight(torch.randint(-128, 127, (37, 30), generator=gen).to(torch.int8), torch.rand(10, 3), 14, 30, 4)
+    x = torch.randn(3, 30, generator=gen)
+    expected = nn.functional.linear(x, weight.dequantize())
+    for numbers in (1, 100, 1 << 20):
+        monkeypatch.setattr("sensorium.kernels.grouped.PANEL_NUMBERS", numbers)
+        torch.testing.assert_close(grouped_linear(x, ShardedWeight([weight], None)), expected, rtol=1e-4, atol=1e-4)
+
+
+def chosen(name: str) -> bool:
+    """Choose the products of the decoder and the MLPs of the tower."""
+    decoder = "language_model.layers" in name and ("_proj.weight" in name or ".experts." in name)
+    return decoder or (".blocks." in name and "mlp" in name and name.endswith(".weight"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("formats"))
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("name", E2E)
+def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str, world: World, tmp_path: Path) -> None:
+    row = ROWS[family]
+    packed, wide = write(world.folder(family), tmp_path, SCHEMES[name], chosen)
+    question = ask(row, "iv", 0)
+    engines = [make_llm(row, folder) for folder in (packed, wide)]
+    (ours, logits), (theirs, expected) = (record(llm, question, 24) for llm in engines)
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3 * float(expected.std()))
+    model = engines[0]._engine_loop.core.runner.model
+    quantized = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.formats]
+    assert len(quantized) > 8
+    assert plan(packed) < plan(wide)
+
+
+def changed(folder: Path, target: Path, change: Any) -> Path:
+    """Copy a checkpoint with `change(config, tensors)` applied."""
+    shutil.copytree(folder, target)
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    change(config, tensors)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def one_wide_shard(config: Any, tensors: dict[str, torch.Tensor]) -> None:
+    stem = next(name for name in tensors if name.endswith("layers.1.self_attn.k_proj.weight_scale")).removesuffix(
+        "weight_scale"
+    )
+    for name in [name for name in tensors if name.startswith(stem)]:
+        del tensors[name]
+    tensors[stem] = torch.zeros(32, 64)
+
+
+def three_bits(config: Any, tensors: Any) -> None:
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 3
+
+
+def cut_scales(config: Any, tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.down_proj.weight_scale"))
+    tensors[name] = tensors[name][:, :1].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda config, tensors: config["quantization_config"].update(quant_method="aqlm"), "quant_method 'aqlm'"),
+        (three_bits, r"\S+proj is quantised as int with 3 bits, strategy group"),
+        (one_wide_shard, r"layers.1.self_attn.k_proj.weight is not; both are parts of one product"),
+        (cut_scales, r"layers.1.mlp.down_proj.weight_scale has shape \[64, 1\], the config needs \[64, 8\]"),
+        (lambda config, tensors: config.pop("quantization_config"), r"lacks language_model\S+weight"),
+    ],
+)
+def test_what_cannot_be_read_is_named(change: Any, text: str, world: World, tmp_path: Path) -> None:
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct w4a16"], chosen)
+    with pytest.raises(CheckpointError, match=text):
+        make_llm(ROWS["qwen3_vl"], changed(packed, tmp_path / "changed", change))
+
+
+def test_weights_of_8_bits_need_a_config(world: World, tmp_path: Path) -> None:
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8"], chosen)
+
+    def no_scales(config: Any, tensors: dict[str, torch.Tensor]) -> None:
+        del config["quantization_config"]
+        for name in [name for name in tensors if name.endswith("_scale")]:
+            del tensors[name]
+
+    with pytest.raises(CheckpointError, match="holds float8_e4m3fn: it is quantised"):
+        make_llm(ROWS["qwen3_vl"], changed(packed, tmp_path / "changed", no_scales))
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(world: World, tmp_path: Path) -> None:
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8"], chosen)
+    with pytest.raises(ConfigError, match="for checkpoints that are not quantised yet"):
+        LLM(packed, device="cpu", quantization="fp8")
+
+
+def test_a_folder_without_weights_is_planned_by_its_config(world: World, tmp_path: Path) -> None:
+    """Ignored modules stay wide, and the decoder alone is planned quantised."""
+    scheme = SCHEMES["ct w4a16"]
+    named = Scheme(scheme.pack, {**scheme.config, "ignore": ["lm_head", "re:.*visual.*"]})
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, named, lambda name: chosen(name) and "language_model" in name)
+    planned = plan(packed)
+    (packed / "model.safetensors").unlink()
+    assert plan(packed) == planned
+
+
+def plan(folder: Path) -> int:
+    return explain(make_config(folder, {"max_model_len": 128, "device": "cpu"})).weights
