@@ -104,13 +104,16 @@ def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Te
 
 
 def _check_shapes(module: str, needed: Mapping[str, Tensor], stored: Mapping[str, Tensor] | None) -> None:
-    """Raise CheckpointError if a stored tensor is missing or has another shape than the config needs."""
+    """Raise CheckpointError if a stored tensor is missing or has another shape than the config needs.
+
+    A needed tensor that is not on the meta device describes the shape in bytes or numbers; only its name is checked.
+    """
     if stored is None:
         return
     for part, tensor in needed.items():
         if part not in stored:
             raise CheckpointError(f"the checkpoint lacks {module}.{part}; it does not fit its config.json")
-        if stored[part].shape != tensor.shape:
+        if tensor.is_meta and stored[part].shape != tensor.shape:
             shapes = f"has shape {list(stored[part].shape)}, the config needs {list(tensor.shape)}"
             raise CheckpointError(f"{module}.{part} {shapes}")
 
@@ -119,7 +122,7 @@ def _by_config(model: nn.Module, quantization: Quantization) -> Formats:
     """Return the formats as quantization_config states them, for a folder without weight files."""
     prefixes, modules = getattr(model, "prefixes", ()), {}
     for path, layer in model.named_modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, Linear) and not layer.exact:
             for name in layer.weight_names(path):
                 module = name.removesuffix(".weight")
                 old = [before + name[len(after) :] for before, after in prefixes if name.startswith(after)]

@@ -63,6 +63,20 @@ def check_keys(config: Mapping[str, Any], known: Mapping[str, Iterable[object]],
             raise CheckpointError(f"quantization_config of {method} has {key}={config[key]!r}; supported are {choice}")
 
 
+def group_size(size: object) -> int | None:
+    """Return the inputs of a group, None for -1 (all). Raise CheckpointError for another value."""
+    if size in (-1, None):
+        return None
+    if isinstance(size, int) and size > 0:
+        return size
+    raise CheckpointError(f"quantization_config has group_size={size!r}; it must be a positive integer, or -1")
+
+
+def in_decoder(names: Iterable[str]) -> bool:
+    """Return whether a module belongs to a decoder's layers. Methods without lists of wide modules quantise nothing else."""
+    return any(name.startswith("language_model.layers.") for name in names)
+
+
 def names_match(names: Iterable[str], patterns: Iterable[str]) -> bool:
     """Return whether a pattern is one of the names, a part of one at dots, or after "re:" a regex for its beginning."""
     return any(_matches(name, pattern) for name in names for pattern in patterns)

@@ -67,8 +67,7 @@ class Fp8Quantization:
 
     def format_of(self, names: Sequence[str], stored: Mapping[str, Tensor] | None) -> Fp8Format | None:
         if stored is None:
-            head = any(name.endswith("lm_head") for name in names)
-            return None if head or names_match(names, self.wide) else Fp8Format(self.block, torch.float32)
+            return None if names_match(names, self.wide) else Fp8Format(self.block, torch.float32)
         scale = next((name for name in _SCALES if name in stored), None)
         if scale is None:
             return None

@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...mm.errors import CheckpointError
+from .awq import read_awq
 from .base import Quantization
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
+from .gptq import read_gptq
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
+    "awq": read_awq,
+    "gptq": read_gptq,
 }
 
 

@@ -142,6 +142,36 @@ def mxfp4(weight: Tensor, group: int = 32) -> Packed:
     return {"weight_packed": codes, "weight_scale": exponent.to(torch.uint8)}, values * spread(scale, weight, 1, group)
 
 
+def awq(weight: Tensor, group: int) -> Packed:
+    codes, scale, zero = integers(weight, 4, 1, group, False)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    stored = {"qweight": words(codes.T, 4, order), "qzeros": words(zero.T, 4, order), "scales": scale.T.half().contiguous()}
+    return stored, widened(codes, scale, zero, 1, group)
+
+
+def gptq(weight: Tensor, bits: int, group: int, symmetric: bool, ordered: bool = False, version: int = 1) -> Packed:
+    """`group` -1: one scale per output."""
+    columns = weight.shape[1] if group < 0 else group
+    index = torch.arange(weight.shape[1]) // columns
+    if ordered:
+        index = index[torch.randperm(len(index), generator=torch.Generator().manual_seed(len(weight)))]
+    place = index.argsort(stable=True)
+    codes, scale, zero = integers(weight[:, place], bits, 1, columns, symmetric)
+    wide, codes = widened(codes, scale, zero, 1, columns)[:, place.argsort()], codes[:, place.argsort()]
+    stored_zero = zero.T - int(version == 1)
+    stored = {
+        "qweight": words(codes, bits).T,
+        "qzeros": words(stored_zero, bits),
+        "scales": scale.T.half(),
+        "g_idx": index.int(),
+    }
+    return {name: tensor.contiguous() for name, tensor in stored.items()}, wide
+
+
+def gptq_config(bits: int, group: int, ordered: bool = False, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": ordered, "sym": True, **more}
+
+
 def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
@@ -189,6 +219,19 @@ SCHEMES: dict[str, Scheme] = {
     ),
     "ct nvfp4": Scheme(nvfp4, compressed("nvfp4-pack-quantized", floats(4, "tensor_group", 16))),
     "ct mxfp4": Scheme(mxfp4, compressed("mxfp4-pack-quantized", floats(4, "group", 32))),
+    "awq": Scheme(
+        partial(awq, group=16), {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+    ),
+    "gptq": Scheme(partial(gptq, bits=4, group=16, symmetric=True), gptq_config(4, 16)),
+    "gptq ordered": Scheme(partial(gptq, bits=4, group=16, symmetric=True, ordered=True), gptq_config(4, 16, True)),
+    "gptq 8 bits": Scheme(partial(gptq, bits=8, group=-1, symmetric=True), gptq_config(8, -1)),
+    "gptq asymmetric v2": Scheme(
+        partial(gptq, bits=4, group=16, symmetric=False, version=2), gptq_config(4, 16, checkpoint_format="gptq_v2")
+    ),
+    "gptq by module": Scheme(
+        partial(gptq, bits=8, group=16, symmetric=True),
+        gptq_config(4, 32, dynamic={r"+:.*_proj$": {"bits": 8, "group_size": 16}}),
+    ),
 }
 
 

@@ -27,7 +27,8 @@ from torch import nn
 CPU = torch.device("cpu")
 ROWS_OUT = {"q_proj": 80, "k_proj": 32}
 INPUTS = 96
-E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4")
+PREFIX = "model.language_model.layers.0."
+E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4", "awq", "gptq ordered")
 each = pytest.mark.parametrize("name", SCHEMES)
 
 
@@ -37,7 +38,12 @@ class Root(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         with deferred_weights():
-            self.qkv = Linear(INPUTS, ROWS_OUT, True, dtype, CPU)
+            layers = nn.ModuleList([nn.ModuleDict({"qkv": Linear(INPUTS, ROWS_OUT, True, dtype, CPU)})])
+        self.language_model = nn.ModuleDict({"layers": layers})
+
+    @property
+    def qkv(self) -> Linear:
+        return self.language_model["layers"][0]["qkv"]
 
     def convert_weights(self, weights: Any) -> Any:
         return weights
@@ -49,7 +55,7 @@ def made(scheme: Scheme) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.T
     for name, rows in ROWS_OUT.items():
         parts, value = scheme.pack(torch.randn(rows, INPUTS, generator=gen))
         bias = torch.randn(rows, generator=gen)
-        stored |= {f"model.{name}.{part}": tensor for part, tensor in parts.items()} | {f"model.{name}.bias": bias}
+        stored |= {f"{PREFIX}{name}.{part}": tensor for part, tensor in parts.items()} | {f"{PREFIX}{name}.bias": bias}
         wide.append((value, bias))
     return stored, torch.cat([value for value, _ in wide]), torch.cat([bias for _, bias in wide])
 
