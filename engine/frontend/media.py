@@ -348,9 +348,9 @@ class _Options:
     def __init__(self, values: Mapping[str, Any]) -> None:
         try:
             self._key = digest("options", values)
-        except InputError as error:
+            self.values = deepcopy(values)  # the caller may change its own later
+        except (InputError, TypeError) as error:  # TypeError: a value that cannot be copied, such as a memoryview
             raise InputError(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from None
-        self.values = deepcopy(values)  # the caller may change its own later
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Options) and self._key == other._key

@@ -128,6 +128,8 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
     if isinstance(value, Mapping):
+        if not all(isinstance(key, str | int | float | None) for key in value):
+            raise InputError(f"{name}: keys are texts or numbers; give no others")
         return {
             _plain(key, name): _plain(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
             for key, entry in value.items()

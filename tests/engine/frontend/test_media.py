@@ -128,9 +128,10 @@ def test_items_are_processed_in_the_encoders_type():
     assert kwargs["pixel_values"].data.dtype == torch.bfloat16
 
 
-def test_options_that_cannot_be_hashed_are_refused():
-    with pytest.raises(InputError, match="mm_processor_kwargs: "):
-        media().open({}, {}, {"size": object()}, None)
+def test_options_that_cannot_be_hashed_or_copied_are_refused():
+    for value in (object(), memoryview(b"x")):
+        with pytest.raises(InputError, match="mm_processor_kwargs: "):
+            media().open({}, {}, {"size": value}, None)
 
 
 def test_a_video_with_its_own_fps_shrinks():

@@ -246,6 +246,12 @@ def test_endless_nesting_is_refused(tok):
             render_chat(messages, CHAT_TEMPLATE, tok, tools=tools)
 
 
+@pytest.mark.parametrize("key", [(), (1, 2), b"x", frozenset()], ids=repr)
+def test_keys_of_any_other_type_are_refused(tok, key):
+    with pytest.raises(InputError, match="tools.*: keys are texts or numbers"):
+        render_chat([{"role": "user", "content": "x"}], CHAT_TEMPLATE, tok, tools=[{"function": {key: 1}}])
+
+
 def test_roles_and_templates_that_refuse(tok):
     with pytest.raises(InputError, match="content and a role, one of"):
         render_chat([{"role": "im_end|><|im_start", "content": ""}], CHAT_TEMPLATE, tok)
