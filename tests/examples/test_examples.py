@@ -86,7 +86,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("several_images", ["text.png"], "image 0: it is not in an image format"),
+        ("several_images", ["text.png"], "image 0: it is not in a supported image format"),
         ("several_images", ["nothing.png"], "'nothing.png' cannot be read"),
         ("one_image", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("streaming", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
@@ -97,7 +97,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("transcribe", ["--model", "empty"], "name audio files"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
-        ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in an image format"),
+        ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a supported image format"),
     ],
 )
 def test_missing_or_broken_files(name: str, words: list[str], said: str, run: Run, tmp_path: Path) -> None:

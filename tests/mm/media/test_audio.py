@@ -160,7 +160,7 @@ def test_containers_are_mixed_without_gain() -> None:
     [
         (b"no sound", "cannot be decoded"),
         (b"", "it is empty"),
-        (b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n", "not in an audio format"),
+        (b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n", "not in a supported audio format"),
         (written(np.zeros((0, 1), np.float32)), "no samples"),
         ((np.zeros((2, 2, 2)), 16_000), "1 or 2 axes"),
         ((np.float32(1), 16_000), "not a known form"),

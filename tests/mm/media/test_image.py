@@ -346,11 +346,11 @@ def test_max_pixels_is_checked_on_the_header():
     ("value", "text"),
     [
         (b"", "it is empty"),
-        (b"GIF89a nonsense", "not in an image format|broken"),
+        (b"GIF89a nonsense", "not in a supported image format|broken"),
         (encoded(Image.fromarray(PIXELS))[:-60], "broken or cut off"),
         (Image.new("RGB", (0, 5)), "has no pixels"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8).to_sparse(), "dense"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not in an image format"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not in a supported image format"),
         (None, "a value of type NoneType is not a known form"),
         (3.5, "a value of type float is not a known form"),
         (np.zeros((4, 4, 3)), "uint8.*not float64"),

@@ -100,7 +100,7 @@ def test_a_truncated_video_gives_its_readable_frames():
     assert 15 < header.frames.total < 40
     assert len(item.frames) in (header.frames.total, header.frames.total - 1)
     assert item.plan.timestamps == pytest.approx([0.1 * i for i in range(len(item.frames))])
-    with pytest.raises(InputError, match=r"not in a video format|no frames"):
+    with pytest.raises(InputError, match=r"not in a supported video format|no frames"):
         decode_video(clip("h264-mp4")[:2000], ALL, POLICY)  # the table of packets is at the end
 
 
@@ -141,8 +141,8 @@ def test_limits_are_checked_before_decoding(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (b"not a clip at all", "not in a video format"),
-        (b"", "not in a video format"),
+        (b"not a clip at all", "not in a supported video format"),
+        (b"", "not in a supported video format"),
     ],
 )
 def test_invalid_videos_are_refused_with_the_reason(value, text):
@@ -164,7 +164,7 @@ def test_audio_and_images_are_refused_as_videos():
         probe_video(buffer.getvalue(), ALL, POLICY)
     picture = io.BytesIO()
     Image.fromarray(FRAMES[0]).save(picture, "PNG")
-    with pytest.raises(InputError, match="not in a video format"):
+    with pytest.raises(InputError, match="not in a supported video format"):
         probe_video(picture.getvalue(), ALL, POLICY)
 
 

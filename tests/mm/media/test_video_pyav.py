@@ -185,5 +185,5 @@ def test_files_that_name_other_files_are_not_followed(tmp_path):
         f"#EXTM3U\n#EXT-X-VERSION:3\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\nfile://{secret}\n#EXT-X-ENDLIST\n",
         f"ffconcat version 1.0\nfile '{secret}'\n",
     ):
-        with pytest.raises(InputError, match="not in a video format"):
+        with pytest.raises(InputError, match="not in a supported video format"):
             probe_video(text.encode(), ALL, POLICY)

@@ -66,8 +66,8 @@ def test_pieces_are_joined_for_text_and_cut_for_control(tok):
 
 @pytest.mark.parametrize(("pieces", "before", "after"), [("<s> $A", [4], []), ("$A </s>", [], [5]), ("<s> $A </s>", [4], [5])])
 def test_a_rendered_chat_gets_the_tokens_that_texts_get(tmp_path, pieces, before, after):
-    from tokenizers import models, processors
     from tokenizers import Tokenizer as Fast
+    from tokenizers import models, processors
 
     fast = Fast(models.BPE({c: i for i, c in enumerate("abcd")}, []))
     fast.add_special_tokens(["<s>", "</s>"])
