@@ -8,6 +8,7 @@ from typing import Any
 from ...mm.errors import CheckpointError
 from .awq import read_awq
 from .base import Quantization
+from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gptq import read_gptq
@@ -17,6 +18,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "fp8": read_fp8,
     "awq": read_awq,
     "gptq": read_gptq,
+    "bitsandbytes": read_bitsandbytes,
 }
 
 

@@ -172,6 +172,45 @@ def gptq_config(bits: int, group: int, ordered: bool = False, **more: Any) -> di
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": ordered, "sym": True, **more}
 
 
+def four_bits(weight: Tensor, kind: str, nested: bool, storage: torch.dtype = torch.uint8) -> Packed:
+    """bitsandbytes: blocks of 64 numbers of the flat weight."""
+    flat, state = weight.flatten(), {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": list(weight.shape)}
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % 64)).view(-1, 64)
+    largest = padded.abs().amax(1)
+    fp4 = torch.tensor([0, 0.0052, 0.6667, 1, 0.3333, 0.5, 0.1667, 0.25])
+    table = torch.linspace(-1, 1, 16) ** 3 if kind == "nf4" else torch.cat([fp4, -fp4])
+    stored = {"weight.quant_map": table}
+    if nested:
+        offset, map8 = float(largest.mean()), torch.linspace(-1, 1, 256)
+        centred = torch.nn.functional.pad(largest - offset, (0, -len(largest) % 256)).view(-1, 256)
+        second = centred.abs().amax(1)
+        codes8 = ((centred / second[:, None])[..., None] - map8).abs().argmin(-1)
+        largest = (map8[codes8] * second[:, None] + offset).flatten()[: len(largest)]
+        stored |= {"weight.absmax": codes8.flatten()[: len(largest)].to(torch.uint8), "weight.nested_absmax": second}
+        stored["weight.nested_quant_map"] = map8
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    else:
+        stored["weight.absmax"] = largest
+    codes = ((padded / largest[:, None])[..., None] - table).abs().argmin(-1)
+    wide = (table[codes] * largest[:, None]).flatten()[: len(flat)].view(weight.shape)
+    codes = codes.flatten()[: len(flat)]
+    stored["weight"] = (16 * codes[0::2] + codes[1::2]).to(torch.uint8).view(storage)[:, None]
+    name = f"weight.quant_state.bitsandbytes__{kind}"
+    return stored | {name: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}, wide
+
+
+def llm_int8(weight: Tensor) -> Packed:
+    largest = weight.abs().amax(1)
+    codes = (weight / largest[:, None] * 127).round().to(torch.int8)
+    stored = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return stored, codes.float() * largest[:, None] / 127
+
+
+def bnb(kind: str, nested: bool = False) -> dict[str, Any]:
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+    return config | {"bnb_4bit_use_double_quant": nested}
+
+
 def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
@@ -232,6 +271,10 @@ SCHEMES: dict[str, Scheme] = {
         partial(gptq, bits=8, group=16, symmetric=True),
         gptq_config(4, 32, dynamic={r"+:.*_proj$": {"bits": 8, "group_size": 16}}),
     ),
+    "bnb nf4": Scheme(partial(four_bits, kind="nf4", nested=False), bnb("nf4")),
+    "bnb nf4 nested": Scheme(partial(four_bits, kind="nf4", nested=True), bnb("nf4", True)),
+    "bnb fp4 stored as bfloat16": Scheme(partial(four_bits, kind="fp4", nested=False, storage=torch.bfloat16), bnb("fp4")),
+    "bnb int8": Scheme(llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from family import ask
-from parity import ROWS, World, make_llm, record
+from parity import ROWS, LoadedModels, make_llm, record
 from quantized import SCHEMES, Scheme, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 ROWS_OUT = {"q_proj": 80, "k_proj": 32}
 INPUTS = 96
 PREFIX = "model.language_model.layers.0."
-E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4", "awq", "gptq ordered")
+E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4", "awq", "gptq ordered", "bnb nf4 nested", "bnb int8")
 each = pytest.mark.parametrize("name", SCHEMES)
 
 
@@ -122,13 +122,13 @@ def chosen(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("formats"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> LoadedModels:
+    return LoadedModels(tmp_path_factory.mktemp("formats"))
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize("name", E2E)
-def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str, world: World, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str, world: LoadedModels, tmp_path: Path) -> None:
     row = ROWS[family]
     packed, wide = write(world.folder(family), tmp_path, SCHEMES[name], chosen)
     question = ask(row, "iv", 0)
@@ -180,13 +180,13 @@ def cut_scales(config: Any, tensors: dict[str, torch.Tensor]) -> None:
         (lambda config, tensors: config.pop("quantization_config"), r"lacks language_model\S+weight"),
     ],
 )
-def test_what_cannot_be_read_is_named(change: Any, text: str, world: World, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(change: Any, text: str, world: LoadedModels, tmp_path: Path) -> None:
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct w4a16"], chosen)
     with pytest.raises(CheckpointError, match=text):
         make_llm(ROWS["qwen3_vl"], changed(packed, tmp_path / "changed", change))
 
 
-def test_weights_of_8_bits_need_a_config(world: World, tmp_path: Path) -> None:
+def test_weights_of_8_bits_need_a_config(world: LoadedModels, tmp_path: Path) -> None:
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8"], chosen)
 
     def no_scales(config: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -198,13 +198,13 @@ def test_weights_of_8_bits_need_a_config(world: World, tmp_path: Path) -> None:
         make_llm(ROWS["qwen3_vl"], changed(packed, tmp_path / "changed", no_scales))
 
 
-def test_a_quantised_checkpoint_is_not_quantised_again(world: World, tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_is_not_quantised_again(world: LoadedModels, tmp_path: Path) -> None:
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8"], chosen)
     with pytest.raises(ConfigError, match="for checkpoints that are not quantised yet"):
         LLM(packed, device="cpu", quantization="fp8")
 
 
-def test_a_folder_without_weights_is_planned_by_its_config(world: World, tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, tmp_path: Path) -> None:
     """Ignored modules stay wide, and the decoder alone is planned quantised."""
     scheme = SCHEMES["ct w4a16"]
     named = Scheme(scheme.pack, {**scheme.config, "ignore": ["lm_head", "re:.*visual.*"]})
