@@ -25,10 +25,10 @@ class ResizePolicy:
         factor: both sides become multiples of this.
         min_pixels, max_pixels: bounds of the area; if `frames` is above 1, of the area of all frames together.
         max_ratio: the longer side may be at most this many times the shorter one.
-        frames: number of frames of a video. If it is above 1, a frame smaller than `factor` is first enlarged to it.
+        frames: number of frames of a video. If it is above 1, frames with a side below `factor` are enlarged to it first.
         counted: `frames` in whole temporal patches. The area is compared with the bounds for `counted` frames, but scaled
             to them for `frames`, as in the published code.
-        enlarge: enlarge an image smaller than `factor` to it first.
+        enlarge: enlarge images with a side below `factor` to it first.
     """
 
     factor: int

@@ -52,7 +52,7 @@ class CheckpointLayout:
     """A publisher's own checkpoint layout.
 
     Args:
-        reader: "module:function" that reads the publisher's config file and returns `(kind, config in the Hub's layout)`.
+        reader: "module:function" that converts the publisher's config to `(kind, config in the Hub's layout)`.
         architectures: kind -> key of ARCHITECTURES.
     """
 

@@ -295,7 +295,7 @@ class QuarterTiles:
 class PanAndScan:
     """The whole image at `size`; images longer than `min_ratio`:1 are also cut along their longer side into crops at `size`.
 
-    There are 2 to `max_crops` crops, at least `min_crop` pixels long. Rule: Gemma3.
+    There are 2 to `max_crops` crops of at least `min_crop` pixels a side. Rule: Gemma3.
     """
 
     size: Size
@@ -326,7 +326,7 @@ class PanAndScan:
 
 
 def fit(height: int, width: int, target: Size) -> Size:
-    """Return the largest size with the image's aspect ratio inside `target`; the shorter side is rounded up."""
+    """Return the largest size inside `target` with the image's aspect ratio; the side that does not reach it is rounded up."""
     down, along = target[0] / height, target[1] / width
     if along < down:
         return min(math.ceil(height * along), target[0]), target[1]

@@ -66,7 +66,7 @@ class FramePlan:
 
 @dataclass(frozen=True)
 class MediaHeader:
-    """Size of an item, read without decoding it. It equals the size of the decoded item.
+    """Size of an item, read without decoding it.
 
     Args:
         modality: "image", "video", "audio" or "vision_chunk".

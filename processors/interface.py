@@ -37,8 +37,8 @@ class Span:
         num_embeds: tokens of the span that are encoder rows.
         runs: returns the tokens as runs, `num_tokens` in all.
         before, after: text around the span that is not part of its range.
-        merges: pair of tokens -> the one token that replaces it where `before` or `after` meets the prompt's own text. The
-            tokenizer would have merged these texts, too.
+        merges: pair of tokens -> the one token that replaces it where `before` or `after` meets other text. The tokenizer would
+            have merged these texts, too.
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
     """

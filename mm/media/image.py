@@ -117,7 +117,7 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
 
 
 def is_slow(data: bytes, policy: MediaPolicy) -> bool:
-    """Return whether decoding holds the interpreter's lock: JPEG 2000, and formats that Pillow decodes in Python (QOI, PPM)."""
+    """Return whether decoding holds the interpreter's lock: JPEG 2000, or a format that Pillow decodes in Python (QOI)."""
     if not data.startswith((b"qoif", b"P", b"BM", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")):
         return False
     with suppress(InputError), _opened(data, policy, load=False) as (image, _):
