@@ -61,6 +61,20 @@ class GroupedWeight:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)
 
+    def select(self, rows: slice) -> GroupedWeight:
+        """Return the weight with some of its outputs."""
+        codes, each = self.codes[rows], self.block_rows
+        first, last, step = rows.indices(len(self.codes))
+        if len(self.scale) == 1 and each > 1:
+            return replace(self, codes=codes, block_rows=len(codes))
+        if step > 1 or first % each or (last % each and last < len(self.codes)):
+            blocks, each = torch.arange(first, last, step, device=codes.device) // each, 1
+        else:
+            blocks = torch.arange(first // each, -(-last // each), device=codes.device)
+        zero = None if self.zero is None else self.zero[blocks]
+        scale = self.scale.view(torch.uint8)[blocks].view(self.scale.dtype) if self.scale.itemsize == 1 else self.scale[blocks]
+        return replace(self, codes=codes, scale=scale, zero=zero, block_rows=each)
+
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -226,11 +226,11 @@ def fill(
     converters = dict(pair for path, module in convertible for pair in module.converters(path))
     for stored, whole in weights:
         name = rename(stored, prefixes)
-        joined = None if name.startswith(ignored) else joiner.join(name, whole)
-        if joined is None:
+        if name.startswith(ignored):
             continue
-        name, weight = joined
-        for part, tensor in _convert(stored, weight, converters[name]) if name in converters else [(name, weight)]:
+        joined = joiner.join(name, whole)
+        parts = (_convert(stored, weight, converters[own]) if own in converters else [(own, weight)] for own, weight in joined)
+        for part, tensor in chain.from_iterable(parts):
             if part in layers:
                 _put(tensor, stored, part, *layers[part], copy)
             elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):

@@ -14,6 +14,7 @@ from ...mm.errors import CheckpointError
 from ..layers.basic import Convertible, Renamed, rename
 from ..layers.linear import Linear
 from .base import Quantization, WeightFormat
+from .stacked import ENDINGS, Stack, stacks
 
 _UNUSED = ("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "output_scale", "prob_scale", "prob_output_scale")
 """Last parts of the names of scales for caches and attention, which do not change weights."""
@@ -35,11 +36,13 @@ class Formats:
         modules: canonical path of a module -> its format.
         parts: canonical name of a stored tensor -> its module and the last part of its name.
         stored: canonical path of a module -> its stored tensors on the meta device by the last part of their name.
+        stacks: canonical path of a module -> the experts whose weights it stores.
     """
 
     modules: Mapping[str, WeightFormat]
     parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stored: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    stacks: Mapping[str, Stack] = field(default_factory=dict)
 
 
 class Joiner:
@@ -49,28 +52,30 @@ class Joiner:
         self._formats = formats
         self._pending: dict[str, dict[str, Tensor]] = {}
 
-    def join(self, name: str, tensor: Tensor) -> tuple[str, Tensor | GroupedWeight] | None:
-        """Take a tensor by its canonical name. Return it or, for the last tensor of a module, the module's weight; else None.
+    def join(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor | GroupedWeight]]:
+        """Take a tensor by its canonical name. Return it or, for the last tensor of a module, the module's weights.
 
         Raises:
             CheckpointError: the tensors do not make a weight.
         """
         if name.rpartition(".")[2] in _UNUSED:
-            return None
+            return []
         if name not in self._formats.parts:
-            return name, tensor
+            return [(name, tensor)]
         module, part = self._formats.parts[name]
         parts = self._pending.setdefault(module, {})
         parts[part] = tensor
         if len(parts) < len(self._formats.stored[module]):
-            return None
-        return f"{module}.weight", decode(self._formats.modules[module], module, self._pending.pop(module))
+            return []
+        return _decode(self._formats.modules[module], module, self._pending.pop(module), self._formats.stacks.get(module))
 
 
-def decode(form: WeightFormat, module: str, parts: Mapping[str, Tensor]) -> GroupedWeight:
-    """Return the weight of a module. Raise CheckpointError for tensors that are missing or do not fit each other."""
+def _decode(
+    form: WeightFormat, module: str, parts: Mapping[str, Tensor], stack: Stack | None
+) -> list[tuple[str, Tensor | GroupedWeight]]:
+    """Return names and weights of a module. Raise CheckpointError for tensors that are missing or do not fit each other."""
     try:
-        return form.decode(parts)
+        return [(f"{module}.weight", form.decode(parts))] if stack is None else list(stack.split(form, parts))
     except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
@@ -135,13 +140,18 @@ def _by_config(model: nn.Module, quantization: Quantization) -> Formats:
 def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]) -> Formats:
     """Return the formats of the modules that have quantised tensors in the weight files."""
     naming = cast(_Renaming, model)
-    renamed = _renamed(model)
+    renamed, stacked = _renamed(model), stacks(model)
+    ends = {stem + end: (stem, part) for stem in stacked for end, part in ENDINGS.items() if part in quantization.parts}
     found: dict[str, dict[str, tuple[str, Tensor]]] = {}  # module -> part -> canonical name, tensor
     names: dict[str, str] = {}  # module -> its stored name
     for name, tensor in naming.convert_weights(stored.items()):
         canonical = rename(name, naming.prefixes)
         part = next((part for part in quantization.parts if canonical.endswith(f".{part}")), None)
-        if part is not None:
+        if canonical in ends:
+            module, part = ends[canonical]
+            found.setdefault(module, {})[part] = canonical, tensor
+            names[module] = name
+        elif part is not None:
             module = canonical.removesuffix(f".{part}")
             module = renamed.get(f"{module}.weight", f"{module}.weight").removesuffix(".weight")
             found.setdefault(module, {})[part] = canonical, tensor
@@ -150,12 +160,14 @@ def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[st
     parts: dict[str, tuple[str, str]] = {}
     own: dict[str, dict[str, Tensor]] = {}
     for module, several in found.items():
-        tensors = {part: tensor for part, (_, tensor) in several.items()}
-        form = quantization.format_of([names[module], module], tensors)
+        tensors, stack = {part: tensor for part, (_, tensor) in several.items()}, stacked.get(module)
+        form = quantization.format_of([names[module], module], tensors if stack is None else stack.parts(0, tensors))
         if form is not None:
             modules[module], own[module] = form, tensors
+            if stack is not None:
+                modules |= {shard: form for shards in stack.modules for shard in shards}
             parts |= {canonical: (module, part) for part, (canonical, _) in several.items()}
-    return Formats(modules, parts, own)
+    return Formats(modules, parts, own, {module: stacked[module] for module in own if module in stacked})
 
 
 def _renamed(model: nn.Module) -> dict[str, str]:

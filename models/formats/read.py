@@ -12,6 +12,7 @@ from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gptq import read_gptq
+from .mxfp4 import read_mxfp4
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
@@ -19,6 +20,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "bitsandbytes": read_bitsandbytes,
+    "mxfp4": read_mxfp4,
 }
 
 

@@ -1,0 +1,73 @@
+"""Quantised experts that a checkpoint stores in one tensor `[experts, ...]`, split to the weights of each expert's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ...kernels.grouped import GroupedWeight
+from ..layers.linear import Linear
+from ..layers.moe import Mixture
+from .base import WeightFormat
+
+ENDINGS = {
+    "": "weight",
+    "_scale_inv": "weight_scale_inv",
+    "_activation_scale": "activation_scale",
+    "_blocks": "blocks",
+    "_scales": "scales",
+}
+"""Ends of the names of such tensors -> the same part of a single weight."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One layer of all experts.
+
+    Args:
+        modules: canonical paths of the shards of each expert's layer.
+        shape: outputs and inputs of an expert's layer.
+        transposed: a square matrix is stored as `[in, out]`. Others show it by their shape.
+    """
+
+    modules: tuple[tuple[str, ...], ...]
+    shape: tuple[int, int]
+    transposed: bool
+
+    def parts(self, number: int, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of an expert. A scale that all experts share is not indexed."""
+        count = len(self.modules)
+        own = {part: tensor[number] if tensor.ndim and len(tensor) == count else tensor for part, tensor in stored.items()}
+        matrix = own.get("weight")
+        if matrix is not None and matrix.shape == self.shape[::-1] and (self.transposed or matrix.shape != self.shape):
+            own = {part: tensor.mT if tensor.ndim == 2 else tensor for part, tensor in own.items()}
+        return own
+
+    def split(self, form: WeightFormat, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, GroupedWeight]]:
+        """Yield the canonical names and weights of all experts. Raise ValueError for another shape."""
+        for number, modules in enumerate(self.modules):
+            weight, count = form.decode(self.parts(number, stored)), len(modules)
+            if weight.shape != self.shape:
+                raise ValueError(f"an expert of shape {list(weight.shape)}, the config needs {list(self.shape)}")
+            each = self.shape[0] // count
+            for i, module in enumerate(modules):
+                rows = slice(i, None, count) if getattr(form, "interleaved", False) else slice(i * each, (i + 1) * each)
+                yield f"{module}.weight", weight.select(rows)
+
+
+def stacks(model: nn.Module) -> dict[str, Stack]:
+    """Return the stacks that a model's checkpoint may have, by the canonical name of the wide tensor."""
+    found = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, Mixture):
+            for name, part, shards in (
+                ("gate_up_proj", "gate_up", ("gate_proj", "up_proj")),
+                ("down_proj", "down", ("down_proj",)),
+            ):
+                first = layer.experts[0].get_submodule(part)
+                assert isinstance(first, Linear)
+                modules = tuple(tuple(f"{path}.experts.{i}.{shard}" for shard in shards) for i in range(len(layer.experts)))
+                found[f"{path}.experts.{name}"] = Stack(modules, (first.outputs, first.weight.shape[1]), layer.transposed)
+    return found

@@ -1,0 +1,122 @@
+"""Quantised experts: those of all experts in one tensor, in every order, equal the same experts stored wide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from quantized import SCHEMES, fp8, mxfp4
+from sensorium.mm.errors import CheckpointError
+from sensorium.models.formats.assign import assign
+from sensorium.models.formats.read import read_quantization
+from sensorium.models.layers.linear import deferred_weights
+from sensorium.models.layers.moe import Mixture
+from sensorium.models.text.spec import MoeSpec
+from sensorium.models.weights import fill
+from torch import Tensor, nn
+
+DIM, INNER, EXPERTS = 64, 32, 5
+BLOCK = 16
+FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+X = torch.randn(9, DIM, generator=torch.Generator().manual_seed(1))
+
+
+class Root(nn.Module):
+    prefixes = (("model.", ""),)
+
+    def __init__(self, deferred: bool, transposed: bool) -> None:
+        super().__init__()
+        spec = MoeSpec(EXPERTS, 2, (INNER,), transposed=transposed)
+        if deferred:
+            with deferred_weights():
+                self.mlp = Mixture(DIM, spec, torch.float32, torch.device("cpu"))
+        else:
+            self.mlp = Mixture(DIM, spec, torch.float32, torch.device("cpu"))
+
+    def convert_weights(self, weights: Any) -> Any:
+        return weights
+
+
+def matrices() -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the matrices `[gate and up, in]` and `[out, in]` of the experts, and the router."""
+    gen = torch.Generator().manual_seed(0)
+    gate_ups = [torch.randn(2 * INNER, DIM, generator=gen) / 8 for _ in range(EXPERTS)]
+    downs = [torch.randn(DIM, INNER, generator=gen) / 8 for _ in range(EXPERTS)]
+    return gate_ups, downs, torch.randn(EXPERTS, DIM, generator=gen)
+
+
+def run(stored: dict[str, Tensor], config: dict[str, Any] | None, transposed: bool = False) -> Tensor:
+    root = Root(config is not None, transposed)
+    if config is not None:
+        quantization = read_quantization(config)
+        assert quantization is not None
+        assign(root, quantization, {name: tensor.to("meta") for name, tensor in stored.items()})
+    fill(root, stored.items(), root.prefixes, {})
+    with torch.inference_mode():
+        return root.mlp(X)
+
+
+def by_expert(gate_ups: list[Tensor], downs: list[Tensor], router: Tensor) -> dict[str, Tensor]:
+    stored = {"mlp.gate.weight": router}
+    for i, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):
+        gate, up = gate_up.chunk(2)
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        stored |= {f"mlp.experts.{i}.{name}.weight": tensor.contiguous() for name, tensor in parts.items()}
+    return stored
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("block", [(BLOCK, BLOCK), (48, 48), (0, 0)], ids=str)
+def test_fp8_experts_in_one_tensor(block: tuple[int, int], transposed: bool) -> None:
+    """Blocks may end between gate and up or not; one scale per expert; matrices as `[in, out]`."""
+    gate_ups, downs, router = matrices()
+    stored, wide = {"model.mlp.gate.weight": router}, []
+    for name, several in (("gate_up_proj", gate_ups), ("down_proj", downs)):
+        packed = [fp8(matrix, *block, name="weight_scale_inv", shape=None if block[0] else ()) for matrix in several]
+        parts = {"": "weight", "_scale_inv": "weight_scale_inv"}
+        for end, part in parts.items():
+            own = torch.stack([tensors[part].float() for tensors, _ in packed]).to(packed[0][0][part].dtype)
+            stored[f"model.mlp.experts.{name}{end}"] = (own.mT if transposed and own.ndim == 3 else own).contiguous()
+        wide.append([value for _, value in packed])
+    config = FP8 | {"weight_block_size": list(block) if block[0] else None}
+    expected = run(by_expert(wide[0], wide[1], router), None)
+    torch.testing.assert_close(run(stored, config, transposed), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mxfp4_experts_in_one_tensor() -> None:
+    """Outputs of gate and up alternate; blocks of 32 codes."""
+    gate_ups, downs, router = matrices()
+    stored, wide = {"model.mlp.gate.weight": router}, []
+    for name, several in (("gate_up_proj", gate_ups), ("down_proj", downs)):
+        packed = [mxfp4(matrix) for matrix in several]
+        order = torch.arange(2 * INNER).view(2, INNER).T.flatten() if name == "gate_up_proj" else torch.arange(DIM)
+        codes = torch.stack([tensors["weight_packed"][order] for tensors, _ in packed])
+        stored[f"model.mlp.experts.{name}_blocks"] = codes.unflatten(2, (-1, 16))
+        stored[f"model.mlp.experts.{name}_scales"] = torch.stack([tensors["weight_scale"][order] for tensors, _ in packed])
+        wide.append([value for _, value in packed])
+    expected = run(by_expert(wide[0], wide[1], router), None)
+    torch.testing.assert_close(run(stored, {"quant_method": "mxfp4"}), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_of_another_shape_are_refused() -> None:
+    gate_ups, downs, router = matrices()
+    stored = {"model.mlp.gate.weight": router}
+    for name, several in (("gate_up_proj", gate_ups), ("down_proj", downs)):
+        packed = [fp8(matrix[:16], BLOCK, BLOCK, name="weight_scale_inv")[0] for matrix in several]
+        stored[f"model.mlp.experts.{name}"] = torch.stack([own["weight"].float() for own in packed]).to(torch.float8_e4m3fn)
+        stored[f"model.mlp.experts.{name}_scale_inv"] = torch.stack([own["weight_scale_inv"] for own in packed])
+    with pytest.raises(CheckpointError, match=r"mlp.experts.gate_up_proj.* make no weight .*an expert of shape \[16, 64\]"):
+        run(stored, FP8)
+
+
+@pytest.mark.parametrize("name", ["ct w4a16", "gptq ordered"])
+def test_experts_stored_one_by_one(name: str) -> None:
+    gate_ups, downs, router = matrices()
+    plain = by_expert(gate_ups, downs, router)
+    stored, wide = {"mlp.gate.weight": router}, {"mlp.gate.weight": router}
+    for key, tensor in plain.items():
+        if ".experts." in key:
+            parts, wide[key] = SCHEMES[name].pack(tensor)
+            stored |= {f"{key.removesuffix('.weight')}.{part}": own for part, own in parts.items()}
+    torch.testing.assert_close(run(stored, dict(SCHEMES[name].config)), run(wide, None), rtol=1e-4, atol=1e-5)
