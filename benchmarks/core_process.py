@@ -41,7 +41,7 @@ def answer(engine: Any, sequences: int, round_: int, tokens: int = TOKENS) -> fl
 
 
 def start(engine_process: bool) -> dict[str, float]:
-    """In a new process: seconds until the engine is there, and memory after an answer, of this process and its child."""
+    """Return seconds until the engine is ready, and memory after an answer. Called in a new process; its child counts, too."""
     began = time.perf_counter()
     with llm(engine_process) as engine:
         seconds = time.perf_counter() - began

@@ -25,7 +25,7 @@ WORKLOADS = {  # requests, image (width, height), answer tokens, target ratio
     "16 texts, 128 tokens": (16, None, 128, 2.0),
 }
 MAX_MODEL_LEN, MAX_NUM_SEQS = 4096, 32
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def requests(count: int, size: tuple[int, int] | None, round_: int, share: bool = False) -> list[tuple[str, Any]]:
@@ -41,7 +41,7 @@ def requests(count: int, size: tuple[int, int] | None, round_: int, share: bool 
         if size and not (share and image):
             coarse = rng.integers(0, 255, (size[1] // 16, size[0] // 16, 3), dtype=np.uint8)
             image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-        found.append((f"<|im_start|>user\n{SLOT if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", image))
+        found.append((f"<|im_start|>user\n{PLACEHOLDER if size else ''}{text}<|im_end|>\n<|im_start|>assistant\n", image))
     return found
 
 

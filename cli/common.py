@@ -137,7 +137,7 @@ def display_name(file: str) -> str:
 
 @contextmanager
 def exit_on_interrupt(before_exit: Callable[[], object]) -> Iterator[None]:
-    """On Ctrl-C, call `before_exit` and exit with code 130. Other threads are not awaited, since a step can take minutes.
+    """Make Ctrl-C call `before_exit` and exit with code 130, without waiting for other threads: a step can take minutes.
 
     It does nothing outside the main thread, because only the main thread receives interrupts.
     """

@@ -266,7 +266,7 @@ class EngineCore:
         return self.runner.grammars
 
     def _add_compiled(self) -> tuple[TokenOutput, ...]:
-        """Hand requests whose grammar is compiled to the scheduler. Return an output for each one that failed."""
+        """Add requests whose grammar has been compiled to the scheduler. Return an output for each failed compilation."""
         failed = []
         for name, (request, compiled) in [entry for entry in self._compiling.items() if entry[1][1].done()]:
             del self._compiling[name]

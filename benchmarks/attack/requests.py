@@ -26,7 +26,7 @@ from . import files
 _TOKENS = 64  # of all answers of a request, so that a valid request ends soon
 _IMAGE = Image.new("RGB", (32, 32))
 _URL = f"data:image/png;base64,{base64.b64encode(files.png(32, 32)).decode()}"
-_SLOT = "<|vision_start|><|image_pad|><|vision_end|>a"
+_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>a"
 _FORMS = {"json": {"type": "object", "properties": {"a": {"enum": [1]}}}, "regex": "a+", "choice": ["a", "b"]}
 _FORMS |= {"grammar": 'start: "a"', "json_object": True}
 _PROCESSORS = {
@@ -116,7 +116,7 @@ def params(**given: Any) -> Call:
 
 
 def prompt(**given: Any) -> dict[str, Any]:
-    text = {"prompt": _SLOT, "multi_modal_data": {"image": [_IMAGE]}, "multi_modal_uuids": {"image": [None]}}
+    text = {"prompt": _PLACEHOLDER, "multi_modal_data": {"image": [_IMAGE]}, "multi_modal_uuids": {"image": [None]}}
     return dict.fromkeys(_PROMPT_KEYS) | text | given
 
 

@@ -265,7 +265,7 @@ def assert_empty(core: EngineCore) -> None:
 
 @pytest.fixture(scope="session")
 def toy():
-    """Everything above, as one fixture."""
+    """Return the helpers of this file as one object."""
     names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "of")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty", "Late")
     return SimpleNamespace(**{name: globals()[name] for name in names})

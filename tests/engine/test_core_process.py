@@ -27,7 +27,7 @@ from waiting import LONG as LONG_WAIT
 from waiting import hold_first_step, wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 
 
@@ -96,7 +96,7 @@ def test_a_killed_child_fails_every_request_in_flight(image):
 
 def kill_in_flight(llm: LLM, image: bool) -> None:
     loop, core = llm._engine_loop, llm._engine_loop.core
-    prompt = {"prompt": SLOT + "Read. ", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, 9))}}
+    prompt = {"prompt": PLACEHOLDER + "Read. ", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, 9))}}
     seen, found, stopped, step, steps = [], [], threading.Event(), core.step, itertools.count(1)
     callers = [
         threading.Thread(target=lambda: seen.extend(llm.stream(prompt if image else "user 1 moves left", LONG))),
@@ -169,7 +169,10 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
     with make(engine_restarts=1, quarantine_seconds=1000.0) as llm:
         core = llm._engine_loop.core
         for shade in range(20):  # until the child is stopped in time
-            prompt = {"prompt": SLOT + "Read.", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, shade))}}
+            prompt = {
+                "prompt": PLACEHOLDER + "Read.",
+                "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, shade))},
+            }
             stream = llm.stream(prompt, SamplingParams(max_tokens=2))
             caller = threading.Thread(target=lambda stream=stream: list(stream))
             caller.start()
@@ -360,7 +363,7 @@ def test_large_tensors_go_through_memory_without_a_name():
 
 
 def test_the_memory_of_an_item_goes_with_its_request(llm):
-    prompt = {"prompt": SLOT + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 9, 99))}}
+    prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 9, 99))}}
     assert llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
     maps = Path(f"/proc/{llm._engine_loop.core.pid}/maps")
     end = time.monotonic() + 60

@@ -54,7 +54,7 @@ def call(processor, text, data):
 
 
 def prompt(placeholders, seed):
-    """Images side by side and not, with text, a space or a tag right behind."""
+    """Write images with or without text between them, and text, a space or a tag after the last one."""
     between = ("", " and ", "then")[seed % 3]
     return (
         f"def f{seed}(x):" + between.join(placeholders) + ("shutil's path", " return it", "<a>")[seed % 3] + " + x" * (seed % 5)
@@ -62,7 +62,7 @@ def prompt(placeholders, seed):
 
 
 def refuses(modality, size):
-    """An image of one line or column has no quarters; transformers divides by zero."""
+    """Return True for images of one line or column: they have no quarters, and transformers divides by zero."""
     return min(size) < 2
 
 

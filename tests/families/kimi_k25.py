@@ -16,7 +16,7 @@ SPECIALS = (
     "<|kimi_k25_video_placeholder|>",
 )
 BEGIN, CONTENT, END, IMAGE, VIDEO = SPECIALS[1:]
-SLOT = "<media>"
+PLACEHOLDER = "<media>"
 LIMITS = {"size": {"max_height": 12, "max_width": 12}, "max_patches": 100}
 
 
@@ -54,7 +54,7 @@ def written(text, media):
     """Write the placeholders: an image's stands between tags, a video's is expanded with its own."""
     for one in media:
         own = VIDEO if isinstance(one, tuple) or getattr(one, "ndim", 0) == 4 else f"{BEGIN}image{CONTENT}{IMAGE}{END}"
-        text = text.replace(SLOT, own, 1)
+        text = text.replace(PLACEHOLDER, own, 1)
     return text
 
 
@@ -122,7 +122,7 @@ PUBLISHED = [  # transformers writes other names and reads both
 FAMILY = Family(
     "kimi_k25",
     build,
-    placeholders={"vision_chunk": SLOT},
+    placeholders={"vision_chunk": PLACEHOLDER},
     sizes={"vision_chunk": [(90, 130), (6, 80, 100), (60, 60), (8, 60, 60)]},
     grid={"vision_chunk": [*IMAGE_SIZES, *VIDEO_SIZES]},
     cases=["", "c", "c", "", "", "", "cc", "cccc"],  # prompts without items grow beside the longest one

@@ -123,7 +123,7 @@ def load(folder):
 
 def call(processor, text, data):
     """Process each audio alone, like the published processor, and tokenise the text between placeholders part by part."""
-    encode, slot = processor.tokenizer.encode, processor.tokenizer.convert_tokens_to_ids(RESERVED)
+    encode, placeholder = processor.tokenizer.encode, processor.tokenizer.convert_tokens_to_ids(RESERVED)
     first, *others = text.split(PLACEHOLDER)
     ids, windows = encode(first, add_special_tokens=False), []
     for samples, part in zip(data.get("audio", ()), others, strict=True):
@@ -135,7 +135,7 @@ def call(processor, text, data):
         *whole, last = frames
         filled = F.pad(last, (0, 0, 0, WINDOW - len(last))) if whole else last  # a first window is not padded
         windows += [*((one, WINDOW) for one in whole), (filled, len(last))]
-        ids += [slot] * sum(-(-len(one) // (2 * STACK)) for one in frames) + encode(part, add_special_tokens=False)
+        ids += [placeholder] * sum(-(-len(one) // (2 * STACK)) for one in frames) + encode(part, add_special_tokens=False)
     return {"input_ids": torch.tensor([ids]), "windows": windows}
 
 

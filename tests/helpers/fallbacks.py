@@ -24,7 +24,7 @@ EXTRA = {
     "glm4v_moe": ("<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
     "audioflamingo3": ("<sound>",),
 }
-SLOT = {"video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamingo3": "<sound>"}  # others: <image>
+PLACEHOLDER = {"video_llama_3": "<|image_pad|>", "glm4v_moe": "<|image|>", "audioflamingo3": "<sound>"}  # others: <image>
 
 
 def words(family):

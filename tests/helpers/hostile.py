@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 NO_NUMBER = "<|vision_pad|>"  # sequences with this token get non-finite hidden states, see `numberless`
 MARK = (255, 0, 255)  # no other image has a patch of this colour
 
@@ -37,7 +37,7 @@ def png(image: Image.Image) -> bytes:
 
 
 def asked(*images: object, text: str = "Read the text.", **more: Any) -> dict[str, Any]:
-    return {"prompt": SLOT * len(images) + text, "multi_modal_data": {"image": list(images)}, **more}
+    return {"prompt": PLACEHOLDER * len(images) + text, "multi_modal_data": {"image": list(images)}, **more}
 
 
 def has_mark(patches: torch.Tensor) -> torch.Tensor:

@@ -215,7 +215,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
     "bad large": (1, bad(lambda rng, number: asked(np.broadcast_to(np.uint8(9), (300, 4000, 3))))),
     "bad narrow": (1, bad(lambda rng, number: asked(Image.new("RGB", (900, 4))))),
     "bad long": (2, bad(lambda rng, number: words(rng, 300, 400))),
-    "bad slots": (1, bad(lambda rng, number: {**asked(picture(8 * number)), "prompt": "no slot"})),
+    "bad placeholders": (1, bad(lambda rng, number: {**asked(picture(8 * number)), "prompt": "no placeholder"})),
     "bad many": (1, bad(lambda rng, number: asked(*[picture(0)] * 4))),
     "bad option": (1, bad(lambda rng, number: asked(picture(0), mm_processor_kwargs={"max_pixel": 5}))),
     "bad key": (1, bad(lambda rng, number: {"promt": "x"})),

@@ -36,6 +36,7 @@ class Info:
 
     modalities, placeholder_ids, prompt_attention, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
     adapters = text_placeholders = MappingProxyType({})
+    adds_special_tokens = False
 
     def __init__(self):
         self.processed = []

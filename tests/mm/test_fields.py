@@ -125,7 +125,7 @@ def test_equality_includes_type_and_dtype():
 
 @st.composite
 def batches(draw):
-    """Items of one, two or many requests, with every kind of field."""
+    """Draw items of one, two or many requests, with every kind of field."""
     count = draw(st.integers(1, 5))
     rank = draw(st.integers(1, 3))
     dim = draw(st.integers(-rank, rank - 1))

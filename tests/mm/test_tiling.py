@@ -37,7 +37,7 @@ def picture(size: tuple[int, int]) -> torch.Tensor:
 
 
 def check_plan(plan: CropPlan) -> None:
-    """Invariants of every plan: steps have pixels, tiles of one image have one size, tile counts are those of a view."""
+    """Check that all steps have pixels, all tiles of an image have one size, and the numbers of tiles agree."""
     assert all(min(step.height, step.width) > 0 for view in plan.views for step in view.steps)
     assert all(view.steps[-1].height % view.rows == 0 and view.steps[-1].width % view.columns == 0 for view in plan.views)
     assert len({view.tile_size for view in plan.views}) == 1

@@ -174,9 +174,9 @@ def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(loaded: Loa
         more = session.token_ids
         session.append(" then what")
         third = session.answer()
-    slot = llm._inputs._info.placeholder_ids["audio"]
+    placeholder = llm._inputs._info.placeholder_ids["audio"]
     rest = [llm._tokenizer.encode(words, add_special_tokens=False) for words in (" and", " then what")]
-    whole = {"prompt_token_ids": [*before, slot, *rest[0]], "multi_modal_data": heard["multi_modal_data"]}
+    whole = {"prompt_token_ids": [*before, placeholder, *rest[0]], "multi_modal_data": heard["multi_modal_data"]}
     assert second.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids
     whole["prompt_token_ids"] += [*more[len(second.prompt_token_ids) :], *rest[1]]
     assert third.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids

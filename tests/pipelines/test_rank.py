@@ -15,7 +15,7 @@ from sensorium import LLM, AsyncLLM, Media
 from sensorium.mm.errors import InputError
 from sensorium.pipelines.rank import EMBED_INSTRUCTION, SCORE_INSTRUCTION, SCORE_SYSTEM_PROMPT
 
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,12 @@ def oracle(folder):
 def test_vectors_are_the_oracles(llm, oracle):
     image = make_image()
     found = llm.embed(["a house", image, {"text": "a house", "image": [image, make_image(1)]}, ""], use_tqdm=False)
-    users = [("a house", []), (SLOT, [image]), (f"{SLOT}{SLOT}a house", [image, make_image(1)]), ("NULL", [])]
+    users = [
+        ("a house", []),
+        (PLACEHOLDER, [image]),
+        (f"{PLACEHOLDER}{PLACEHOLDER}a house", [image, make_image(1)]),
+        ("NULL", []),
+    ]
     for one, (user, images) in zip(found, users, strict=True):
         assert one.error is None
         theirs = torch.nn.functional.normalize(hidden(oracle, chat(EMBED_INSTRUCTION, user), images), dim=-1)
@@ -67,8 +72,8 @@ def test_scores_are_the_oracles(llm, oracle):
     yes, no = (llm.get_tokenizer().encode(word)[0] for word in ("yes", "no"))
     image = make_image()
     found = llm.score({"text": "what is it", "image": image}, ["a house", {"image": make_image(2)}], use_tqdm=False)
-    begin = f"<Instruct>: {SCORE_INSTRUCTION}<Query>:{SLOT}what is it\n<Document>:"
-    for one, user, images in zip(found, ("a house", SLOT), ([image], [image, make_image(2)]), strict=True):
+    begin = f"<Instruct>: {SCORE_INSTRUCTION}<Query>:{PLACEHOLDER}what is it\n<Document>:"
+    for one, user, images in zip(found, ("a house", PLACEHOLDER), ([image], [image, make_image(2)]), strict=True):
         state = hidden(oracle, chat(SCORE_SYSTEM_PROMPT, begin + user), images)
         head = oracle[0].lm_head.weight.detach()
         assert one.error is None

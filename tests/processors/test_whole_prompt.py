@@ -57,11 +57,11 @@ def test_ids_equal_the_published_processor(checkpoint: Path, name: str):
     placeholder_ids = {name: tokenizer.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
     chat = render_chat([{"role": "user", "content": parts}], template, tokenizer)
     assert chat.text == rendered
-    slots = {}
+    placeholders = {}
     for item in media.open(chat.multi_modal_data, {}, {}, None):
-        slots.setdefault(item.source.modality, []).append(item.spans)
-    for ids in (tokenizer.encode_pieces(chat.segments), want):  # with slots, and already expanded
-        got, ranges = lay_out(ids, slots, placeholder_ids).expand()
+        placeholders.setdefault(item.source.modality, []).append(item.spans)
+    for ids in (tokenizer.encode_pieces(chat.segments), want):  # with placeholders, and already expanded
+        got, ranges = lay_out(ids, placeholders, placeholder_ids).expand()
         assert list(got) == list(want)
         for kind, placed in ranges.items():
             assert all(got[i] == placeholder_ids[kind] for (r,) in placed for i in range(r.offset, r.end))

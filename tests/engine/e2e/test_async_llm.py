@@ -14,7 +14,7 @@ from together import hold_until_prepared
 from waiting import assert_idle, hold_steps, wait_until
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def greedy(tokens=12, **params):
@@ -34,7 +34,7 @@ def engine(llm):
 
 def asked(i):
     picture = Image.new("RGB", (64, 32), (i * 16 % 256, 9, 9))
-    return {"prompt": f"{SLOT}Read {i}.", "multi_modal_data": {"image": picture}} if i % 2 else f"user {i} moves left"
+    return {"prompt": f"{PLACEHOLDER}Read {i}.", "multi_modal_data": {"image": picture}} if i % 2 else f"user {i} moves left"
 
 
 def alone(llm, prompts, params):
@@ -225,7 +225,7 @@ def test_max_waiting_limits_the_requests_in_the_engine(llm):
 
 
 def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
-    (output,) = asyncio.run(collect(engine, {"prompt": SLOT}, greedy()))
+    (output,) = asyncio.run(collect(engine, {"prompt": PLACEHOLDER}, greedy()))
     assert output.finished
     assert "image 0" in output.error.message
     assert output.outputs[0].finish_reason == "error"
@@ -257,7 +257,7 @@ def test_closing_ends_what_runs():
 
 def test_live_turns_equal_one_long_prompt(llm):
     picture = Image.new("RGB", (64, 32), (90, 9, 9))
-    part = {"prompt": f"{SLOT}Read.", "multi_modal_data": {"image": picture}}
+    part = {"prompt": f"{PLACEHOLDER}Read.", "multi_modal_data": {"image": picture}}
     with llm.live("user 1 moves left", greedy(6)) as live:
         first = live.answer()
         live.append(part)
@@ -267,7 +267,7 @@ def test_live_turns_equal_one_long_prompt(llm):
         live.append(part)
         third = live.answer()
         with pytest.raises(InputError, match="image 0"):
-            live.append({"prompt": SLOT})
+            live.append({"prompt": PLACEHOLDER})
     prompts = [{"prompt_token_ids": list(out.prompt_token_ids)} for out in (first, second, third)]
     for prompt in prompts[1:]:
         prompt["multi_modal_data"] = {"image": picture}
@@ -313,7 +313,7 @@ def test_urgent_requests_run_first(llm):
 
 def test_every_stage_is_timed(llm):
     start = time.perf_counter()
-    prompt = {"prompt": SLOT + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
+    prompt = {"prompt": PLACEHOLDER + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
     first, again = (llm.generate(prompt, greedy(), use_tqdm=False)[0] for _ in range(2))
     total = time.perf_counter() - start
     stages = {"fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps"}

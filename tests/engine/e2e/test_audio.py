@@ -15,7 +15,7 @@ from oracle import build_checkpoint
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.mm.media import audio as audio_module
 
-SLOT = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+PLACEHOLDER = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
@@ -36,7 +36,7 @@ def sound(count: int = 20_000, seed: int = 0) -> np.ndarray:
 
 
 def asked(*sounds: object, text: str = "") -> dict[str, Any]:
-    prompt = f"def f(x):{text}" + " and ".join([SLOT] * len(sounds)) + " return it"
+    prompt = f"def f(x):{text}" + " and ".join([PLACEHOLDER] * len(sounds)) + " return it"
     return {"prompt": prompt, "multi_modal_data": {"audio": list(sounds)} if sounds else {}}
 
 

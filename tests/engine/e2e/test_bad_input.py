@@ -19,7 +19,7 @@ from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
 from waiting import assert_idle, heard, hold_steps
 
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4)
 
@@ -44,19 +44,19 @@ def fifo(folder: Path) -> Path:
 
 
 BAD = {
-    "no slot": (lambda _: asked("x", image=picture()), r"image 0: .*; write <\|image_pad\|> once"),
-    "no item": (lambda _: asked(SLOT), "image 0"),
-    "too many": (lambda _: asked(SLOT * 3, image=[picture()] * 3), "At most 2 image"),
+    "no placeholder": (lambda _: asked("x", image=picture()), r"image 0: .*; write <\|image_pad\|> once"),
+    "no item": (lambda _: asked(PLACEHOLDER), "image 0"),
+    "too many": (lambda _: asked(PLACEHOLDER * 3, image=[picture()] * 3), "At most 2 image"),
     "too long": (lambda _: asked("def " * 300), "max_model_len"),
-    "broken": (lambda _: asked(SLOT, image=b"not a picture"), "image 0"),
-    "second broken": (lambda _: asked(SLOT * 2, image=[picture(), b""]), "image 1: it is empty"),
-    "wrong type": (lambda _: asked(SLOT, image=3.5), "image 0: a value of type float"),
-    "too wide": (lambda _: asked(SLOT * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
+    "broken": (lambda _: asked(PLACEHOLDER, image=b"not a picture"), "image 0"),
+    "second broken": (lambda _: asked(PLACEHOLDER * 2, image=[picture(), b""]), "image 1: it is empty"),
+    "wrong type": (lambda _: asked(PLACEHOLDER, image=3.5), "image 0: a value of type float"),
+    "too wide": (lambda _: asked(PLACEHOLDER * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
     "url": (
-        lambda _: asked(SLOT, image="http://127.0.0.1/a.png"),
+        lambda _: asked(PLACEHOLDER, image="http://127.0.0.1/a.png"),
         "127.0.0.1 cannot be fetched from .*its address is not public",
     ),
-    "pipe": (lambda folder: asked(SLOT, image=fifo(folder)), "not a regular file"),
+    "pipe": (lambda folder: asked(PLACEHOLDER, image=fifo(folder)), "not a regular file"),
     "metadata": (lambda _: asked(CLIP, video=(np.zeros((4, 60, 60, 3), np.uint8), {"fps": "x"})), "video 0"),
     "surrogate": (lambda _: asked("\ud800"), "half a character"),
     "modality": (lambda _: asked("x", images=picture()), "unknown modality 'images'"),
@@ -67,7 +67,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
     make, message = BAD[name]
-    good = asked(SLOT + "def f(x):", image=picture(1))
+    good = asked(PLACEHOLDER + "def f(x):", image=picture(1))
     (alone,) = llm.generate(good, GREEDY, use_tqdm=False)
     first, bad, last = llm.generate([good, make(tmp_path), good], GREEDY, use_tqdm=False)
     assert bad.error is not None
@@ -193,7 +193,7 @@ def test_empty_conversation_and_failing_template(llm: LLM) -> None:
 
 def test_threads_share_one_llm(llm: LLM) -> None:
     """Each thread gets the answers it would get alone, and the engine is idle afterwards."""
-    prompts = [asked(SLOT + f"def f{i}(x):", image=picture(i)) for i in range(6)]
+    prompts = [asked(PLACEHOLDER + f"def f{i}(x):", image=picture(i)) for i in range(6)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     found: dict[int, list[RequestOutput]] = {}
@@ -303,7 +303,7 @@ def test_code_beside_the_weights_is_never_run(checkpoint: Path, tmp_path: Path) 
         path = folder / name
         path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | code))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise RuntimeError('evil')\n")
-    prompt = asked(SLOT, image=picture())
+    prompt = asked(PLACEHOLDER, image=picture())
     (answer,) = LLM(folder).generate(prompt, GREEDY, use_tqdm=False)
     assert answer.error is None
     assert answer.outputs[0].token_ids == LLM(checkpoint).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
@@ -324,7 +324,7 @@ def test_a_tensor_stored_twice_is_named(checkpoint: Path, tmp_path: Path) -> Non
 def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
     if torch.get_num_threads() == 1:
         pytest.skip("one torch thread in all")
-    llm.generate(asked(SLOT, image=picture()), GREEDY, use_tqdm=False)
+    llm.generate(asked(PLACEHOLDER, image=picture()), GREEDY, use_tqdm=False)
     found: list[int] = []
 
     def work() -> None:

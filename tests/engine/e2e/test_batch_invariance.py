@@ -14,7 +14,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.types import EngineRequest
 from sensorium.mm.errors import ConfigError
 
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
 
 
@@ -27,7 +27,7 @@ def llm(request, tmp_path_factory):
 def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
     rng = np.random.default_rng(seed)
     picture = Image.fromarray(rng.integers(0, 256, (90 + 40 * (seed % 3), 130, 3), dtype=np.uint8))
-    prepared = llm._inputs.process({"prompt": f"look at {SLOT} and say: {text}", "multi_modal_data": {"image": picture}})
+    prepared = llm._inputs.process({"prompt": f"look at {PLACEHOLDER} and say: {text}", "multi_modal_data": {"image": picture}})
     return EngineRequest(name, prepared.token_ids, PARAMS, (), prepared.features)
 
 

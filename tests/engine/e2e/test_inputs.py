@@ -14,8 +14,8 @@ from sensorium.mm.media import image as image_module
 from sensorium.mm.types import Media
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
-CLIP_SLOT = "<|vision_start|><|video_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+CLIP_PLACEHOLDER = "<|vision_start|><|video_pad|><|vision_end|>"
 CLIP = np.random.default_rng(9).integers(0, 256, (8, 60, 80, 3), dtype=np.uint8)
 
 
@@ -35,13 +35,13 @@ def png(image: Image.Image) -> bytes:
 
 
 def ask(llm: LLM, *images: object, params: SamplingParams = GREEDY, **more: object):
-    prompt = {"prompt": SLOT * len(images) + "what", "multi_modal_data": {"image": list(images)}, **more}
+    prompt = {"prompt": PLACEHOLDER * len(images) + "what", "multi_modal_data": {"image": list(images)}, **more}
     return llm.generate(prompt, params, use_tqdm=False)[0]
 
 
 def test_the_plan_equals_what_the_answer_took(llm):
     media = {"image": [png(picture(1)), picture(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
-    prompt = {"prompt": SLOT + CLIP_SLOT + SLOT, "multi_modal_data": media}
+    prompt = {"prompt": PLACEHOLDER + CLIP_PLACEHOLDER + PLACEHOLDER, "multi_modal_data": media}
     plans = llm.plan(prompt)
     assert [(plan.modality, plan.index, plan.size, plan.exact) for plan in plans] == [
         ("image", 0, (70, 90), True),
@@ -102,7 +102,7 @@ def test_options_of_a_request_and_of_an_item(llm):
     ],
 )
 def test_unknown_options_are_refused(llm, change, reason):
-    prompt = {"prompt": SLOT, "multi_modal_data": {"image": picture()}} | change
+    prompt = {"prompt": PLACEHOLDER, "multi_modal_data": {"image": picture()}} | change
     with pytest.raises(Exception, match=reason):
         llm.plan(prompt)
     output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
@@ -173,7 +173,7 @@ def test_a_small_cache_does_not_change_answers(checkpoint):
 def test_precomputed_embeddings_give_the_answer_of_their_image(llm):
     image = picture(10)
     want = ask(llm, image)
-    made = llm._inputs.process({"prompt": SLOT, "multi_modal_data": {"image": image}})
+    made = llm._inputs.process({"prompt": PLACEHOLDER, "multi_modal_data": {"image": image}})
     (feature,) = made.features
     tensors = {name: elem.data[None] if name == "image_grid_thw" else elem.data for name, elem in feature.kwargs.items()}
     with torch.inference_mode():
@@ -199,7 +199,7 @@ def test_fit_shrinks_media(checkpoint):
     assert "image 0: the prompt takes" in refused.error.message
     assert "fit" in refused.error.message
     with pytest.raises(MediaError, match="image 0: the prompt takes"):
-        llm.plan({"prompt": SLOT * 2, "multi_modal_data": {"image": [big, small]}})
+        llm.plan({"prompt": PLACEHOLDER * 2, "multi_modal_data": {"image": [big, small]}})
     fitted = ask(llm, big, small, fit="context")
     assert fitted.error is None
     assert len(fitted.prompt_token_ids) + GREEDY.max_tokens <= 64
@@ -208,7 +208,7 @@ def test_fit_shrinks_media(checkpoint):
     assert all(plan.num_tokens <= was for plan, was in zip(fitted.items, before, strict=True))
     roomy = ask(llm, small, fit="context")
     assert roomy.items[0].shrunk_from is None
-    clip = {"prompt": CLIP_SLOT, "multi_modal_data": {"video": np.repeat(CLIP, 4, 0)}, "fit": "context"}
+    clip = {"prompt": CLIP_PLACEHOLDER, "multi_modal_data": {"video": np.repeat(CLIP, 4, 0)}, "fit": "context"}
     output = llm.generate(clip, GREEDY, use_tqdm=False)[0]
     assert output.error is None
     assert output.items[0].shrunk_from > output.items[0].num_tokens
@@ -223,7 +223,7 @@ def test_plan_and_generate_refuse_the_same_prompts(llm):
         InputError,
         match=r"image 0: the prompt has only 0 placeholder\(s\) for 1 item\(s\); write <\|image_pad\|> once for each item",
     ):
-        llm.plan({"prompt": "no slot", "multi_modal_data": {"image": picture()}})
+        llm.plan({"prompt": "no placeholder", "multi_modal_data": {"image": picture()}})
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(llm, monkeypatch):

@@ -13,7 +13,7 @@ from sensorium.mm.errors import CheckpointError, ConfigError, InputError
 from waiting import heard, hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_all_chat_forms_of_an_image_give_one_answer(llm):
 
 
 def test_chat_text_never_becomes_a_placeholder(llm):
-    (output,) = llm.chat([{"role": "user", "content": f"read {SLOT}"}], GREEDY, use_tqdm=False)
+    (output,) = llm.chat([{"role": "user", "content": f"read {PLACEHOLDER}"}], GREEDY, use_tqdm=False)
     assert output.error is None
     pad = llm.get_tokenizer().token_to_id("<|image_pad|>")
     assert pad not in output.prompt_token_ids
@@ -67,12 +67,12 @@ def test_chat_text_never_becomes_a_placeholder(llm):
 
 def test_errors_stay_with_their_prompt(llm):
     image = picture()
-    good = {"prompt": SLOT + "a", "multi_modal_data": {"image": image}}
+    good = {"prompt": PLACEHOLDER + "a", "multi_modal_data": {"image": image}}
     bad = [
-        {"prompt": SLOT + "a"},
+        {"prompt": PLACEHOLDER + "a"},
         {"prompt": "a", "multi_modal_data": {"image": image}},
-        {"prompt": SLOT * 3, "multi_modal_data": {"image": [image] * 3}},
-        {"prompt": SLOT, "multi_modal_data": {"image": b"\x89PNG broken"}},
+        {"prompt": PLACEHOLDER * 3, "multi_modal_data": {"image": [image] * 3}},
+        {"prompt": PLACEHOLDER, "multi_modal_data": {"image": b"\x89PNG broken"}},
         {"prompt": "a " * 600},
         {"prompt": "a", "multi_modal_data": {"audio": image}},
     ]

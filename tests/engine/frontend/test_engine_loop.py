@@ -26,7 +26,10 @@ def test_order_is_that_of_the_prompts(engine, toy):
 
 BAD = {
     "no item": ({"prompt": "a @"}, "image 0: the prompt has a placeholder"),
-    "no slot": ({"prompt": "a", "multi_modal_data": {"image": picture(1)}}, "image 0: the prompt has only 0 placeholder"),
+    "no placeholder": (
+        {"prompt": "a", "multi_modal_data": {"image": picture(1)}},
+        "image 0: the prompt has only 0 placeholder",
+    ),
     "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [picture(1)] * 4}}, "At most 3 image"),
     "too long": ("x" * 300, "300 tokens, but max_model_len is 200"),
     "black": ({"prompt": "@", "multi_modal_data": {"image": picture(0)}}, "image 0: it is black"),

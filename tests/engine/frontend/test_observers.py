@@ -11,21 +11,21 @@ prometheus = pytest.importorskip("prometheus_client")
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
-SLOT = "<|vision_start|><|image_pad|><|vision_end|>"
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def seen():
-    """Outputs of three prompts, metrics by name and labels, spans, and statistics."""
+    """Return outputs of three prompts, metrics by name and labels, spans, and statistics."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
     registry, spans, provider = prometheus.CollectorRegistry(), export.InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    picture = {"prompt": SLOT + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
+    picture = {"prompt": PLACEHOLDER + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
     with LLM(MODEL, max_model_len=256, metrics=registry, tracing=provider) as llm:
-        outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in (picture, picture, {"prompt": SLOT})]
+        outputs = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in (picture, picture, {"prompt": PLACEHOLDER})]
         with pytest.raises(ConfigError, match="another engine"):
             LLM(MODEL, max_model_len=256, metrics=registry)
         text = prometheus.generate_latest(registry).decode()

@@ -26,7 +26,7 @@ def expected(toy, request):
 
 
 def held(core, name):
-    """Number of blocks in the full group and, less null blocks, in the window group."""
+    """Return the number of blocks in the full group and, without null blocks, in the window group."""
     full, near = core.scheduler.requests[name].block_ids
     return len(full), sum(block != NULL_BLOCK for block in near)
 

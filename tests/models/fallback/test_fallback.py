@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 import torch
-from fallbacks import BUILD, SLOT, item, words
+from fallbacks import BUILD, PLACEHOLDER, item, words
 from sensorium import LLM, SamplingParams
 from sensorium.cli.main import main
 from sensorium.kernels.metadata import AttentionMetadata
@@ -52,7 +52,7 @@ TEXTS = ("def f(x): {} return x", "import os\n{} and then the rest of it, as it 
 
 def prompts(family, seed=0):
     """Return a prompt for each size, a text-only one and, for images, one with three."""
-    sizes, slot = SIZES.get(family, IMAGES), SLOT.get(family, "<image>")
+    sizes, slot = SIZES.get(family, IMAGES), PLACEHOLDER.get(family, "<image>")
     name = "audio" if family == "audioflamingo3" else "image"
     items = [item(family, seed + i, size) for i, size in enumerate(sizes)]
     given = [(text.format(slot), [one]) for text, one in zip(TEXTS, items, strict=True)]
@@ -162,7 +162,7 @@ def test_calls_that_overlap_do_not_meet(built, family):
 
 @pytest.mark.parametrize("family", ["aya_vision", "ovis2", "video_llama_3", "glm4v_moe"])
 def test_planned_tokens_are_those_of_the_processor(built, oracle, family):
-    llm, slot = LLM(built(family), max_model_len=256), SLOT.get(family, "<image>")
+    llm, slot = LLM(built(family), max_model_len=256), PLACEHOLDER.get(family, "<image>")
     for i, size in enumerate([(20, 20), (57, 56), (60, 500), (500, 61), (333, 217), (1000, 900)]):
         image = item(family, i, size)
         (plan,) = llm.plan({"prompt": slot, "multi_modal_data": {"image": [image]}})

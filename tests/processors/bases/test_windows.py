@@ -85,11 +85,11 @@ def test_the_transcription_prompt_equals_mistral_commons(tmp_path: Path, languag
     expected = MistralTokenizer.from_file(tmp_path / "tekken.json").encode_transcription(asked).tokens
 
     tokenizer = Tokenizer(tmp_path)
-    slot = tokenizer.token_to_id("[AUDIO]")
-    info = VoxtralProcessingInfo(ProcessorFiles(config={"audio_token_id": slot, "text_config": {"vocab_size": 2000}}))
+    placeholder = tokenizer.token_to_id("[AUDIO]")
+    info = VoxtralProcessingInfo(ProcessorFiles(config={"audio_token_id": placeholder, "text_config": {"vocab_size": 2000}}))
     ids = tokenizer.encode(info.transcription_request(language, "transcribe", False, "").prompt)
-    place = ids.index(slot)
-    assert ids[:place] + [slot] * rows(info, RATE) + ids[place + 1 :] == expected
+    place = ids.index(placeholder)
+    assert ids[:place] + [placeholder] * rows(info, RATE) + ids[place + 1 :] == expected
 
 
 def test_an_adapter_beside_the_weights_is_for_prompts_with_audio(tmp_path: Path) -> None:

@@ -192,14 +192,16 @@ def test_vision_chunks_from_input_to_prompt():
         {"type": "video_chunk", "video_chunk": pixels[:3], "prompt": "00:00:09.000"},
         {"type": "image", "image": pixels[0], "max_pixels": 14 * 28},
     ]
-    media, slot = MultiModalProcessor(info, MultiModalSettings()), info.placeholder_ids["vision_chunk"]
+    media, placeholder = MultiModalProcessor(info, MultiModalSettings()), info.placeholder_ids["vision_chunk"]
     items = media.open({"vision_chunk": stream}, {}, {}, None)
     for item in items:
         pieces = media.process(item, None, {}).pieces
         assert [geometry for _, geometry in pieces] == [item.info.geometry(header) for header in item.headers]
     stop = words().token_to_id("<|im_end|>")
     tokens, ranges = lay_out(
-        [slot, stop, slot, slot, stop, slot], {"vision_chunk": [i.spans for i in items]}, info.placeholder_ids
+        [placeholder, stop, placeholder, placeholder, stop, placeholder],
+        {"vision_chunk": [i.spans for i in items]},
+        info.placeholder_ids,
     ).expand()
     pad, frame = MARKS[3:]
     chunk = "{}<|media_begin|>video<|media_content|>{}<|media_end|>"

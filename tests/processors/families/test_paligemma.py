@@ -9,13 +9,13 @@ from sensorium.processors.families.paligemma import PaliGemmaProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer(["<bos>", "<image>"])
-BOS, SLOT = (WORDS.token_to_id(name) for name in ("<bos>", "<image>"))
+BOS, PLACEHOLDER = (WORDS.token_to_id(name) for name in ("<bos>", "<image>"))
 SAY, LINE = WORDS.encode("say", add_special_tokens=False).ids, WORDS.encode("\n", add_special_tokens=False).ids
 
 
 def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
     config = {
-        "image_token_index": SLOT, "bos_token_id": BOS, "vision_config": {"image_size": 56, "patch_size": 14},
+        "image_token_index": PLACEHOLDER, "bos_token_id": BOS, "vision_config": {"image_size": 56, "patch_size": 14},
         "text_config": {"vocab_size": 640, "hidden_size": 64},
     }  # fmt: skip
     encode = lambda text: WORDS.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -23,10 +23,10 @@ def info_of(side: int = 56) -> PaliGemmaProcessingInfo:
 
 
 @pytest.mark.parametrize("start", [[], [BOS]], ids=["plain", "with a start"])
-@pytest.mark.parametrize("placeholders", [[], [SLOT, SLOT]], ids=["no placeholders", "placeholders"])
+@pytest.mark.parametrize("placeholders", [[], [PLACEHOLDER, PLACEHOLDER]], ids=["no placeholders", "placeholders"])
 def test_placeholders_bos_and_newline_are_added_once(start: list[int], placeholders: list[int]) -> None:
     written = info_of().preprocess_prompt([*start, *placeholders, *SAY], {"image": 2})
-    assert list(written) == [SLOT, SLOT, BOS, *SAY, *LINE]
+    assert list(written) == [PLACEHOLDER, PLACEHOLDER, BOS, *SAY, *LINE]
     assert list(info_of().preprocess_prompt(written, {"image": 2})) == list(written)
 
 

@@ -18,7 +18,7 @@ from sensorium.processors.files import ProcessorFiles, read_preprocessors
 from sensorium.processors.interface import ProcessingInfo
 from sensorium.processors.spans import lay_out
 
-SLOT = 640
+PLACEHOLDER = 640
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,13 @@ def test_tokens_and_features_equal(counts: list[int], folder: Path, info: Proces
 
 def test_expanded_placeholders(info: ProcessingInfo) -> None:
     span = info.span("audio", info.geometry(MediaHeader("audio", samples=1600)))
-    assert span.token_ids == (SLOT, SLOT)
-    assert lay_out([1, SLOT, SLOT, 2], {"audio": [(span,)]}, info.placeholder_ids).expand()[0] == (1, SLOT, SLOT, 2)
+    assert span.token_ids == (PLACEHOLDER, PLACEHOLDER)
+    assert lay_out([1, PLACEHOLDER, PLACEHOLDER, 2], {"audio": [(span,)]}, info.placeholder_ids).expand()[0] == (
+        1,
+        PLACEHOLDER,
+        PLACEHOLDER,
+        2,
+    )
 
 
 def test_items_merge(info: ProcessingInfo) -> None:
@@ -125,7 +130,7 @@ def test_files_that_contradict_each_other(folder: Path) -> None:
     def build(audio: dict[str, Any] | None = None, **config: Any) -> Qwen2AudioProcessingInfo:
         return Qwen2AudioProcessingInfo(ProcessorFiles(config=dict(files.config) | config, audio=audio or files.audio))
 
-    assert build().placeholder_ids == {"audio": SLOT}
+    assert build().placeholder_ids == {"audio": PLACEHOLDER}
     with pytest.raises(
         ConfigError, match=r"num_mel_bins is 24 in audio_config of config.json, but the preprocessor's JSON sets 80"
     ):

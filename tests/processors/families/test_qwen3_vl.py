@@ -51,8 +51,8 @@ def test_times_are_text_between_the_steps():
     span = info.span("video", grid)
     assert span.is_embed.sum() == grid.num_embeds
     assert span.token_ids.count(info.start) == span.token_ids.count(info.end) == grid.t
-    slot = info.placeholder_ids["video"]
-    for prompt in ([1, slot, 2], [1, *span.token_ids, 2]):  # a slot, or written out already
+    placeholder = info.placeholder_ids["video"]
+    for prompt in ([1, placeholder, 2], [1, *span.token_ids, 2]):  # a placeholder, or written out already
         assert lay_out(prompt, {"video": [[span]]}, info.placeholder_ids).expand()[0] == (1, *span.token_ids, 2)
 
 

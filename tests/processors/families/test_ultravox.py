@@ -12,7 +12,7 @@ from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Fast
 
-SLOT = 9999
+PLACEHOLDER = 9999
 TEMPLATE = (
     "{% for m in messages %}<s>{% for part in m.content %}"
     "{{ '<|audio|>' if part.type == 'audio' else part.text | lower }}{% endfor %}</s>{% endfor %}"
@@ -27,7 +27,7 @@ def inputs(tmp_path) -> InputProcessor:
     fast.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     fast.save(str(tmp_path / "tokenizer.json"))
     tok = Tokenizer(tmp_path)
-    config = {"audio_token_index": SLOT}
+    config = {"audio_token_index": PLACEHOLDER}
     files = ProcessorFiles(config, audio={"feature_size": 80}, encode=tok.encode_ordinary, decode=tok.decode)
     return InputProcessor(UltravoxProcessingInfo(files), tok, MultiModalSettings(), 4096)
 
@@ -37,8 +37,8 @@ def test_text_of_a_user_is_no_placeholder(inputs, text):
     parts = [{"type": "text", "text": text}, {"type": "audio", "audio": np.zeros(16_000, np.float32)}]
     parsed = inputs.parse_chat([{"role": "user", "content": parts}], {"template": TEMPLATE}, {})
     ids = list(parsed.token_ids)
-    assert ids.count(SLOT) == 1
-    assert ids[-2] == SLOT  # before the end of the turn
+    assert ids.count(PLACEHOLDER) == 1
+    assert ids[-2] == PLACEHOLDER  # before the end of the turn
     tok = inputs._tokenizer
     assert "".join(tok.decode([number], False) for number in ids[1:-2]) == text.lower()
 
@@ -46,4 +46,4 @@ def test_text_of_a_user_is_no_placeholder(inputs, text):
 def test_the_placeholder_of_a_raw_prompt(inputs):
     audio = {"audio": np.zeros(16_000, np.float32)}
     parsed = inputs.parse({"prompt": "<s><|audio|>hello", "multi_modal_data": audio})
-    assert list(parsed.token_ids).count(SLOT) == 1
+    assert list(parsed.token_ids).count(PLACEHOLDER) == 1

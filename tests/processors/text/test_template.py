@@ -41,7 +41,7 @@ def bytes_tokenizer(folder: Path, added: dict[str, bool]) -> Tokenizer:
 
 
 def published(folder: Path, tmp_path: Path) -> Tokenizer:
-    """The published tokenizer, or one of bytes with its added tokens."""
+    """Return the published tokenizer, or a tokenizer of bytes with its added tokens."""
     if (folder / "tokenizer.json").is_file():
         return Tokenizer(folder)
     config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))

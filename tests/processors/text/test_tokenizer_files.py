@@ -183,7 +183,7 @@ def test_untrusted_text_never_becomes_control(folders: dict[str, Tokenizer], tex
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
-    """One tokenizer of each way to write spaces, with and without a cache folder that can be written."""
+    """Return a tokenizer for each way to write spaces, with and without a writable cache folder."""
     root = tmp_path_factory.mktemp("spaces")
     made = {}
     with pytest.MonkeyPatch.context() as patch:
