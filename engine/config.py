@@ -54,7 +54,7 @@ class EngineConfig:
             sequences of `max_model_len` tokens, but takes at most 4 GiB and a quarter of the host's memory. On a GPU it takes
             `gpu_memory_fraction` of the free memory, less weights, encoder cache and the largest step.
         gpu_memory_fraction: fraction of the free GPU memory that the engine may use, in (0, 1].
-        limit_mm_per_prompt: maximum number of items per prompt, by modality.
+        limit_mm_per_prompt: maximum number of items per prompt, by modality. Encoders that no prompt can use are not loaded.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
         seed: random seed of the engine. Requests without a seed derive theirs from it.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -69,6 +69,21 @@ class DecoderModel(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}
         fill(self, self.convert_weights(weights), self.prefixes, aliases, tuple(self.ignored))
+
+    def keep_encoders(self, modalities: Collection[str]) -> None:
+        """Remove the encoders of all other modalities; their weights are not loaded. Call it before `load_weights`.
+
+        Here everything but the decoder is removed if no modality is left. A model with separate encoders overrides this.
+        """
+        if not modalities:
+            self._remove(*(name for name, _ in self.named_children() if name not in ("language_model", "head")))
+
+    def _remove(self, *names: str) -> None:
+        """Remove submodules and ignore their weights."""
+        for name in names:
+            getattr(self, name).to("meta")  # frees its memory even if something else refers to it
+            setattr(self, name, None)
+        self.ignored = (*self.ignored, *(f"{name}." for name in names))
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Rename or reshape stored tensors before prefixes are replaced. A family overrides this for other layouts."""

@@ -5,7 +5,7 @@ Such a model may also have an audio tower, whose rows have no deepstack levels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -74,6 +74,13 @@ class NativeModel(DecoderModel):
             levels = [merger(state) for merger, state in zip(self.deepstack_mergers, states, strict=True)]
             rows = torch.cat([rows, *levels], 1)
         return list(rows.split(counts))
+
+    def keep_encoders(self, modalities: Collection[str]) -> None:
+        super().keep_encoders(modalities)
+        if self.audio_tower is not None and "audio" not in modalities:
+            self._remove("audio_tower")
+        if self.visual is not None and not {*modalities} - {"audio"}:
+            self._remove("visual", "merger", "deepstack_mergers")
 
     def input_bytes(self, modality: str, rows: int) -> int:
         if modality == "audio":

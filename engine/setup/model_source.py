@@ -14,6 +14,7 @@ from ...kernels.dispatch import use_backends
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError
 from ...models.adapters import adapter_spec, attach
+from ...models.decoder_model import DecoderModel
 from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
@@ -87,6 +88,9 @@ class ModelSource:
 
     def _build(self, device: torch.device) -> Model:
         model = build_model(self.files, self.info, self.dtype, device)
+        if isinstance(model, DecoderModel):
+            limits = self.config.limit_mm_per_prompt
+            model.keep_encoders([modality for modality in self.modalities if limits.get(modality) != 0])
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 
