@@ -80,7 +80,7 @@ from sensorium.pipelines import tasks
 real, step, ended, taken = tasks.as_completed, EngineCore.step, [], threading.Event()
 def slow(self):
     if ended and self.scheduler.requests:
-        taken.wait(60)
+        taken.wait()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         time.sleep(600)
     outputs = step(self)

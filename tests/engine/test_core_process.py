@@ -24,7 +24,7 @@ from sensorium.engine.core import EngineCore
 from sensorium.engine.core_process import ProcessCore
 from sensorium.mm.errors import CheckpointError, ConfigError, EngineDeadError, InputError
 from waiting import LONG as LONG_WAIT
-from waiting import hold_first_step, wait_until
+from waiting import heard, hold_first_step, hold_steps, wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -119,7 +119,7 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     assert len(loop._owners) == 7
     os.kill(core.pid, signal.SIGKILL)
     for caller in callers:
-        caller.join(60)
+        caller.join(LONG_WAIT)
     ends = [*seen[-1:], *found]
     assert len(ends) == 7
     for output in ends:
@@ -141,9 +141,11 @@ def test_a_killed_child_is_restarted():
         expected = llm.generate("user 1", LONG, use_tqdm=False)[0].outputs[0].token_ids
         session = llm.live("user 1", SamplingParams(max_tokens=2))
         session.answer()
-        stream, first = llm.stream("user 1 moves left", LONG), core.pid
+        stream, first, killed = llm.stream("user 1 moves left", LONG), core.pid, threading.Event()
+        hold_steps(core, lambda: killed.is_set() or heard(loop))
         next(stream)
         os.kill(first, signal.SIGSEGV)
+        killed.set()
         (*_, last) = stream
         assert last.error.code == "engine_dead"
         assert "SIGSEGV" in last.error.message
@@ -181,7 +183,7 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
             os.kill(core.pid, signal.SIGSTOP)
             caught = core._activity.read()
             os.kill(core.pid, signal.SIGKILL if caught else signal.SIGCONT)
-            caller.join(60)
+            caller.join(LONG_WAIT)
             if caught:
                 break
         (output,) = llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)
@@ -193,15 +195,18 @@ def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
 def test_coroutines_get_an_error_when_the_child_is_killed():
     async def run():
         async with AsyncLLM(make()) as engine:
-            hold_first_step(engine.llm._engine_loop, 5)
+            llm, killed = engine.llm, threading.Event()
+            hold_steps(llm._engine_loop.core, lambda: killed.is_set() or llm.stats.running < 4)
+            hold_first_step(llm._engine_loop, 5)
 
             async def ask():
                 return [output async for output in engine.generate("user 1 moves left", LONG)]
 
             tasks = [asyncio.create_task(ask()) for _ in range(5)]
-            await asyncio.to_thread(wait_until, lambda: engine.llm.stats.running >= 4)
-            os.kill(engine.llm._engine_loop.core.pid, signal.SIGKILL)
-            ends = [outputs[-1] for outputs in await asyncio.wait_for(asyncio.gather(*tasks), 60)]
+            await asyncio.to_thread(wait_until, lambda: llm.stats.running >= 4)
+            os.kill(llm._engine_loop.core.pid, signal.SIGKILL)
+            killed.set()
+            ends = [outputs[-1] for outputs in await asyncio.wait_for(asyncio.gather(*tasks), LONG_WAIT)]
             with pytest.raises(EngineDeadError):
                 await ask()
             return ends
@@ -366,10 +371,12 @@ def test_the_memory_of_an_item_goes_with_its_request(llm):
     prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 9, 99))}}
     assert llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
     maps = Path(f"/proc/{llm._engine_loop.core.pid}/maps")
-    end = time.monotonic() + 60
-    while "memfd:sensorium" in maps.read_text() and time.monotonic() < end:
+
+    def freed() -> bool:
         llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
-    assert "memfd:sensorium" not in maps.read_text()
+        return "memfd:sensorium" not in maps.read_text()
+
+    wait_until(freed)
 
 
 def test_warnings_of_the_child_reach_the_log(caplog, tmp_path):

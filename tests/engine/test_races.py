@@ -3,12 +3,12 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from sensorium import LLM, SamplingParams
-from waiting import hold_first_step, wait_until
+from waiting import LONG as LONG_WAIT
+from waiting import hold_first_step, hold_steps, wait_until
 
 MODEL = Path(__file__).parents[2] / "assets" / "tiny-vl"
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
@@ -26,7 +26,7 @@ def close(llm, loop, gate):
     closer.start()
     wait_until(lambda: loop.closed)
     gate.set()
-    closer.join(30)
+    closer.join(LONG_WAIT)
     assert not closer.is_alive()
 
 
@@ -59,14 +59,14 @@ def test_a_core_that_died_before_another_event_leaves_no_caller_waiting(event):
     def hold():
         if len(loop._owners) == 3 and not gate.is_set():
             held.set()
-            gate.wait(60)
+            gate.wait(LONG_WAIT)
         notify()
 
     loop._notify = hold
     hold_first_step(loop, 3)
     for caller in callers:
         caller.start()
-    assert held.wait(60)
+    assert held.wait(LONG_WAIT)
     os.kill(loop.core.pid, signal.SIGKILL)
     event(llm, loop, gate)
     lost = event is caller_that_is_gone  # its own thread still waits; a coroutine of a closed event loop would not
@@ -83,18 +83,20 @@ def submitted(llm, params, loop):
 
 @pytest.mark.parametrize("late", ["stop string", "drop"])
 def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
-    loop = llm._engine_loop
+    loop, said = llm._engine_loop, threading.Event()
     (known,) = llm.generate("user 1 moves", SHORT, use_tqdm=False)
     stop = [known.outputs[0].text[0]] if late == "stop string" else None
     loop._output.put = lambda *_: None  # an output thread that is late
     first = submitted(llm, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, stop=stop), loop)
     wait_until(lambda: first.closed and "x" not in loop._names)
+    hold_steps(loop.core, said.is_set)
     second = submitted(llm, SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True), loop)
     wait_until(lambda: "x.0" in loop._owners)
     if late == "drop":
         loop.drop(first)
     else:
         first.take()  # the caller finds the stop string and says so
+    said.set()
     wait_until(lambda: second.closed)
     assert second.take().outputs[0].finish_reason == "length"
 
@@ -102,12 +104,12 @@ def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
 def test_a_cancelled_call_ends_no_request(llm):
     loop, found, gate = llm._engine_loop, [], threading.Event()
     caller = threading.Thread(target=lambda: found.extend(llm.generate(["a b c"], LONG, use_tqdm=False)))
+    hold_steps(loop.core, gate.is_set)
     caller.start()
     wait_until(lambda: loop._owners)
-    loop.send(lambda _: gate.wait(60))
     assert loop.call(lambda engine_loop: engine_loop.abort("nobody")).cancel()
     gate.set()
-    caller.join(60)
+    caller.join(LONG_WAIT)
     assert found[0].error is None
 
 
@@ -118,25 +120,19 @@ def test_each_turn_of_a_live_session_is_observed_once(llm):
     def first_is_slow(output, times):
         if not began.is_set():
             began.set()
-            slow.wait(60)
+            slow.wait(LONG_WAIT)
         seen.append(times.ended)
 
     loop.observers.append(first_is_slow)
     other = threading.Thread(target=lambda: llm.generate("x", params, use_tqdm=False), daemon=True)
     other.start()
-    assert began.wait(60)
+    assert began.wait(LONG_WAIT)
     session = llm.live("user 1 moves left", params)
-
-    def talk():
-        session.answer()
-        session.append(" more")
-        session.answer()
-
-    talker = threading.Thread(target=talk, daemon=True)
-    talker.start()
-    time.sleep(0.5)
+    wait_until(lambda: session._handle.closed)  # the first token's notification is there, the last one waits for observers
+    session.answer()
+    session.append(" more")
     slow.set()
-    talker.join(60)
-    other.join(60)
+    session.answer()
+    other.join(LONG_WAIT)
     wait_until(lambda: len(seen) == 3)
     assert len(set(seen)) == 3

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from sensorium.engine.threads import run_in_thread, use_threads
+from waiting import LONG
 
 
 def seen_in_a_thread(count, *, first):
@@ -13,7 +14,7 @@ def seen_in_a_thread(count, *, first):
     def run():
         use_threads(count)
         first.set()
-        last.wait(60)
+        last.wait(LONG)
         torch.ones(4096, 64).sum(0)
         found.append(torch.get_num_threads())
 
@@ -27,7 +28,7 @@ def test_a_thread_keeps_its_number():
     before, first = torch.get_num_threads(), threading.Event()
     try:
         loop, go_on, found = seen_in_a_thread(2, first=first)
-        first.wait(60)
+        first.wait(LONG)
         worker = threading.Thread(target=use_threads, args=(1,))
         worker.start()
         worker.join()

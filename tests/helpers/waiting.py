@@ -21,8 +21,8 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 def heard(engine_loop: Any) -> bool:
-    """Return whether the callers have taken all of their outputs."""
-    return not any(handle.posted for handle in list(engine_loop._names.values()))
+    """Return whether the callers have taken all outputs of answers that are being computed."""
+    return not any(handle.posted and not handle.closed for handle in list(engine_loop._names.values()))
 
 
 def assert_idle(llm: Any) -> None:

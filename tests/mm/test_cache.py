@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from sensorium.mm.cache import ByteCache, UuidTable
 from sensorium.mm.errors import InputError
+from waiting import wait_until
 
 SIZES = {"A": 2, "B": 2, "C": 2, "D": 1, "E": 1, "huge": 7}
 
@@ -48,16 +48,18 @@ def test_hits_and_misses_are_counted(cache):
 
 
 def test_concurrent_callers_make_a_value_once(cache):
-    calls, inside = [], threading.Event()
+    calls, asked, got = [], [], []
 
     def maker() -> str:
         calls.append(1)
-        inside.set()
-        time.sleep(0.05)
+        wait_until(lambda: len(asked) == 16)
         return "A"
 
-    got: list[str] = []
-    threads = [threading.Thread(target=lambda: got.append(cache.make("A", maker))) for _ in range(16)]
+    def work() -> None:
+        asked.append(1)
+        got.append(cache.make("A", maker))
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -20,6 +20,7 @@ from sensorium.processors.device import MediaDevice, media_device, processing_on
 from sensorium.processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops
 from sensorium.processors.mel import MelSpec, log_mel
 from sensorium.processors.patches import PatchSpec, patchify
+from waiting import LONG
 
 CPU = torch.device("cpu")
 SPEC = PixelSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD)
@@ -87,7 +88,7 @@ def test_audio_is_processed_in_parts(monkeypatch: pytest.MonkeyPatch, length: in
 def test_every_thread_has_a_stream_of_its_own() -> None:
     made: list[str] = []
     inside: dict[str, set[str]] = {}
-    both, numbers = threading.Barrier(2, timeout=60), count()
+    both, numbers = threading.Barrier(2, timeout=LONG), count()
 
     class Stream:
         def __init__(self) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
-from waiting import assert_idle, heard, hold_steps
+from waiting import LONG, assert_idle, heard, hold_steps
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -203,7 +203,7 @@ def test_threads_share_one_llm(llm: LLM) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(LONG)
     assert [[o.outputs[0].token_ids for o in found[i]] for i in range(4)] == [alone] * 4
     assert_idle(llm)
 
@@ -333,7 +333,7 @@ def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(LONG)
     assert found == [torch.get_num_threads()]
 
 

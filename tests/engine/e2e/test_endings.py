@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import InputError
+from waiting import LONG as LONG_WAIT
 from waiting import wait_until
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
@@ -21,7 +22,7 @@ def llm():
 
 
 def settled(llm):
-    llm._engine_loop.call(lambda engine_loop: None).result(60)
+    llm._engine_loop.call(lambda engine_loop: None).result(LONG_WAIT)
     return llm.stats.running, llm.stats.idle, llm.stats.blocks_used
 
 
@@ -49,7 +50,7 @@ def test_idle_sessions_do_not_block_other_requests(llm):
     for session in sessions:
         assert session.answer().error is None
     caller.start()
-    caller.join(60)
+    caller.join(LONG_WAIT)
     assert [output.error for output in ended] == [None] * 9
     assert llm.stats.idle == 20
     for session in sessions:
@@ -77,7 +78,7 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
     gc.disable()
     try:
         del circle
-        llm._engine_loop.call(lambda engine_loop: gc.collect()).result(60)
+        llm._engine_loop.call(lambda engine_loop: gc.collect()).result(LONG_WAIT)
     finally:
         gc.enable()
     assert settled(llm) == (0, 0, 0)
@@ -86,11 +87,11 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
 def test_close_while_the_loop_runs_commands(llm):
     """The loop reads all commands at once, including the None that ends it."""
     begun, go = threading.Event(), threading.Event()
-    llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(60)))
-    assert begun.wait(60)
+    llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(LONG_WAIT)))
+    assert begun.wait(LONG_WAIT)
     closing = threading.Thread(target=llm.close, daemon=True)
     closing.start()
     wait_until(lambda: not llm._engine_loop._commands.empty())
     go.set()
-    closing.join(60)
+    closing.join(LONG_WAIT)
     assert not closing.is_alive()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import shutil
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from parity import make_llm
 from sensorium import LLM, AsyncLLM, SamplingParams
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.models import weights
+from waiting import heard, hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = [asked(picture(1)), "The sky is", asked(picture(2), picture(1))]
@@ -103,10 +103,10 @@ def test_a_sleeping_engine_refuses_requests(llm: LLM) -> None:
     assert answers(llm)
 
 
-def test_sleep_is_refused_while_requests_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, core = llm.live("The sky", GREEDY), llm._engine_loop.core
-    first, step = session.answer(), core.step
-    monkeypatch.setattr(core, "step", lambda: time.sleep(0.01) or step())
+def test_sleep_is_refused_while_requests_run(llm: LLM) -> None:
+    session, loop = llm.live("The sky", GREEDY), llm._engine_loop
+    first = session.answer()
+    hold_steps(loop.core, lambda: heard(loop) or not loop._commands.empty())
     stream = llm.stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     with pytest.raises(InputError, match="being served: 1, live sessions open: 1"):

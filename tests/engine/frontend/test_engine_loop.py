@@ -6,6 +6,7 @@ import pytest
 from sensorium.engine.frontend.request_handle import bad_word_ids
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import PROMPTS, Letters, ToyEngine, picture
+from waiting import LONG
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_a_slow_video_does_not_stop_the_others(engine):
 
     def slow(item, dtype):
         if int(item.pixels[0, 0, 0]) == 7:
-            assert gate.wait(60)
+            assert gate.wait(LONG)
         return process(item, dtype)
 
     engine.info.process = slow

@@ -14,7 +14,7 @@ import torch
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
 from toy_engine import PROMPTS, ToyEngine
-from waiting import heard, hold_steps, wait_until
+from waiting import LONG, heard, hold_steps, wait_until
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_the_thread_ends_with_the_loop(engine, toy):
     assert thread.is_alive()
     engine.engine_loop = None
     gc.collect()
-    thread.join(60)
+    thread.join(LONG)
     assert not thread.is_alive()
 
 
@@ -128,7 +128,7 @@ def test_a_closed_loop_refuses_requests_and_ends_those_it_has(engine, toy):
     thread.start()
     wait_until(lambda: engine.core.scheduler.requests)
     engine.engine_loop.close()
-    thread.join(60)
+    thread.join(LONG)
     assert len(ended) == 20
     assert all("closed" in output.error.message for _, output in ended)
     with pytest.raises(InputError, match="closed"):

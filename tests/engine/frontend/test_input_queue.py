@@ -1,7 +1,6 @@
 """InputQueue: the order of prompts, which of them may overtake others, and limits on what runs and is held at once."""
 
 import threading
-import time
 import traceback
 from concurrent.futures import Future
 from functools import partial
@@ -14,7 +13,7 @@ from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
-from waiting import wait_until
+from waiting import LONG, wait_until
 
 
 def prepared(size):
@@ -52,7 +51,7 @@ class Media(ParsedPrompt):
             self.queue.now += 1
             self.queue.most = max(self.queue.most, self.queue.now)
         if self.gate is not None:
-            assert self.gate.wait(60)
+            assert self.gate.wait(LONG)
         with self.queue.lock:
             self.queue.now -= 1
         return prepared(self.size)
@@ -83,7 +82,7 @@ class Queue:
 
     def wait(self, *names):
         with self.news:
-            assert self.news.wait_for(lambda: set(names) <= set(self.out), 60), (names, self.out)
+            assert self.news.wait_for(lambda: set(names) <= set(self.out), LONG), (names, self.out)
 
     def settle(self):
         """Wait until all prompts are parsed and none is being processed."""
@@ -129,7 +128,7 @@ def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():
     gate, read, far = threading.Event(), threading.Event(), Future()
 
     def slowly():
-        assert read.wait(60)
+        assert read.wait(LONG)
         return Media(queue, provides="b")
 
     queue.add(
@@ -195,7 +194,7 @@ def test_held_bytes_are_limited_and_one_prompt_always_runs():
         seen = len(queue.out)
         queue.input_queue.drop(entries.pop(name))
         with queue.news:
-            assert queue.news.wait_for(lambda before=seen: len(queue.out) > before, 60)
+            assert queue.news.wait_for(lambda before=seen: len(queue.out) > before, LONG)
     assert queue.input_queue._bytes == 1000, "it was alone"
     queue.input_queue.close()
 
@@ -207,7 +206,7 @@ def test_dropped_prompts_give_no_result(queue):
         queue.input_queue.drop(entry)
     gate.set()
     queue.wait("clip29")
-    time.sleep(0.05)
+    queue.input_queue._workers.shutdown(wait=True)
     assert queue.out == ["clip29"]
     queue.input_queue.drop(entries[-1])
     assert queue.input_queue.num_waiting == 0

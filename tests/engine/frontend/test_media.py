@@ -25,7 +25,7 @@ from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import Media
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
-from waiting import wait_until
+from waiting import LONG, wait_until
 
 LOCAL = MediaPolicy(allow_private_hosts=True, allowed_media_ports=None, timeout=60.0, max_seconds=60.0)
 
@@ -39,7 +39,7 @@ def png(width: int) -> bytes:
 @pytest.fixture
 def server():
     """A server that answers /N with an image N pixels wide once three requests are open at the same time, and /0 with 404."""
-    together = threading.Barrier(3, timeout=60.0)
+    together = threading.Barrier(3, timeout=LONG)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -158,7 +158,7 @@ def test_an_error_names_the_item_as_each_request_counts_it(monkeypatch):
 
     def decode(source: MediaSource, *_: object):
         begun.set()
-        release.wait(60)
+        release.wait(LONG)
         raise MediaError("image", source.index, "it is broken")
 
     monkeypatch.setattr(gate, "decode", decode)
@@ -173,7 +173,7 @@ def test_an_error_names_the_item_as_each_request_counts_it(monkeypatch):
 
     threads = [threading.Thread(target=work, args=(item,)) for item in items]
     threads[0].start()
-    begun.wait(60)
+    begun.wait(LONG)
     threads[1].start()
     release.set()
     for thread in threads:
@@ -202,7 +202,7 @@ def test_codec_workers_end_with_the_last_that_uses_them():
 
 @pytest.fixture
 def counting():
-    """A server whose /N answers with N bytes of noise once `gate` is set; `open` counts connections, `seen` all requests."""
+    """A server that answers /slow once `gate` is set; `open` counts those that wait for it, `seen` has all requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -212,14 +212,14 @@ def counting():
                 server.open += self.path.startswith("/slow")
                 server.most = max(server.most, server.open)
             if self.path.startswith("/slow"):
-                server.gate.wait(60)
+                server.gate.wait(LONG)
+                with server.lock:  # before the client can send its next request
+                    server.open -= 1
             body = png(60)
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
-            with server.lock:
-                server.open -= self.path.startswith("/slow")
 
         def log_message(self, *_: object) -> None:
             pass
@@ -259,7 +259,7 @@ def test_slow_urls_of_a_request_leave_threads_to_others(counting):
     assert not done
     counting.gate.set()
     for thread in greedy:
-        thread.join(60)
+        thread.join(LONG)
     assert [len(items) for items in done] == [16] * 4
     assert counting.most == 4 * 6
 

@@ -8,7 +8,7 @@ from sensorium.engine.frontend import request_handle
 from sensorium.engine.frontend.output_processor import CompletionBuilder
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import ToyEngine
-from waiting import wait_until
+from waiting import LONG, hold_steps, wait_until
 
 FREE = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True}
 
@@ -46,7 +46,7 @@ def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypat
     gate, real = threading.Event(), request_handle.RequestHandle.read
 
     def read(self):
-        assert gate.wait(60)
+        assert gate.wait(LONG)
         real(self)
 
     monkeypatch.setattr(request_handle.RequestHandle, "read", read)
@@ -54,12 +54,15 @@ def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypat
     caller = threading.Thread(
         target=lambda: ended.extend(engine.engine_loop.serve(engine.requests(["hello"], SamplingParams(**FREE, stop=stop))))
     )
+    begun = threading.Event()
+    hold_steps(engine.core, begun.is_set)
     caller.start()
     wait_until(lambda: engine.engine_loop._owners)
+    begun.set()
     other = dict(engine.engine_loop.serve(engine.requests(["other"], SamplingParams(**FREE))))
     assert len(other[0].outputs[0].token_ids) == FREE["max_tokens"]
     gate.set()
-    caller.join(60)
+    caller.join(LONG)
     assert ended[0][1].outputs == expected
     toy.assert_empty(engine.core)
 

@@ -17,10 +17,11 @@ from sensorium.engine.worker.sampler import sample
 from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.mm.errors import InputError
 from sensorium.processors.text.tokenizer import Tokenizer
+from waiting import LONG
 
 TINY = Path(__file__).resolve().parents[3] / "assets" / "tiny-vl"
 TOKENIZER = Tokenizer(TINY)
-FACTORY = GrammarFactory(TOKENIZER)
+FACTORY = GrammarFactory(TOKENIZER, seconds=LONG)
 EOS = (349, 347)
 VOCAB = TOKENIZER.vocab_size + 13  # models pad their vocabulary
 SCHEMA = {
@@ -270,7 +271,7 @@ def test_a_slow_grammar_is_refused():
 def test_hostile_grammars_beside_a_stream():
     """Grammars that crash the compiler, are slow or too large end their own requests; a stream goes on."""
     hostile = [chained_refs(1000), chained_rules(2800), {"regex": "a" * (1 << 18) + "b"}, many_alternatives()]
-    with LLM(TINY, max_model_len=512) as llm:
+    with LLM(TINY, max_model_len=512, grammar_seconds=LONG) as llm:
         stream = llm.stream("hello", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
         next(stream)
         errors = [

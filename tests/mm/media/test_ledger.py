@@ -13,7 +13,7 @@ from sensorium.mm.errors import InputError
 from sensorium.mm.media.ledger import Ledger, MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.source import read
-from waiting import wait_until
+from waiting import LONG, wait_until
 
 POLICY = MediaPolicy(max_request_bytes=100, max_total_bytes=150, max_request_seconds=60.0)
 
@@ -73,12 +73,12 @@ def test_downloads_wait_for_requests_before_them_and_the_oldest_never_waits(budg
     for ledger in (oldest, second):
         ledger.take(70)
     blocked, result = waiting(third, 20)
-    blocked.join(0.1)
+    wait_until(lambda: third in budget.holders)
     assert not result
     oldest.take(30, wait=True)
     assert budget.num_bytes == 170
     oldest.close()
-    blocked.join(60)
+    blocked.join(LONG)
     assert result == [1]
     assert budget.num_bytes == 90
 
@@ -89,7 +89,7 @@ def test_a_dropped_request_stops_waiting(budget: MediaBudget) -> None:
     thread, result = waiting(second, 90)
     wait_until(lambda: second in budget.holders)
     second.close()
-    thread.join(60)
+    thread.join(LONG)
     assert "its request has ended" in str(result[0])
     assert budget.holders == {oldest}
 
@@ -99,7 +99,7 @@ def test_waiting_has_an_end() -> None:
     oldest, second = budget.open(), budget.open()
     oldest.take(100)
     thread, result = waiting(second, 90)
-    thread.join(60)
+    thread.join(LONG)
     (error,) = result
     assert isinstance(error, InputError)
     assert error.info.code == "overloaded"

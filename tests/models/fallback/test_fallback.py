@@ -21,6 +21,7 @@ from sensorium.models.fallback.peak import Peak
 from sensorium.models.interface import ForwardBatch, StepLimits
 from together import generate_together
 from torch import nn
+from waiting import LONG
 
 TOKENS = 48
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
@@ -128,7 +129,7 @@ def test_calls_that_overlap_do_not_meet(built, family):
     """Two threads run the same head; the decoder and an encoder run while another item is in the tower."""
     llm = LLM(built(family), max_model_len=256)
     model, feature = llm._engine_loop.core.runner.model, llm._inputs.process(prompts(family)[0]).features[0]
-    hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=60)
+    hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=LONG)
 
     def logits(i):
         with torch.inference_mode():
