@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import struct
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from .codec import SharedTensors, decode, encode
 
 _PAGE = 4096
 _HEAD = struct.Struct("<Q")  # bytes of shared memory; 0: no descriptor follows
+Packed = tuple[bytes, int | None]
+"""A message and the descriptor of its shared memory, which `Channel.send` closes."""
 
 
 class Channel:
@@ -28,33 +30,35 @@ class Channel:
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))  # for descriptors: sending one must not need another
 
-    def send(self, data: bytes, shared: SharedTensors) -> None:
+    def send(self, data: bytes, descriptor: int | None) -> None:
         """Send a message that `pack` returned. Raise OSError if the other side is gone."""
-        if not shared.num_bytes:
-            self._connection.send_bytes(_HEAD.pack(0) + data)
-            return
-        descriptor = _share(shared)
         try:
-            self._connection.send_bytes(_HEAD.pack(shared.num_bytes) + data)
-            send_handle(self._connection, descriptor, None)
+            self._connection.send_bytes(data)
+            if descriptor is not None:
+                socket.send_fds(self._socket, [b"d"], [descriptor])
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def receive(self) -> Any:
         """Wait for the next message and return it. Raise EOFError or OSError if the other side is gone."""
         data, memory = self._connection.recv_bytes(), None
         (num_bytes,) = _HEAD.unpack_from(data)
         if num_bytes:
-            descriptor = recv_handle(self._connection)
+            _, descriptors, *_ = socket.recv_fds(self._socket, 1, 1)
+            if not descriptors:
+                raise EOFError
             try:
-                memory = _map(descriptor, num_bytes)
+                memory = _map(descriptors[0], num_bytes)
             finally:
-                os.close(descriptor)
+                os.close(descriptors[0])
         return decode(memoryview(data)[_HEAD.size :], memory)
 
     def close(self) -> None:
         self._connection.close()
+        self._socket.close()
 
 
 class Activity:
@@ -83,23 +87,33 @@ class Activity:
             os.close(self.fileno)
 
 
-def pack(message: object) -> tuple[bytes, SharedTensors]:
-    """Return the arguments of `Channel.send`. Raise TypeError for a value that a message cannot hold."""
-    shared = SharedTensors()
-    return encode(message, shared), shared
+def pack(message: object, share: bool = True) -> Packed:
+    """Return the arguments of `Channel.send`. `share`: put large tensors in shared memory.
+
+    Raises:
+        TypeError: a value that a message cannot hold.
+        MemoryError: there is no descriptor or no memory for the tensors.
+    """
+    shared = SharedTensors() if share else None
+    data, size = encode(message, shared), shared.num_bytes if shared else 0
+    return _HEAD.pack(size) + data, _share(shared) if shared and size else None
 
 
 def _share(shared: SharedTensors) -> int:
     """Return a descriptor of memory that holds the tensors."""
-    descriptor = os.memfd_create("sensorium", os.MFD_CLOEXEC)
+    descriptor = -1
     try:
+        descriptor = os.memfd_create("sensorium", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, shared.num_bytes)
         memory = _map(descriptor, shared.num_bytes)
         for offset, tensor in shared.tensors:
             size = tensor.numel() * tensor.itemsize
             memory[offset : offset + size].view(tensor.dtype).copy_(tensor.reshape(-1))
-    except BaseException:
-        os.close(descriptor)
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, OSError | RuntimeError):  # RuntimeError: torch's
+            raise MemoryError(f"no shared memory for {shared.num_bytes:,} bytes of tensors ({error})") from None
         raise
     return descriptor
 

@@ -127,7 +127,7 @@ class EngineCore:
         self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_adapter(request.adapter)
-        self._check_items(request.features if request.cross is None else (*request.features, request.cross))
+        self._quarantine.check_items(request.features if request.cross is None else (*request.features, request.cross))
         if request.request_id in self._compiling:
             raise InputError(f"request {request.request_id!r} is already being served")
         if params.structured_outputs is not None:
@@ -160,7 +160,7 @@ class EngineCore:
                 misplaced items.
         """
         self._check_tokens("token_ids", token_ids)
-        self._check_items(features)
+        self._quarantine.check_items(features)
         self._check_adapter(adapter or "")
         self.scheduler.append(request_id, token_ids, features, close, adapter)
 
@@ -337,8 +337,6 @@ class EngineCore:
     def _record_encoder_results(self, done: StepOutput) -> list[tuple[EncodeTask, EncodeResult]]:
         """Record encoder results and return the items that failed."""
         broken = []
-        if done.encoded:
-            self.report_encoding(())
         for result in done.encoded:
             task = None if result.source == "dropped" else self._asked.pop(result.hash, None)
             if task is None:  # its requests have ended meanwhile
@@ -359,6 +357,8 @@ class EngineCore:
                     request.item_sources[task.index] = "disk"
             else:
                 self._encoder_calls += 1
+        if done.encoded:
+            self.report_encoding(key for key in self._asked if key in self.scheduler.encoder_cache.pending)
         return broken
 
     def _fail_others(self, broken: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
@@ -371,10 +371,6 @@ class EngineCore:
                 error = result.error.for_item(*find_item([item for _, item in request.items()], result.hash))
                 failed.append(self.scheduler.fail(TokenOutput(request.request_id, (), error=error)))
         return failed
-
-    def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
-        for feature in features:
-            self._quarantine.check(feature.hash, *find_item(features, feature.hash))
 
     def _check_adapter(self, name: str) -> None:
         known = self.info.adapters

@@ -22,7 +22,7 @@ import torch
 from ..mm import errors as mm_errors
 from ..mm.errors import EngineDeadError, InputError
 from ..mm.registry import registered_models
-from ..mm.types import MultiModalFeature, find_item
+from ..mm.types import MultiModalFeature
 from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .logits_processors import import_path
@@ -111,7 +111,7 @@ class ProcessCore:
             if name not in self._registered:
                 self._ask("register", name, import_path(name))
                 self._registered.add(name)
-        self._check_items(request.features if request.cross is None else (*request.features, request.cross))
+        self._quarantine.check_items(request.features if request.cross is None else (*request.features, request.cross))
         self._ask("add", request)
 
     def append(
@@ -122,7 +122,7 @@ class ProcessCore:
         close: bool = False,
         adapter: str | None = None,
     ) -> None:
-        self._check_items(features)
+        self._quarantine.check_items(features)
         self._ask("append", request_id, tuple(token_ids), tuple(features), close, adapter)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
@@ -154,10 +154,6 @@ class ProcessCore:
         self._closed = True
         self._finalizer()
 
-    def _check_items(self, features: Sequence[MultiModalFeature]) -> None:
-        for feature in features:
-            self._quarantine.check(feature.hash, *find_item(features, feature.hash))
-
     def _ask(self, verb: str, *arguments: object) -> Any:
         """Call a verb of the child and return its result. Raise the error that the verb raised there."""
         if self._dead:
@@ -165,11 +161,11 @@ class ProcessCore:
         if self._closed:
             raise InputError("the engine was closed; make a new one", code="engine_closed")
         try:
-            data, shared = pack((verb, arguments))
+            packed = pack((verb, arguments))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"{verb}: {error}; the engine's process takes plain data only") from None
         try:
-            self._channel.send(data, shared)
+            self._channel.send(*packed)
             failed, value, records = self._channel.receive()
         except (EOFError, OSError):
             self._kill()

@@ -82,12 +82,22 @@ class _Server:
     def run(self) -> None:
         """Answer verbs. Raise EOFError or OSError if the parent is gone."""
         while True:
-            verb, arguments = self._channel.receive()
-            if verb == "close":
-                return
-            failed, value = self._answer(verb, arguments)
-            del arguments  # frees tensors together with their request
-            self._channel.send(*pack((failed, value, self._records.take())))
+            try:
+                verb, arguments = self._channel.receive()
+            except (EOFError, OSError):
+                raise
+            except Exception as error:  # it was received whole, but its values cannot be read
+                reply: tuple[bool, Any] = True, _described(error)
+            else:
+                if verb == "close":
+                    return
+                reply = self._answer(verb, arguments)
+                del arguments  # frees tensors together with their request
+            try:
+                packed = pack((*reply, self._records.take()), share=False)
+            except Exception as error:
+                packed = pack((True, _described(error), []), share=False)
+            self._channel.send(*packed)
 
     def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
         """Return (False, result) or (True, error) of a verb."""

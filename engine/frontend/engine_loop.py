@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -110,9 +111,9 @@ class EngineLoop:
             if self.asleep:
                 raise InputError(ASLEEP, code="engine_asleep")
             self._start()
-            for handle in handles:
-                if handle.request_id in self._names:
-                    reason = f"request_id {handle.request_id[:80]!r} is in use; give another one, or wait until it is finished"
+            for name, times in Counter(handle.request_id for handle in handles).items():
+                if name in self._names or (name is not None and times > 1):
+                    reason = f"request_id {str(name)[:80]!r} is in use; give another one, or wait until it is finished"
                     raise InputError(reason, param="request_id")
             for handle in handles:
                 number = next(self._numbers)
@@ -234,8 +235,12 @@ class EngineLoop:
             if self._names:
                 counts = f"requests being served: {len(self._names) - live}, live sessions open: {live}"
                 raise InputError(f"{counts}; wait for them or end them, then call sleep()")
-            self.core.sleep()
             self.asleep = True
+        try:
+            self.core.sleep()
+        except BaseException:
+            self.asleep = False
+            raise
 
     def _wake_up(self) -> None:
         self.core.wake_up()

@@ -97,12 +97,11 @@ class InputQueue:
         with self._lock:
             if entry.stage == "held":
                 self._bytes -= entry.num_bytes
-            if entry.stage == "fetching":
-                for future in entry.downloads:
-                    future.cancel()
             if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
                 entry.parsed.ledger.close()
             self._move(entry, "gone")
+            for future in entry.downloads:  # after the move, or the last one would send the entry to its next stage
+                future.cancel()
             self._start_ready()
 
     def close(self) -> None:

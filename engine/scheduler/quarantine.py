@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...mm.errors import MediaError
+from ...mm.types import MultiModalFeature, find_item
 
 _MAX_ITEMS = 4096  # beyond it, the oldest item is admitted again
 
@@ -34,6 +35,11 @@ class Quarantine:
         self._until.move_to_end(key)
         if len(self._until) > _MAX_ITEMS:
             self._until.popitem(last=False)
+
+    def check_items(self, features: Sequence[MultiModalFeature]) -> None:
+        """Raise MediaError if one of the items is refused."""
+        for feature in features:
+            self.check(feature.hash, *find_item(features, feature.hash))
 
     def check(self, key: str, modality: str, index: int) -> None:
         """Raise MediaError if the item is refused. The error names it by modality and index."""

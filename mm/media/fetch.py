@@ -123,8 +123,8 @@ def _plain_name(host: str) -> str:
 class _LimitedStream(io.RawIOBase):
     """The byte stream of a server, counted and timed: slow senders and wrong lengths cannot exceed the limits."""
 
-    def __init__(self, stream: socket.socket, policy: MediaPolicy, deadline: float) -> None:
-        self.stream, self.policy, self.deadline = stream, policy, deadline
+    def __init__(self, stream: socket.socket, policy: MediaPolicy, deadline: float, ledger: Ledger) -> None:
+        self.stream, self.policy, self.deadline, self.ledger = stream, policy, deadline, ledger
         self.left = (
             policy.max_bytes + policy.max_bytes // 8 + _LONGEST_HEAD
         )  # with room for headers and for the framing of chunked bodies
@@ -136,6 +136,7 @@ class _LimitedStream(io.RawIOBase):
         self.stream.settimeout(_seconds_left(self.policy, self.deadline))
         count = self.stream.recv_into(buffer)
         self.left -= count
+        self.ledger.check_open()
         if self.left < 0:
             raise InputError(f"the server sends more than {self.policy.max_bytes:,} bytes, the limit (media: max_bytes)")
         return count
@@ -213,7 +214,7 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
     connection = http.client.HTTPConnection(target.host, target.port)
-    wire = _LimitedStream(stream, policy, deadline)
+    wire = _LimitedStream(stream, policy, deadline, ledger)
     connection.sock = _HttpSocket(wire)  # type: ignore[assignment]
     name = f"[{target.host}]" if ":" in target.host else target.host
     host = name if target.port == _PORTS[target.scheme] else f"{name}:{target.port}"
@@ -229,12 +230,12 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
         raise InputError(f"{target.host} answers with status {response.status}; check the URL, or give bytes")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
         raise InputError(f"{target.host} sends it compressed although it was asked not to; fetch it yourself and give bytes")
-    return _body(response, target, wire, ledger)
+    return _body(response, target, wire)
 
 
-def _body(response: http.client.HTTPResponse, target: _Target, wire: _LimitedStream, ledger: Ledger) -> bytes:
+def _body(response: http.client.HTTPResponse, target: _Target, wire: _LimitedStream) -> bytes:
     """Read the body. The time that it waits for other requests' memory does not count against `max_seconds`."""
-    policy = wire.policy
+    policy, ledger = wire.policy, wire.ledger
     expected = response.length  # None without a Content-Length
     too_large = InputError(f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)")
     if expected is not None and expected > policy.max_bytes:

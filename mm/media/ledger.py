@@ -54,6 +54,11 @@ class Ledger:
             self._budget.holders.discard(self)
             self._budget.changed.notify_all()
 
+    def check_open(self) -> None:
+        """Raise InputError if the request has ended."""
+        if self.closed:
+            raise InputError("its request has ended")
+
     def start(self) -> float:
         """Return the deadline of all downloads of the request. The first call sets it."""
         with self._budget.changed:
@@ -96,8 +101,7 @@ class Ledger:
     def _has_room(self, size: int, wait: bool) -> bool:
         """Return whether the bytes may be read now; InputError if they never may."""
         budget, most = self._budget, self._budget.policy.max_request_bytes
-        if self.closed:
-            raise InputError("its request has ended")
+        self.check_open()
         if self._taken + size > most:
             reason = f"the media of its request are more than {most:,} bytes (media: max_request_bytes)"
             raise InputError(f"{reason}; send fewer or smaller items")

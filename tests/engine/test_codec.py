@@ -90,6 +90,12 @@ def test_every_message_type_is_covered():
     assert {kind for kind in vars(types).values() if is_dataclass(kind)} <= covered
 
 
+def test_a_key_that_could_not_be_read_again_is_refused():
+    for key in (types.PoolingParams((3, 4)), (1, 2)):
+        with pytest.raises(TypeError, match="cannot be part of a message"):
+            encode({"outer": {key: 1}})
+
+
 def test_invalid_messages_are_refused():
     with pytest.raises(TypeError, match="function"):
         encode({"callback": lambda: None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import itertools
 import os
@@ -11,13 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams, register_logits_processor
+from sensorium.engine import channel, core_server
 from sensorium.engine.channel import Channel, pack
 from sensorium.engine.config import make_config
 from sensorium.engine.core import EngineCore
@@ -347,10 +351,10 @@ def test_large_tensors_go_through_memory_without_a_name():
         "small": torch.tensor([1.5, 2.5]),
         "empty": torch.empty(0, 4),
     }
-    data, shared = pack(tensors)
+    data, descriptor = pack(tensors)
     assert len(data) < 1000
-    assert len(shared.tensors) == 2
-    sender = threading.Thread(target=ours.send, args=(data, shared))
+    assert os.fstat(descriptor).st_size >= tensors["large"].nbytes + tensors["turned"].nbytes
+    sender = threading.Thread(target=ours.send, args=(data, descriptor))
     sender.start()
     found = theirs.receive()
     sender.join()
@@ -365,6 +369,53 @@ def test_large_tensors_go_through_memory_without_a_name():
     del found
     gc.collect()
     assert "memfd:sensorium" not in Path("/proc/self/maps").read_text()
+
+
+def test_a_message_that_cannot_be_sent_fails_its_request_only(llm, monkeypatch):
+    """This process has no descriptor left for the pixels of one request; a value of another cannot be written."""
+    pid, params = llm._engine_loop.core.pid, SamplingParams(max_tokens=2)
+    stream = llm.stream("user 1", LONG)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(channel.os, "memfd_create", refuse)
+        prompt = {"prompt": SLOT + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 99, 9))}}
+        (full,) = llm.generate(prompt, params, use_tqdm=False)
+    assert full.error.code == "out_of_memory"
+    unwritable = SamplingParams(max_tokens=2, logits_processors={"suppress_tokens": {"tokens": {Frozen(): 1}}})
+    (output,) = llm.generate("user 1", unwritable, use_tqdm=False)
+    assert output.error.code == "invalid_input"
+    assert [*stream][-1].error is None
+    assert llm._engine_loop.core.pid == pid
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A key that msgspec writes but cannot read."""
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_values_that_cannot_be_read_or_written_do_not_end_the_server(monkeypatch):
+    ours, theirs = pair()
+    server = core_server._Server(theirs, core_server._Records(), None)
+    server._core = SimpleNamespace(fine=lambda: 1, unwritable=object)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    for verb, failed in (("unwritable", True), ("fine", False)):
+        ours.send(*pack((verb, ())))
+        assert ours.receive()[0] is failed
+    data, _ = pack(("fine", ()))
+    ours.send(data[:8] + b"\xc1", None)
+    assert ours.receive()[0]
+    ours.send(*pack(("fine", ())))
+    assert ours.receive() == (False, 1, ())
+    ours.send(*pack(("close", ())))
+    thread.join(LONG_WAIT)
+    assert not thread.is_alive()
+    ours.close()
+    theirs.close()
 
 
 def test_the_memory_of_an_item_goes_with_its_request(llm):

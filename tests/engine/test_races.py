@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sensorium import LLM, SamplingParams
+from sensorium.mm.errors import InputError
 from waiting import LONG as LONG_WAIT
 from waiting import hold_first_step, hold_steps, wait_until
 
@@ -111,6 +112,29 @@ def test_a_cancelled_call_ends_no_request(llm):
     gate.set()
     caller.join(LONG_WAIT)
     assert found[0].error is None
+
+
+def test_callers_are_refused_and_not_kept_waiting_while_the_engine_falls_asleep(llm):
+    loop, begun, gate = llm._engine_loop, threading.Event(), threading.Event()
+    sleep = loop.core.sleep
+
+    def slowly():
+        begun.set()
+        assert gate.wait(LONG_WAIT)
+        sleep()
+
+    loop.core.sleep = slowly
+    asleep = loop.sleep()
+    assert begun.wait(LONG_WAIT)
+    with pytest.raises(InputError, match="asleep"):
+        llm.generate("user 1", SHORT, use_tqdm=False)
+    gate.set()
+    asleep.result(LONG_WAIT)
+    llm.wake_up()
+    loop.core.sleep = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        llm.sleep()
+    assert llm.generate("user 1", SHORT, use_tqdm=False)[0].error is None
 
 
 def test_each_turn_of_a_live_session_is_observed_once(llm):

@@ -185,6 +185,13 @@ def test_abort_by_name(llm, engine, monkeypatch):
     assert_idle(llm)
 
 
+def test_two_requests_of_a_call_have_different_names(llm):
+    handles = [llm.request("user 1", greedy(), request_id=name) for name in ("a", "b", "a")]
+    with pytest.raises(InputError, match="'a' is in use"):
+        list(llm.serve(handles, use_tqdm=False))
+    assert_idle(llm)
+
+
 def test_two_event_loops_and_a_thread_at_once(llm, engine):
     expected = alone(llm, [asked(i) for i in range(8)], greedy())
     found = {}

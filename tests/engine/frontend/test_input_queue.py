@@ -213,6 +213,17 @@ def test_dropped_prompts_give_no_result(queue):
     assert queue.input_queue._bytes == 0
 
 
+def test_a_prompt_dropped_during_its_downloads_is_not_processed(queue):
+    media = Media(queue, fetches=(Future(), Future()))
+    (entry,) = queue.add(queue.entry("far", lambda: media))
+    wait_until(lambda: entry.stage == "fetching")
+    queue.input_queue.drop(entry)
+    queue.settle()
+    assert queue.most == 0
+    assert media.ledger.closed
+    assert all(download.cancelled() for download in media.downloads)
+
+
 def test_errors_are_results(queue):
     def broken():
         raise ValueError("no such thing")

@@ -239,6 +239,19 @@ def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
     toy.assert_empty(core)
 
 
+@pytest.mark.parametrize("late", [0, 3])
+def test_items_are_reported_until_their_own_result(toy, late):
+    """The report names the items of a process that dies: all that are being encoded, and no others."""
+    core, reported = toy.make_core(async_scheduling=True, late=late, encoder_budget=4), []
+    core.report_encoding = lambda keys: reported.append(set(keys))
+    for i in range(3):
+        core.add(toy.of(f"r{i}", [*[toy.PAD] * 4, 7 + i], [toy.item(0, 4, i)]))
+    while core.scheduler.requests:
+        core.step()
+        assert not reported or reported[-1] == core.scheduler.encoder_cache.pending
+    assert len(set().union(*reported)) == 3
+
+
 def test_sleep_drops_the_running_call(toy):
     _, sees, _ = requests(toy)
     core = toy.make_core(async_scheduling=True, late=10**9)

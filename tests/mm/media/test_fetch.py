@@ -18,7 +18,9 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import fetch as module
 from sensorium.mm.media.addresses import is_public
 from sensorium.mm.media.fetch import fetch
+from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
+from waiting import wait_until
 
 LOCAL = MediaPolicy(
     allow_private_hosts=True, allowed_media_ports=None, max_bytes=1000, timeout=60, max_seconds=60, max_redirects=2
@@ -125,6 +127,17 @@ def test_a_slow_sender_hits_the_time_limit(server, path):
     with pytest.raises(InputError, match=r"longer than 0.5 s \(media: max_seconds\)"):
         fetch(f"http://127.0.0.1:{server.server_port}/{path}", replace(LOCAL, max_seconds=0.5))
     assert time.monotonic() - start < 60  # of 90
+
+
+@pytest.mark.parametrize("path", ["drip", "drip-head"])
+def test_a_download_ends_with_its_request(server, path):
+    ledger = MediaBudget(LOCAL).open()
+    seen = len(server.seen)
+    closer = threading.Thread(target=lambda: (wait_until(lambda: len(server.seen) > seen), ledger.close()))
+    closer.start()
+    with pytest.raises(InputError, match="its request has ended"):
+        fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL, ledger)
+    closer.join()
 
 
 def test_redirects_are_checked_again(server, monkeypatch):
