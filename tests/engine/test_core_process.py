@@ -378,7 +378,7 @@ def test_a_message_that_cannot_be_sent_fails_its_request_only(llm, monkeypatch):
     next(stream)
     with monkeypatch.context() as patch:
         patch.setattr(channel.os, "memfd_create", refuse)
-        prompt = {"prompt": SLOT + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 99, 9))}}
+        prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 99, 9))}}
         (full,) = llm.generate(prompt, params, use_tqdm=False)
     assert full.error.code == "out_of_memory"
     unwritable = SamplingParams(max_tokens=2, logits_processors={"suppress_tokens": {"tokens": {Frozen(): 1}}})
