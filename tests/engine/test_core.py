@@ -282,7 +282,7 @@ def test_a_loop_is_repaired_without_another_encoder_call(toy):
     for output in outputs:
         answer = answer[: len(answer) - output.num_removed] + list(output.token_ids)
     assert answer[0] == 20, "rolled back to where the loop began"
-    assert answer[1:] == [30, 0, 30, 0, 30, 0], "which may not be said again; the next best is a loop of its own"
+    assert answer[1:] == [30, 0, 30, 0, 30, 0], "the forbidden tokens are not repeated; the next best ones are another loop"
     assert outputs[-1].finish_reason == "repetition", "and more than one is not repaired"
     assert core.runner.model.encode_calls == [1]
     toy.assert_empty(core)

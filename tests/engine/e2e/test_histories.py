@@ -106,7 +106,7 @@ class History(RuleBasedStateMachine):
         )
         core.add(request)
         alone = self.toy.drain(core)[name]
-        assert self.answers[name] == self.toy.tokens_of(alone), f"{name} read otherwise in company"
+        assert self.answers[name] == self.toy.tokens_of(alone), f"{name} has another answer in a batch"
         assert output.finish_reason == alone[-1].finish_reason
         if self.asked[name].hold_open:
             self.done.add(name)
@@ -179,7 +179,7 @@ class History(RuleBasedStateMachine):
         for _ in range(3000):
             for output in self.core.step().outputs if scheduler.waiting or scheduler.running else ():
                 self.take(output)
-        assert not [*scheduler.waiting, *scheduler.running], "the engine does not come to rest"
+        assert not [*scheduler.waiting, *scheduler.running], "the engine does not become idle"
         for name in list(self.asked):
             self.core.abort(name)
         self.toy.assert_empty(self.core)

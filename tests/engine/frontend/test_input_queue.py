@@ -119,7 +119,7 @@ def test_downloads_occupy_no_worker(queue):
     for future in slow:
         future.set_result(None)
     queue.wait(*(f"far{i}" for i in range(6)))
-    assert queue.most <= 2, "they were decoded by the workers all the same"
+    assert queue.most <= 2, "the workers decoded them anyway"
 
 
 def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():

@@ -71,7 +71,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token(toy):
     first = generate(toy, core, "a", range(10, 18))
     again = generate(toy, core, "b", range(10, 18))
     assert first[0] == again[0]
-    assert again[1].cached_tokens == 4, "the block of the last token is computed anew, in a block of its own"
+    assert again[1].cached_tokens == 4, "the block of the last token is computed again, in a new block"
 
 
 @pytest.mark.parametrize("changes", [{"salt": "other"}, {"adapter": "other"}])

@@ -37,8 +37,8 @@ def assert_sound(report: dict[str, Any], seed: int, disagreements: float) -> Non
     assert missed <= disagreements * report["bare"], f"seed {seed}: {missed} of {report['bare']}:\n" + "\n".join(
         report["unlike"][:20]
     )
-    assert report["jumped"] >= 0.95 * report["taken"], "decoders hide damage by what they saw before, but not that often"
-    assert report["taken"] >= 0.25 * report["cases"], "the mutants are too broken to say much"
+    assert report["jumped"] >= 0.95 * report["taken"], "decoders conceal damage with earlier frames, but not that often"
+    assert report["taken"] >= 0.25 * report["cases"], "too many mutants are refused for the test to be meaningful"
     later = report["memory"][len(report["memory"]) // 2 :]
     if len(later) > 100:  # of fewer, one step of the allocator says more than a leak
         slope = np.polyfit(np.arange(len(later)), later, 1)[0] * len(later)
