@@ -1,4 +1,4 @@
-"""What a weight format is, and helpers to read quantization_config."""
+"""Interface of weight formats, and helpers to read quantization_config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ META = torch.device("meta")
 
 
 class WeightFormat(Protocol):
-    """How one weight `[out, in]` is stored. Implementations are frozen dataclasses."""
+    """Storage format of one weight `[out, in]`. Implementations are frozen dataclasses."""
 
     def layout(self, outputs: int, inputs: int) -> dict[str, Tensor]:
         """Return the stored tensors that are always there, by the last part of their name, on the meta device."""

@@ -1,4 +1,4 @@
-"""Which families' processors add the tokenizer's special tokens to prompts and rendered chats."""
+"""Families whose processors add the tokenizer's special tokens to prompts and rendered chats."""
 
 from __future__ import annotations
 
