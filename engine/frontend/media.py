@@ -215,7 +215,7 @@ class MultiModalProcessor:
         if item.processed is not None and item.source.uuid is None:
             return item.processed
         try:  # items with a uuid are cached, even encoder rows that the caller gave
-            processed = self._cache.make(item.key, lambda: item.processed or self._process(item, timings))
+            processed = self._cache.make(item.key, lambda: item.processed or self._process(item, tenant, timings))
         except MediaError as error:  # the error may come from another request, where the item has another index
             raise media_error(error, item.source.modality, item.source.index) from None
         if item.source.uuid is None:
@@ -248,7 +248,8 @@ class MultiModalProcessor:
                 processed = _from_embeddings(source.data, item_info)
             if processed is None and source.data is None:
                 raise _cache_miss(source)
-            headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, self.settings.policy))
+            policy = self.settings.policy
+            headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, policy, tenant))
             grids = processed.geometries if processed else tuple(item_info.geometry(header) for header in headers)
             spans = tuple(item_info.spans(source.modality, grids))
             rows = sum(grid.num_embeds for grid in grids)
@@ -294,11 +295,11 @@ class MultiModalProcessor:
         small = self._open(source, item.info, tenant, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
 
-    def _process(self, item: PlannedItem, timings: dict[str, float]) -> ProcessedItem:
+    def _process(self, item: PlannedItem, tenant: str | None, timings: dict[str, float]) -> ProcessedItem:
         source, start = item.source, time.perf_counter()
         with gate.error_context(source):
             with _stage("decoding"):
-                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy)
+                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant)
             if not item.plan.exact:
                 self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
             middle = time.perf_counter()

@@ -25,6 +25,7 @@ from ...mm.media.isolate import call_worker, keep_workers
 from ...processors.text.tokenizer import Tokenizer
 from ..sampling_params import StructuredOutputsParams
 
+WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 _WHITESPACE: dict[str, dict[str, object]] = {
     "compact": {"whitespace_flexible": False},
     "flexible": {"whitespace_pattern": r"[ \n\r\t]{1,40}"},  # bounded, or a model could fill its answer with whitespace

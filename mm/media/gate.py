@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from PIL import _plugins
 
@@ -14,7 +15,7 @@ from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
 from .audio_files import has_audio
-from .isolate import codec_runner
+from .isolate import CodecRunner, codec_runner
 from .ledger import Ledger
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
 from .source import read
@@ -62,13 +63,16 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
         return digest("media", source.modality, source.kind, content)
 
 
-def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaHeader]:
+def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: str | None = None) -> list[MediaHeader]:
     """Return the headers of a source's items without decoding it: several for a video in chunks or with audio, else one.
+
+    `tenant`: worker processes that have served another one are not used.
 
     Raises:
         MediaError: a header cannot be read, or exceeds a limit.
     """
-    run = codec_runner(policy, source.data)
+    runner = partial(codec_runner, policy, tenant=tenant)
+    run = runner(source.data)
     with error_context(source):
         if source.kind == "image":
             header = run(image.probe_image, source.data, policy)
@@ -78,43 +82,44 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[Me
             header = run(video.probe_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
-        track = _audio_of(source, spec, policy)
-        return [header] if track is None else [header, run(audio.probe_audio, track, spec.rate, policy)]
+        track = _audio_of(source, spec, policy, run)
+        return [header] if track is None else [header, runner(track)(audio.probe_audio, track, spec.rate, policy)]
 
 
-def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> list[MediaItem]:
-    """Decode the items of a source, one for each header of `probe`.
+def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: str | None = None) -> list[MediaItem]:
+    """Decode the items of a source, one for each header of `probe`. `tenant` is that of `probe`.
 
     Raises:
         MediaError: the source is broken, or exceeds a limit.
     """
-    run = codec_runner(policy, source.data)
+    runner = partial(codec_runner, policy, tenant=tenant)
+    run = runner(source.data)
     item: MediaItem
     with error_context(source):
         if source.kind == "image":
             if isinstance(source.data, bytes) and image.is_slow(source.data, policy):
-                run = codec_runner(policy, source.data, slow=True)
+                run = runner(source.data, slow=True)
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
-            item = _decode_audio(source.data, spec, policy)
+            item = _decode_audio(source.data, spec, policy, run)
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
-        track = _audio_of(source, spec, policy)
-        return [item] if track is None else [item, _decode_audio(track, spec, policy)]
+        track = _audio_of(source, spec, policy, run)
+        return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track))]
 
 
-def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy) -> AudioItem:
-    return AudioItem(codec_runner(policy, data)(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
+def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> AudioItem:
+    return AudioItem(run(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
 
 
-def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy) -> object | None:
+def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> object | None:
     """Return the source of a video's audio: the file or the attached samples. None if there is no audio to use."""
     if not spec.use_audio_in_video or source.kind != "video":
         return None
     if isinstance(source.data, bytes | bytearray | memoryview):
-        return source.data if codec_runner(policy, source.data)(has_audio, bytes(source.data), policy) else None
+        return source.data if run(has_audio, bytes(source.data), policy) else None
     return attached_audio(source.data)
 
 

@@ -1,13 +1,16 @@
 """Run codec functions in worker processes, which may crash without harm to the engine.
 
-A worker serves one item at a time, so there are as many as there are concurrent calls; idle workers are reused, the most
-recently used first. Messages are msgpack followed by tensors as raw bytes: nothing that comes back is ever executed.
+A worker serves one item at a time, so there are as many as there are concurrent calls; idle workers are reused by the tenant
+that they have served, the most recently used first. Messages are msgpack followed by tensors as raw bytes: nothing that comes
+back is ever executed.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import resource
 import signal
 import socket
 import struct
@@ -18,6 +21,7 @@ import time
 import typing
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -27,8 +31,11 @@ from torch import Tensor
 from ..errors import InputError
 from .policy import MediaPolicy
 
+_log = logging.getLogger("sensorium")
 START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
 FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
+LEAK = 512 << 20  # bytes of address space that a worker may keep after its items
+_MOST_OTHERS = 4  # idle workers of other tenants
 _LENGTH = struct.Struct("<Q")
 _INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR")  # variables of the worker; no secrets
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -36,15 +43,11 @@ T = TypeVar("T")
 
 
 class WorkerReply(msgspec.Struct):
-    """Outcome of an item: "value", "input" (`text` is that of an InputError), "memory" or "bug" (`text` is a traceback).
-
-    `stale`: the worker has leaked memory and should not be reused.
-    """
+    """Outcome of an item: "value", "input" (`text` is that of an InputError), "memory" or "bug" (`text` is a traceback)."""
 
     kind: str
     text: str = ""
     value: object = None
-    stale: bool = False
 
 
 class WorkerRequest(msgspec.Struct):
@@ -54,7 +57,6 @@ class WorkerRequest(msgspec.Struct):
     name: str
     args: list[object]
     seconds: float
-    memory: int
 
 
 class CodecRunner(Protocol):
@@ -63,21 +65,23 @@ class CodecRunner(Protocol):
     def __call__(self, function: Callable[..., T], data: Any, /, *args: object) -> T: ...
 
 
-def codec_runner(policy: MediaPolicy, data: object, slow: bool = False) -> CodecRunner:
+def codec_runner(policy: MediaPolicy, data: object, slow: bool = False, tenant: str | None = None) -> CodecRunner:
     """Return `run_isolated` for encoded bytes that are `slow` or if the policy isolates codecs, else `_run_inline`."""
-    return run_isolated if (slow or policy.decode_isolation == "process") and isinstance(data, bytes) else _run_inline
+    isolated = (slow or policy.decode_isolation == "process") and isinstance(data, bytes)
+    return partial(run_isolated, tenant=tenant) if isolated else _run_inline
 
 
 def _run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
     return function(data, *args)
 
 
-def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T:
+def run_isolated(function: Callable[..., T], data: bytes, /, *args: object, tenant: str | None = None) -> T:
     """Run `function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
 
     The function must be a module's function with type hints. Arguments and result are numbers, strings, tensors, and
     dataclasses of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its
-    libraries (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included.
+    libraries (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included. A worker
+    that has served one tenant serves no other.
 
     Raises:
         InputError: raised by the function, with the same text, or the function crashed, took too long or needed too much.
@@ -87,8 +91,8 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T
     if policy is None:
         raise TypeError(f"{function.__name__} is called without a MediaPolicy")
     seconds, memory = min(float(policy.worker_seconds), FOREVER), int(min(policy.worker_memory_bytes, 1 << 62))
-    request = WorkerRequest(function.__module__, function.__name__, list(args), seconds, memory)
-    reply, tensors = _ask(request, data)
+    request = WorkerRequest(function.__module__, function.__name__, list(args), seconds)
+    reply, tensors = _ask(request, data, memory, tenant, policy.worker_sandbox == "require")
     if reply.kind == "value":
         hint = typing.get_type_hints(function)["return"]
         result: T = msgspec.convert(reply.value, hint, dec_hook=lambda _, form: _shaped(tensors, form))
@@ -104,7 +108,7 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object) -> T
 
 def call_worker(function: Callable[[bytes], object], data: bytes, seconds: float, memory: int) -> WorkerReply:
     """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long."""
-    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds, memory), data)[0]
+    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds), data, memory)[0]
 
 
 def close_workers() -> None:
@@ -140,27 +144,33 @@ def _release(process: int) -> None:
 
 
 class CodecWorker:
-    """A worker process and the socket to it. Used by one thread at a time."""
+    """A worker process and the socket to it. Used by one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        module: imported before the worker is cut off. Codecs of this package always are.
+        tenant: whose items it serves.
+    """
+
+    def __init__(self, module: str, tenant: str | None) -> None:
+        self.pool = _pool(module, tenant)
         self._channel, theirs = socket.socketpair()
         # the import paths of this process, without the worker's current folder
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-        command = [sys.executable, "-P", "-m", f"{__package__}.worker", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", f"{__package__}.worker", module]
         env = (
             {name: os.environ[name] for name in _INHERITED if name in os.environ}
             | dict.fromkeys(_THREADS, "1")
             | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
         )
         with theirs:
-            self._process = subprocess.Popen(
-                command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+            self._process = subprocess.Popen(command, env=env, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         try:
-            receive(self._channel, time.monotonic() + START_SECONDS)
+            message, _ = receive(self._channel, time.monotonic() + START_SECONDS)
         except (OSError, EOFError):
             self.stop()
             raise RuntimeError(f"the codec worker did not start (exit status {self._process.returncode})") from None
+        self.problem = msgspec.msgpack.decode(message, type=str)
+        self._most_idle = self.address_space() + LEAK
 
     @property
     def pid(self) -> int:
@@ -170,12 +180,25 @@ class CodecWorker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
+    @property
+    def leaks(self) -> bool:
+        """True if it has kept too much memory."""
+        return self.address_space() > self._most_idle
+
+    def address_space(self) -> int:
+        """Return the bytes of address space that the process has mapped."""
+        with open(f"/proc/{self.pid}/statm") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+    def ask(self, request: WorkerRequest, data: bytes, memory: int) -> tuple[WorkerReply, list[Tensor]]:
         """Return the reply and its tensors. TimeoutError if it is late, EOFError or OSError if the worker died."""
         deadline = time.monotonic() + request.seconds
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        allowed = self.address_space() + 2 * len(data) + memory  # it holds the data twice when it receives them
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (allowed if hard < 0 else min(allowed, hard), hard))
         self._channel.settimeout(request.seconds)
         send(self._channel, request, [memoryview(data)])
-        message, tensors = receive(self._channel, deadline, request.memory)
+        message, tensors = receive(self._channel, deadline, memory)
         return msgspec.msgpack.decode(message, type=WorkerReply), tensors
 
     def stop(self) -> int:
@@ -188,13 +211,16 @@ class CodecWorker:
 _idle: list[CodecWorker] = []
 _lock = threading.RLock()  # owners may be garbage collected, and so released, anywhere
 _owners = _closes = 0
+_warned = False
 
 
-def _ask(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
+def _ask(
+    request: WorkerRequest, data: bytes, memory: int, tenant: str | None = None, require: bool = False
+) -> tuple[WorkerReply, list[Tensor]]:
     began = _closes
-    worker = _take()
+    worker = _take(request.module, tenant, require)
     try:
-        reply, tensors = worker.ask(request, data)
+        reply, tensors = worker.ask(request, data, memory)
     except TimeoutError:
         worker.stop()
         raise InputError(_slow(request.seconds)) from None
@@ -208,24 +234,42 @@ def _ask(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]
         worker.stop()
         raise
     with _lock:
-        kept = not reply.stale and _closes == began
-        if kept:
+        ended = [worker] if worker.leaks or _closes != began else []
+        if not ended:
             _idle.append(worker)
-    if not kept:
-        worker.stop()
+            ended = [one for one in _idle if one.pool != worker.pool][:-_MOST_OTHERS]
+            _idle[:] = [one for one in _idle if one not in ended]
+    for one in ended:
+        one.stop()
     return reply, tensors
 
 
-def _take() -> CodecWorker:
-    """Return an idle worker that is alive, or a new one."""
+def _take(module: str, tenant: str | None, require: bool) -> CodecWorker:
+    """Return an idle worker of the tenant that is alive, or a new one."""
+    global _warned
     while True:
         with _lock:
-            worker = _idle.pop() if _idle else None
-        if worker is None:
-            return CodecWorker()
-        if worker.alive:
-            return worker
-        worker.stop()
+            worker = next((one for one in reversed(_idle) if one.pool == _pool(module, tenant)), None)
+            if worker is not None:
+                _idle.remove(worker)
+        worker = worker or CodecWorker(module, tenant)
+        if not worker.alive:
+            worker.stop()
+            continue
+        if worker.problem and require:
+            worker.stop()
+            raise RuntimeError(
+                f'system calls of codec workers cannot be filtered ({worker.problem}); set worker_sandbox="auto"'
+            )
+        if worker.problem and not _warned:
+            _warned = True
+            _log.warning("system calls of codec workers are not filtered (%s); see docs/security.md", worker.problem)
+        return worker
+
+
+def _pool(module: str, tenant: str | None) -> tuple[str, str | None]:
+    """Return what the calls that may share a worker have in common: the package and the tenant."""
+    return module.rpartition(".")[0], tenant
 
 
 def _slow(seconds: float) -> str:
@@ -267,7 +311,8 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> Tensor:
     out = torch.empty(size, dtype=torch.uint8)
     view, done = out.numpy().data, 0
     while done < size:
-        channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+        if deadline is not None:
+            channel.settimeout(max(deadline - time.monotonic(), 1e-3))
         got = channel.recv_into(view[done:])
         if not got:
             raise EOFError

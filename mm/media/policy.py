@@ -68,6 +68,7 @@ class MediaPolicy:
         decode_isolation: "thread" decodes in the engine's process, "process" in a worker process with the limits below,
             which is restarted when it dies.
         worker_memory_bytes, worker_seconds: address space of that worker, and seconds per item.
+        worker_sandbox: "require" refuses to decode in a worker whose system calls the kernel cannot filter, "auto" warns once.
 
     Raises:
         ConfigError: a value is out of range.
@@ -99,10 +100,12 @@ class MediaPolicy:
     decode_isolation: str = "thread"
     worker_memory_bytes: int = 4 << 30
     worker_seconds: float = 60.0
+    worker_sandbox: str = "auto"
 
     def __post_init__(self) -> None:
         _one_of("video_backend", self.video_backend, VIDEO_BACKENDS)
         _one_of("decode_isolation", self.decode_isolation, ("thread", "process"))
+        _one_of("worker_sandbox", self.worker_sandbox, ("auto", "require"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
         requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes", "max_aspect_ratio")
         items = ("min_audio_rate", "max_audio_rate", "max_jpeg_scans", "max_image_pieces")

@@ -1,12 +1,10 @@
-"""Worker process of isolated codecs: `python -m sensorium.mm.media.worker <socket>`."""
+"""Worker process of isolated codecs: `python -m sensorium.mm.media.worker <module>`, with a socket as its standard input."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import os
-import resource
 import signal
 import socket
 import sys
@@ -18,38 +16,38 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, typed
+from . import gate
 from .isolate import WorkerReply, WorkerRequest, receive, send
+from .policy import MediaPolicy
+from .sandbox import cut_off
 
-LIBRARIES = ("PIL.Image", "av", "cv2", "soundfile", "soxr")  # imported before the memory limit is set, not charged to items
-_NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS
-LEAK = 512 << 20  # bytes of address space that a worker may keep after its items
 GRACE = 1.0  # seconds after the time limit at which the worker kills itself, in case its parent is gone
 
 
 def main() -> None:
-    """Serve items until the other end of the socket is closed."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    """Serve items until the other end of the socket is closed. All modules are imported before the process is cut off."""
+    channel = socket.socket(fileno=0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which stops this process
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)  # on Linux: no setuid program gives it more rights
     torch.set_num_threads(1)
-    for name in LIBRARIES:
+    torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
+    policy, own = MediaPolicy(video_backend="opencv"), getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", ())
+    for name in (*own, *(name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))):
         with contextlib.suppress(ImportError):  # reported by the function that needs it
             import_module(name)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # codecs print warnings of broken files there
-    at_start = address_space()
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)  # codecs print warnings of broken files there
+    problem = cut_off()
     with contextlib.suppress(EOFError, ConnectionError):
-        send(channel, None)
+        send(channel, problem)
         while True:
             message, buffers = receive(channel, None)
             request = msgspec.msgpack.decode(message, type=WorkerRequest)
             reply, tensors = serve(request, bytes(buffers.pop().numpy().data))
-            reply.stale = address_space() > at_start + LEAK
             send(channel, reply, [t.reshape(-1).view(torch.uint8).numpy().data for t in tensors])
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
-    """Run the request within its limits. Returns the reply, and the tensors that its value refers to by number."""
+    """Run the request within its time. Returns the reply, and the tensors that its value refers to by number."""
     tensors: list[Tensor] = []
 
     def set_aside(value: object) -> object:
@@ -58,10 +56,6 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor
         tensors.append(value.contiguous())
         return {"at": len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    allowed = address_space() + request.memory
-    lower = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (lower, hard))
     signal.setitimer(signal.ITIMER_REAL, request.seconds + GRACE)
     try:
         result = msgspec.to_builtins(_run(request, data), enc_hook=set_aside)
@@ -74,13 +68,6 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor
         return WorkerReply("bug", traceback.format_exc()), []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def address_space() -> int:
-    """Return the bytes of address space that this process has mapped."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _run(request: WorkerRequest, data: bytes) -> object:

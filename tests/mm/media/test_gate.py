@@ -78,3 +78,13 @@ def test_slow_formats_are_decoded_in_a_worker() -> None:
             gate.decode(source("image", slow.getvalue()), SPEC, POLICY)
         [item] = gate.decode(source("image", fast.getvalue()), SPEC, POLICY)
     assert item.pixels[0, 0].tolist() == [1, 2, 3]
+
+
+def test_workers_are_those_of_the_tenant() -> None:
+    image = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(image, "PNG")
+    policy = MediaPolicy(decode_isolation="process")
+    for step in (gate.probe, gate.decode):
+        with mock.patch("sensorium.mm.media.isolate._ask", side_effect=InputError("asked")) as ask, pytest.raises(MediaError):
+            step(source("image", image.getvalue()), SPEC, policy, "someone")
+        assert "someone" in ask.call_args.args

@@ -1,5 +1,8 @@
+import errno
 import importlib
+import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -8,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -22,11 +26,10 @@ from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.worker import GRACE
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem
-from waiting import wait_until
 
 POLICY = MediaPolicy(decode_isolation="process", worker_memory_bytes=256 << 20, worker_seconds=30)
 CODECS = """
-import ctypes, os, signal, sys, time
+import ctypes, os, resource, signal, socket, threading, time
 
 import numpy as np
 import torch
@@ -38,6 +41,7 @@ from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
 
 KEPT = []
+TOLD, GO = (os.open(os.path.join(os.path.dirname(__file__), name), os.O_RDWR) for name in ("told", "go"))  # pipes
 
 
 def pixels(value: object, policy: MediaPolicy) -> Tensor:
@@ -66,15 +70,53 @@ def pid(value: object, policy: MediaPolicy) -> int:
 
 
 def environment(value: object, policy: MediaPolicy) -> dict[str, int]:
-    import resource
-
     return {"threads": torch.get_num_threads(), "core": resource.getrlimit(resource.RLIMIT_CORE)[0]}
 
 
-def rights(value: object, policy: MediaPolicy) -> dict[str, int]:
-    with open("/proc/self/status") as file:
-        flag = next(int(line.split()[1]) for line in file if line.startswith("NoNewPrivs"))
-    return {"secret": int("A_SECRET_KEY" in os.environ), "no_new_privileges": flag}
+def secrets(value: object, policy: MediaPolicy) -> int:
+    return sum("SECRET" in name for name in os.environ)
+
+
+def tries(value: bytes, policy: MediaPolicy) -> dict[str, int]:
+    # the errno of each call, 0 if it works
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def calls(name: str, *args: object) -> None:
+        if getattr(libc, name)(*args) < 0:
+            raise OSError(ctypes.get_errno(), name)
+
+    deeds = {
+        "socket": lambda: socket.socket(),
+        "pair": lambda: socket.socketpair(),
+        "connect": lambda: calls("connect", 0, bytes(16), 16),
+        "read": lambda: open("/etc/passwd").close(),
+        "itself": lambda: open("/proc/self/mem").close(),
+        "write": lambda: open(value, "wb").close(),
+        "creat": lambda: calls("creat", value, 0o600),
+        "unlink": lambda: os.unlink(value + b"x"),
+        "list": lambda: os.listdir("/"),
+        "pipe": lambda: os.pipe(),
+        "memory": lambda: os.memfd_create("x"),
+        "fork": lambda: os.fork() or os._exit(0),
+        "vfork": lambda: calls("syscall", 58),
+        "namespace": lambda: calls("unshare", 0x10000000),
+        "exec": lambda: os.execv("/bin/true", ["true"]),
+        "ptrace": lambda: calls("ptrace", 0, 0, 0, 0),
+        "kill": lambda: os.kill(os.getppid(), 0),
+        "mount": lambda: calls("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+        "filter": lambda: calls("prctl", 4, 1, 0, 0, 0),
+        "more memory": lambda: calls("prlimit", 0, resource.RLIMIT_AS, (ctypes.c_ulong * 2)(1 << 60, 1 << 60), None),
+        "x32": lambda: calls("syscall", ctypes.c_long(0x40000000 + 39)),
+        "thread": lambda: threading.Thread(target=print).start(),
+    }
+    done = {}
+    for name, deed in deeds.items():
+        try:
+            deed()
+            done[name] = 0
+        except OSError as error:
+            done[name] = error.errno
+    return done
 
 
 def refused(value: object, policy: MediaPolicy) -> Tensor:
@@ -94,23 +136,21 @@ def complains(value: object, policy: MediaPolicy) -> int:
 
 
 def sleeps(value: object, policy: MediaPolicy) -> int:
-    open(value.decode(), "w").write(str(os.getpid())) if value else None
+    os.write(TOLD, str(os.getpid()).encode()) if value else None
     time.sleep(600)
     return 0
 
 
 def sleeps_till_its_alarm(value: object, policy: MediaPolicy) -> int:
-    open(value.decode(), "w").write(f"{os.getpid()} {signal.getitimer(signal.ITIMER_REAL)[0]}")
+    os.write(TOLD, f"{os.getpid()} {signal.getitimer(signal.ITIMER_REAL)[0]}".encode())
     signal.setitimer(signal.ITIMER_REAL, 0.2)  # sooner than it was set to
     time.sleep(600)
     return 0
 
 
 def waits(value: object, policy: MediaPolicy) -> int:
-    open(value.decode(), "w").write(str(os.getpid()))
-    while os.path.exists(value.decode()):
-        time.sleep(0.01)
-    return 0
+    os.write(TOLD, str(os.getpid()).encode())
+    return len(os.read(GO, 1))
 
 
 def segfaults(value: object, policy: MediaPolicy) -> int:
@@ -126,7 +166,7 @@ def exits(value: object, policy: MediaPolicy) -> int:
 
 
 def babbles(value: object, policy: MediaPolicy) -> int:
-    os.write(int(sys.argv[1]), value)
+    os.write(0, value)
     time.sleep(120)
     return 0
 
@@ -157,6 +197,8 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """A module of well and badly behaved codecs that both processes can import."""
     folder = tmp_path_factory.mktemp("codecs")
     (folder / "codecs_of_the_test.py").write_text(CODECS)
+    for name in ("told", "go"):
+        os.mkfifo(folder / name)
     sys.path.insert(0, str(folder))
     close_workers()
     yield importlib.import_module("codecs_of_the_test")
@@ -191,10 +233,10 @@ def gone(pid: int) -> bool:
     return False
 
 
-def said(path: Path) -> str:
-    """Wait for the text that a worker writes to a file, and return it."""
-    wait_until(lambda: path.exists() and path.read_text())
-    return path.read_text()
+def said(codecs: ModuleType) -> str:
+    """Wait for the text that a worker writes to its pipe, and return it."""
+    assert select.select([codecs.TOLD], [], [], 240)[0]
+    return os.read(codecs.TOLD, 100).decode()
 
 
 def test_results_and_refusals_are_those_of_the_function(codecs: ModuleType) -> None:
@@ -249,7 +291,55 @@ def test_what_a_codec_writes_to_the_terminal_stays_away_from_it(codecs: ModuleTy
 def test_a_worker_knows_no_secrets_and_gains_no_rights(codecs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     close_workers()
     monkeypatch.setenv("A_SECRET_KEY", "1")
-    assert run_isolated(codecs.rights, b"", POLICY) == {"secret": 0, "no_new_privileges": 1}
+    assert run_isolated(codecs.secrets, b"", POLICY) == 0
+    status = Path(f"/proc/{run_isolated(codecs.pid, b'', POLICY)}/status").read_text()
+    assert "NoNewPrivs:\t1\n" in status
+
+
+def test_a_worker_has_no_network_no_files_and_no_processes(codecs: ModuleType, tmp_path: Path) -> None:
+    close_workers()
+    done = run_isolated(codecs.tries, bytes(tmp_path / "x"), POLICY)
+    assert {name for name, problem in done.items() if problem != errno.EPERM} == {"thread"}
+    assert done["thread"] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+WITHOUT_A_FILTER = """
+import errno, socket, sys
+from sensorium.mm.media import sandbox
+sandbox._SECCOMP = (9999, 9999)
+print(sandbox.cut_off())
+for deed in (lambda: open("/etc/passwd"), socket.socket):
+    try:
+        deed()
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+def test_without_a_filter_a_worker_opens_nothing_and_this_is_told_once(
+    codecs: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_FILTER], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["Function not implemented", "EMFILE", "EMFILE"], done.stderr
+    monkeypatch.setattr(isolate.CodecWorker, "problem", property(lambda _: "old kernel", lambda *_: None), raising=False)
+    with caplog.at_level(logging.WARNING, "sensorium"):
+        for _ in range(2):
+            run_isolated(codecs.pid, b"", POLICY)
+    assert [record.message.count("are not filtered (old kernel)") for record in caplog.records] == [1]
+    with pytest.raises(RuntimeError, match=r"cannot be filtered \(old kernel\).*worker_sandbox"):
+        run_isolated(codecs.pid, b"", replace(POLICY, worker_sandbox="require"))
+    with pytest.raises(ConfigError, match="worker_sandbox"):
+        MediaPolicy(worker_sandbox="never")
+
+
+def test_tenants_share_no_worker_and_few_idle_ones_are_kept(codecs: ModuleType) -> None:
+    close_workers()
+    pids = {name: run_isolated(codecs.pid, b"", POLICY, tenant=name) for name in (None, *"abcdef")}
+    assert len(set(pids.values())) == 7
+    assert set(workers()) == {pids[name] for name in "bcdef"}
+    assert run_isolated(codecs.pid, b"", POLICY, tenant="c") == pids["c"]
+    assert run_isolated(codecs.pid, b"", POLICY, tenant="a") not in pids.values()
 
 
 @pytest.mark.parametrize(("name", "how"), [("segfaults", "SIGSEGV"), ("aborts", "SIGABRT"), ("exits", "exit status 7")])
@@ -301,11 +391,10 @@ def test_a_worker_that_leaks_is_replaced(codecs: ModuleType) -> None:
     assert pids[3] != pids[0]
 
 
-def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType, tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType) -> None:
     with ThreadPoolExecutor(1) as pool:
-        item = pool.submit(run_isolated, codecs.sleeps, str(told).encode(), POLICY)
-        os.kill(int(said(told)), signal.SIGKILL)
+        item = pool.submit(run_isolated, codecs.sleeps, b"tell", POLICY)
+        os.kill(int(said(codecs)), signal.SIGKILL)
         with pytest.raises(InputError, match="SIGKILL"):
             item.result()
     idle = run_isolated(codecs.pid, b"", POLICY)
@@ -358,14 +447,13 @@ def test_workers_end_with_the_last_who_keeps_them(codecs: ModuleType, monkeypatc
     assert workers() == []
 
 
-def test_a_worker_at_work_while_all_are_stopped_ends_with_its_item(codecs: ModuleType, tmp_path: Path) -> None:
-    told = tmp_path / "pid"
+def test_a_worker_at_work_while_all_are_stopped_ends_with_its_item(codecs: ModuleType) -> None:
     with ThreadPoolExecutor(1) as pool:
-        item = pool.submit(run_isolated, codecs.waits, str(told).encode(), POLICY)
-        said(told)
+        item = pool.submit(run_isolated, codecs.waits, b"", POLICY)
+        said(codecs)
         close_workers()
-        told.unlink()
-        assert item.result() == 0
+        os.write(codecs.GO, b"x")
+        assert item.result() == 1
     assert workers() == []
 
 
@@ -384,18 +472,17 @@ def test_nothing_is_left_of_a_process_that_ends(codecs: ModuleType, end: str) ->
     assert done.stderr == ""
 
 
-def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType, tmp_path: Path) -> None:
+def test_a_worker_at_work_ends_soon_after_its_parent(codecs: ModuleType) -> None:
     """The worker ends by its own timer, which is set a little later than its parent's."""
-    told = tmp_path / "told"
-    script = f"""
+    script = """
         import codecs_of_the_test as codecs
         from sensorium.mm.media.isolate import run_isolated
         from sensorium.mm.media.policy import MediaPolicy
-        run_isolated(codecs.sleeps_till_its_alarm, {str(told).encode()!r}, MediaPolicy(worker_seconds=30))
+        run_isolated(codecs.sleeps_till_its_alarm, b"", MediaPolicy(worker_seconds=30))
     """
     env = os.environ | {"PYTHONPATH": str(Path(codecs.__file__ or "").parent)}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=env, stderr=subprocess.DEVNULL) as parent:
-        pid, left = said(told).split()
+        pid, left = said(codecs).split()
         parent.kill()
     assert 0 < float(left) <= 30 + GRACE
     assert gone(int(pid))
