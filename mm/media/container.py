@@ -31,6 +31,7 @@ _NAMES = (
 CODECS = frozenset(_NAMES.split())
 """FFmpeg names of the decoders that are used. Codecs of still images are not among them: their probing decodes pixels."""
 _PROBE_BYTES = 16  # bytes per pixel of a frame that FFmpeg decodes while it probes
+_PROBED = 5_000_000  # bytes that FFmpeg reads at most to find the streams; its default
 
 
 def check_codec(name: str) -> None:
@@ -53,16 +54,9 @@ def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy 
     import av
 
     check_tables(data)
-    policy = policy or MediaPolicy()
     source = _Timed(data)
-    options = {
-        "format_whitelist": formats,
-        "protocol_whitelist": "none",
-        "codec_whitelist": ",".join(sorted(CODECS)),
-        "max_pixels": str(min(policy.max_pixels, policy.max_decoded_bytes // _PROBE_BYTES)),
-    }
     try:
-        container = av.open(source, "r", options=options, metadata_errors="ignore")
+        container = av.open(source, "r", options=open_options(formats, policy or MediaPolicy()), metadata_errors="ignore")
     except av.error.FFmpegError:
         container = None
     if source.late:
@@ -71,6 +65,17 @@ def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy 
         raise InputError(unknown)
     source.deadline = math.inf
     return container
+
+
+def open_options(formats: str, policy: MediaPolicy) -> dict[str, str]:
+    """Return FFmpeg's options for a file of untrusted bytes: the accepted formats and codecs, and no protocol."""
+    return {
+        "format_whitelist": formats,
+        "protocol_whitelist": "none",
+        "codec_whitelist": ",".join(sorted(CODECS)),
+        "max_pixels": str(min(policy.max_pixels, policy.max_decoded_bytes // _PROBE_BYTES)),
+        "probesize": str(_PROBED),
+    }
 
 
 class _Timed(io.BytesIO):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
+import threading
 from bisect import bisect_left
 from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
-from .video_pyav import VideoIndex
+from .container import open_options
+from .policy import MediaPolicy
+from .video_pyav import FORMATS, VideoIndex
+
+_VARIABLE = "OPENCV_FFMPEG_CAPTURE_OPTIONS"  # the only way to give FFmpeg options; OpenCV reads it when it opens a file
+_OPENING = threading.Lock()
 
 
 def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -21,7 +29,8 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
     import cv2
 
     stream = _Stream(data)  # must live as long as the capture, which keeps no reference to it
-    capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
+    with _options():
+        capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
     try:
         if not capture.isOpened():
             raise InputError("it is not in a video format that OpenCV can read; set video_backend to pyav")
@@ -41,6 +50,22 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
                     yield number, cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
     finally:
         capture.release()
+
+
+@contextmanager
+def _options() -> Iterator[None]:
+    """Restrict what OpenCV's FFmpeg opens, with the lists that PyAV's gets. The caller's own options are kept for its files."""
+    pairs = open_options(FORMATS, MediaPolicy()).items()
+    with _OPENING:
+        own = os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = "|".join(f"{name};{value}" for name, value in pairs)
+        try:
+            yield
+        finally:
+            if own is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = own
 
 
 class _Stream(io.BytesIO):

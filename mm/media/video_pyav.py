@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_FPS = 24.0  # frame rate if a video has none
 
 # Playlists, concatenations and image sequences are excluded: they make FFmpeg open other files.
-_FORMATS = (
+FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,flv,asf,ogg,gif,apng,h264,hevc,obu,ivf,mjpeg,"
     "dv,mxf,nut,rm,yuv4mpegpipe"
 )
@@ -233,7 +233,7 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    with open_container(data, _FORMATS, "it is not in a supported video format; convert it to MP4", policy) as container:
+    with open_container(data, FORMATS, "it is not in a supported video format; convert it to MP4", policy) as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no video")

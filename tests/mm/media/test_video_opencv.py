@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from clips import CLIPS, UNTIMED, clip
+from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_opencv
 from sensorium.mm.media.policy import MediaPolicy
@@ -20,6 +23,23 @@ def test_opencv_reads_the_same_frames(name):
         ours, theirs = (decode_video(clip(name), sampling, MediaPolicy(video_backend=b)) for b in ("pyav", "opencv"))
         assert ours.plan == theirs.plan
         assert (ours.frames.int() - theirs.frames.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("own", [None, "rtsp_transport;udp"])
+def test_opencv_opens_what_pyav_may_open(monkeypatch, own):
+    cv2 = pytest.importorskip("cv2")
+    name, policy, given = "OPENCV_FFMPEG_CAPTURE_OPTIONS", MediaPolicy(video_backend="opencv"), []
+    monkeypatch.delenv(name, raising=False) if own is None else monkeypatch.setenv(name, own)
+    capture = cv2.VideoCapture
+    monkeypatch.setattr(cv2, "VideoCapture", lambda *args: given.append(os.environ[name]) or capture(*args))
+    assert len(decode_video(clip("mpeg4-mp4"), EIGHT, policy).frames) == 8
+    options = dict(option.split(";") for option in given[0].split("|"))
+    assert (options["protocol_whitelist"], options["format_whitelist"]) == ("none", video_opencv.FORMATS)
+    assert os.environ.get(name) == own
+    monkeypatch.setattr(video_opencv, "FORMATS", "matroska,webm")
+    with pytest.raises(InputError, match="not in a video format that OpenCV can read"):
+        decode_video(clip("mpeg4-mp4"), EIGHT, policy)
+    assert os.environ.get(name) == own
 
 
 def test_an_invalid_seek_does_not_crash_opencv():
