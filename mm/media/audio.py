@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
 from .audio_files import read_blocks, read_header
-from .policy import MediaPolicy
+from .policy import DecodeClock, MediaPolicy
 
 Array = np.ndarray[Any, Any]
 RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
@@ -59,7 +59,9 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
     """
     audio, made = _open(value, rate, policy), 0
     samples = np.empty(_count(audio.frames, audio.rate, rate), np.float32)  # pages that stay unused cost nothing
+    clock = DecodeClock(policy)
     for piece in _resampled(audio, rate):
+        clock.check()
         end = made + len(piece)
         if longest is not None and end > longest:
             raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")

@@ -37,6 +37,7 @@ _PNG_START = 8
 _MAX_CHUNKS = 1 << 18  # chunks of a PNG that are searched: two gigabytes of the usual size
 _MAX_READS = 1 << 16  # reads of a header: Pillow needs a few dozen, and minutes for an endless header
 _MOST_EXIF = 1 << 20  # bytes
+_MOST_INLINE = 32 << 20  # pixels; the slowest image of these takes a second, and a WebP holds the lock for 0.2 s
 _STRIP_PIXELS = 1 << 18  # converted at a time
 _CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # bytes per pixel in the codec
 _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # bytes per pixel in Pillow; others: 4
@@ -117,11 +118,13 @@ def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
 
 
 def is_slow(data: bytes, policy: MediaPolicy) -> bool:
-    """Return whether decoding holds the interpreter's lock: JPEG 2000, or a format that Pillow decodes in Python (QOI)."""
-    if not data.startswith((b"qoif", b"P", b"BM", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")):
-        return False
-    with suppress(InputError), _opened(data, policy, load=False) as (image, _):
-        return image.format == "JPEG2000" or any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ()))
+    """Return whether decoding may take a second, or hold the interpreter's lock for long.
+
+    The lock is held by the decoders of JPEG 2000, WebP and AVIF, and by those in Python (QOI).
+    """
+    with suppress(InputError, *_BROKEN), _open(data, policy) as image:  # a broken header is refused later
+        in_python = any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ()))
+        return image.format == "JPEG2000" or in_python or image.width * image.height > _MOST_INLINE
     return False
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .policy import MediaPolicy
+from .policy import MediaPolicy, slow_error
 
 _log = logging.getLogger("sensorium")
 START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
@@ -223,11 +223,11 @@ def _ask(
         reply, tensors = worker.ask(request, data, memory)
     except TimeoutError:
         worker.stop()
-        raise InputError(_slow(request.seconds)) from None
+        raise slow_error(request.seconds) from None
     except (OSError, EOFError, msgspec.MsgspecError):
         status = worker.stop()
         if status == -signal.SIGALRM:  # the worker's own timer fired first
-            raise InputError(_slow(request.seconds)) from None
+            raise slow_error(request.seconds) from None
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         raise InputError(f"decoding it crashed the codec ({name}); the file is broken or hostile") from None
     except BaseException:  # interrupted between request and reply: the next caller would get this reply
@@ -270,10 +270,6 @@ def _take(module: str, tenant: str | None, require: bool) -> CodecWorker:
 def _pool(module: str, tenant: str | None) -> tuple[str, str | None]:
     """Return what the calls that may share a worker have in common: the package and the tenant."""
     return module.rpartition(".")[0], tenant
-
-
-def _slow(seconds: float) -> str:
-    return f"decoding it took longer than {seconds:g} s; give a shorter or smaller one, or raise worker_seconds"
 
 
 def _shaped(tensors: list[Tensor], form: Any) -> Tensor:

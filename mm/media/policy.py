@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError, InputError, short_repr
@@ -67,7 +68,8 @@ class MediaPolicy:
         frame_recovery: replace a broken frame by the next readable one that comes before the next sampled frame.
         decode_isolation: "thread" decodes in the engine's process, "process" in a worker process with the limits below,
             which is restarted when it dies.
-        worker_memory_bytes, worker_seconds: address space of that worker, and seconds per item.
+        worker_memory_bytes: address space of that worker.
+        worker_seconds: seconds that decoding one item may take there, and seconds of CPU time in a thread.
         worker_sandbox: "require" refuses to decode in a worker whose system calls the kernel cannot filter, "auto" warns once.
 
     Raises:
@@ -146,6 +148,24 @@ def check_size(height: int, width: int, policy: MediaPolicy) -> None:
     if max(height, width) > policy.max_aspect_ratio * min(height, width):
         ratio = f"differ by more than {policy.max_aspect_ratio:g}:1 (media: max_aspect_ratio)"
         raise InputError(f"its sides {width}x{height} {ratio}; crop it first", param="max_aspect_ratio")
+
+
+class DecodeClock:
+    """CPU time of this thread since it began to decode an item."""
+
+    def __init__(self, policy: MediaPolicy) -> None:
+        self._seconds, self._end = policy.worker_seconds, time.thread_time() + policy.worker_seconds
+
+    def check(self) -> None:
+        """Raise InputError if decoding has taken longer than the policy allows."""
+        if time.thread_time() > self._end:
+            raise slow_error(self._seconds)
+
+
+def slow_error(seconds: float) -> InputError:
+    """Return the error of an item that takes too long."""
+    text = f"decoding it took longer than {seconds:g} s; give a shorter or smaller one, or raise worker_seconds"
+    return InputError(text, param="worker_seconds")
 
 
 def _positive(name: str, value: float) -> None:

@@ -16,12 +16,12 @@ from ..geometry import FrameSampling, sample_indices, usable_span
 from ..hashing import digest
 from ..types import FramePlan, MediaHeader, VideoItem
 from . import video_opencv, video_pyav
-from .policy import MediaPolicy, check_size
+from .policy import DecodeClock, MediaPolicy, check_size
 from .video_frames import read_decoded_frames
 from .video_pyav import VideoIndex, index_video
 
 _log = logging.getLogger("sensorium")
-_Reader = Callable[[bytes, VideoIndex, Container[int]], Iterator[tuple[int, np.ndarray[Any, Any]]]]
+_Reader = Callable[[bytes, VideoIndex, Container[int], DecodeClock], Iterator[tuple[int, np.ndarray[Any, Any]]]]
 
 READERS: dict[str, _Reader] = {"pyav": video_pyav.read_frames, "opencv": video_opencv.read_frames}
 """`policy.video_backend` -> decoder of the requested frames. The index of a video always comes from PyAV's packets."""
@@ -59,7 +59,7 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
     listed in `plan.replaced`.
 
     Raises:
-        InputError: as `probe_video`, or no requested frame can be read.
+        InputError: as `probe_video`, no requested frame can be read, or decoding takes too long.
     """
     if not isinstance(value, bytes | bytearray | memoryview):
         video = read_decoded_frames(value, policy)
@@ -70,11 +70,11 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
     index = index_video(data, policy)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
-    rows, reader = _SampledFrames(index, plan.indices), READERS[policy.video_backend]
-    rows.fill(reader(data, index, rows))
+    rows, reader, clock = _SampledFrames(index, plan.indices), READERS[policy.video_backend], DecodeClock(policy)
+    rows.fill(reader(data, index, rows, clock))
     if policy.frame_recovery and None in rows.used:
         rows.stand_ins = True
-        rows.fill(reader(data, index, rows))
+        rows.fill(reader(data, index, rows, clock))
     return rows.item(plan)
 
 

@@ -14,14 +14,16 @@ import numpy as np
 
 from ..errors import InputError
 from .container import open_options
-from .policy import MediaPolicy
+from .policy import DecodeClock, MediaPolicy
 from .video_pyav import FORMATS, VideoIndex
 
 _VARIABLE = "OPENCV_FFMPEG_CAPTURE_OPTIONS"  # the only way to give FFmpeg options; OpenCV reads it when it opens a file
 _OPENING = threading.Lock()
 
 
-def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def read_frames(
+    data: bytes, index: VideoIndex, wanted: Container[int], clock: DecodeClock
+) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Yield the requested frames that can be decoded, in decoding order: number, and upright RGB uint8 `[height, width, 3]`.
 
     Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames.
@@ -37,11 +39,12 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
         last = max((number for number in range(index.total) if number in wanted), default=-1)
         number = -1
         for _ in index.packets:
+            clock.check()
             if not capture.grab():
                 number += index.numbers is None
                 continue  # a broken packet; the next one may be good
-            clock = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # 0 for the last frames of some containers
-            number = number + 1 if index.numbers is None or (number >= 0 and clock <= 0) else _nearest(index, clock)
+            shown = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # 0 for the last frames of some containers
+            number = number + 1 if index.numbers is None or (number >= 0 and shown <= 0) else _nearest(index, shown)
             if number > last:
                 return
             if number in wanted:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import check_codec, open_container
-from .policy import MediaPolicy, check_size
+from .policy import DecodeClock, MediaPolicy, check_size
 from .video_rotation import quarter_turns
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
     """Index an encoded video. The sample aspect ratio is ignored.
 
     Raises:
-        InputError: the container is unknown, has no video, the size of its frames is refused by the policy, or it has too
-            many packets.
+        InputError: the container is unknown, has no video, the size of its frames is refused by the policy, it has too many
+            packets, or reading them takes too long.
     """
     with _opened(data, policy) as (container, stream):
         turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
@@ -90,7 +90,8 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
         check_size(height, width, policy)
         vp8 = stream.codec_context.codec.canonical_name == "vp8"
         packets = [
-            _Packet(p.pts, p.dts, p.is_keyframe, p.is_discard or (vp8 and _is_hidden(p))) for p in _packets(container, stream)
+            _Packet(p.pts, p.dts, p.is_keyframe, p.is_discard or (vp8 and _is_hidden(p)))
+            for p in _packets(container, stream, DecodeClock(policy))
         ]
         # AVI has no presentation timestamps: FFmpeg makes them up from the decoding order
         avi = container.format.name == "avi"
@@ -121,7 +122,9 @@ def _is_hidden(packet: Packet[VideoStream]) -> bool:
     return not memoryview(packet)[0] & 0x10
 
 
-def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+def read_frames(
+    data: bytes, index: VideoIndex, wanted: Container[int], clock: DecodeClock
+) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Yield the requested frames that can be decoded, in decoding order: number, and upright RGB uint8 `[height, width, 3]`.
 
     Only packets that these frames need are decoded; other packets are skipped up to a keyframe. If that does not give all
@@ -130,18 +133,18 @@ def read_frames(data: bytes, index: VideoIndex, wanted: Container[int]) -> Itera
     """
     through = [range(len(index.packets))]
     parts = through if index.numbers is None else decode_ranges(index.packets, wanted)
-    yield from _read(data, index, wanted, parts)
+    yield from _read(data, index, wanted, parts, clock)
     if any(part.start for part in parts) and any(number in wanted for number, _ in index.packets):
-        yield from _read(data, index, wanted, through)
+        yield from _read(data, index, wanted, through, clock)
 
 
 def _read(
-    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range]
+    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range], clock: DecodeClock
 ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     from av.video.reformatter import VideoReformatter
 
     reformatter = VideoReformatter()
-    for number, frame in _decoded(data, index, wanted, parts):
+    for number, frame in _decoded(data, index, wanted, parts, clock):
         if number in wanted:
             pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
             yield number, np.rot90(pixels, index.turns)
@@ -170,7 +173,7 @@ def decode_ranges(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -
 
 
 def _decoded(
-    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range]
+    data: bytes, index: VideoIndex, wanted: Container[int], parts: Sequence[range], clock: DecodeClock
 ) -> Iterator[tuple[int, VideoFrame]]:
     todo = list(parts)
     with _opened(data) as (container, stream):
@@ -181,7 +184,7 @@ def _decoded(
         decoder.options = {"max_pixels": str(max(1 << 17, 4 * (index.height + 64) * (index.width + 64)))}
         lean = index.numbers is not None and decoder.name in _NONREF_DECODERS
         count = 0
-        for position, packet in enumerate(_packets(container, stream)):
+        for position, packet in enumerate(_packets(container, stream, clock)):
             while todo and position >= todo[0].stop:
                 todo.pop(0)
             if not todo:
@@ -243,14 +246,15 @@ def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[In
         yield container, streams[0]
 
 
-def _packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
-    """Yield packets with content up to the end or to where the file is truncated. InputError if there are too many."""
+def _packets(container: InputContainer, stream: VideoStream, clock: DecodeClock) -> Iterator[Packet[VideoStream]]:
+    """Yield packets with content up to the end or to where the file is truncated. InputError if they are too many or slow."""
     from av.error import FFmpegError
 
     try:
         for count, packet in enumerate(container.demux(stream)):
             if count > _MOST_PACKETS:
                 raise InputError(f"it has more than {_MOST_PACKETS:,} video packets; cut it into shorter videos")
+            clock.check()
             if packet.size:
                 yield packet
     except FFmpegError:

@@ -7,10 +7,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import soundfile
+from clips import clip
 from PIL import Image
 from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.media import gate
+from sensorium.mm.media import gate, image
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy, MediaUrl
+from sensorium.mm.media.video_pyav import index_video
 from sensorium.mm.parse import MediaSource
 
 SPEC, POLICY = DecodeSpec(), MediaPolicy()
@@ -80,11 +83,36 @@ def test_slow_formats_are_decoded_in_a_worker() -> None:
     assert item.pixels[0, 0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF"])
+def test_images_of_many_pixels_are_decoded_in_a_worker(form) -> None:
+    many, few = io.BytesIO(), io.BytesIO()
+    Image.new("1", (8192, 4097)).convert("RGB" if form == "WEBP" else "P").save(many, form)
+    Image.new("P", (4096, 512)).save(few, form)
+    assert [image.is_slow(file.getvalue(), POLICY) for file in (many, few)] == [True, False]
+
+
+@pytest.mark.parametrize("backend", ["pyav", "opencv"])
+def test_decoding_in_a_thread_ends_by_its_own_time(backend) -> None:
+    pytest.importorskip("cv2" if backend == "opencv" else "av")
+    policy = MediaPolicy(video_backend=backend, worker_seconds=1e-9)
+    late = "decoding it took longer than 1e-09 s; give a shorter or smaller one, or raise worker_seconds"
+    with pytest.raises(MediaError, match=late):
+        gate.probe(source("video", clip("mpeg4-mp4")), SPEC, policy)
+    index = mock.patch("sensorium.mm.media.video.index_video", return_value=index_video(clip("mpeg4-mp4"), POLICY))
+    with index, pytest.raises(MediaError, match=late) as error:
+        gate.decode(source("video", clip("mpeg4-mp4")), SPEC, policy)
+    assert error.value.info.param == "worker_seconds"
+    sound = io.BytesIO()
+    soundfile.write(sound, np.zeros(8000, np.float32), 8000, format="WAV")
+    with pytest.raises(MediaError, match=late):
+        gate.decode(source("audio", sound.getvalue()), SPEC, policy)
+
+
 def test_workers_are_those_of_the_tenant() -> None:
-    image = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(image, "PNG")
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
     policy = MediaPolicy(decode_isolation="process")
     for step in (gate.probe, gate.decode):
         with mock.patch("sensorium.mm.media.isolate._ask", side_effect=InputError("asked")) as ask, pytest.raises(MediaError):
-            step(source("image", image.getvalue()), SPEC, policy, "someone")
+            step(source("image", file.getvalue()), SPEC, policy, "someone")
         assert "someone" in ask.call_args.args
