@@ -28,6 +28,7 @@ def main() -> None:
     """Serve items until the other end of the socket is closed. All modules are imported before the process is cut off."""
     channel = socket.socket(fileno=0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which stops this process
+    os.nice(5)  # the engine's steps come first
     torch.set_num_threads(1)
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy, own = MediaPolicy(video_backend="opencv"), getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", ())

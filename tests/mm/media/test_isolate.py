@@ -269,7 +269,9 @@ def test_a_bug_is_not_the_callers_fault_and_shows_where_it_is(codecs: ModuleType
 
 
 def test_only_encoded_bytes_and_only_where_the_policy_says_so_go_to_a_worker(codecs: ModuleType) -> None:
-    assert codec_runner(POLICY, b"")(codecs.pid, b"", POLICY) != os.getpid()
+    worker = codec_runner(POLICY, b"")(codecs.pid, b"", POLICY)
+    assert worker != os.getpid()
+    assert os.getpriority(os.PRIO_PROCESS, worker) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
     assert codec_runner(POLICY, [1])(codecs.pid, [1], POLICY) == os.getpid()
     assert codec_runner(MediaPolicy(), b"")(codecs.pid, b"", MediaPolicy()) == os.getpid()
     with pytest.raises(ConfigError, match="decode_isolation"):
