@@ -147,7 +147,7 @@ class CodecWorker:
     """A worker process and the socket to it. Used by one thread at a time.
 
     Args:
-        module: imported before the worker is cut off. Codecs of this package always are.
+        module: imported before the worker is cut off, with its `WORKER_IMPORTS` or, if it has none, the codecs of this package.
         tenant: whose items it serves.
     """
 

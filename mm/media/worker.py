@@ -31,8 +31,9 @@ def main() -> None:
     os.nice(5)  # the engine's steps come first
     torch.set_num_threads(1)
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
-    policy, own = MediaPolicy(video_backend="opencv"), getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", ())
-    for name in (*own, *(name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))):
+    policy = MediaPolicy(video_backend="opencv")
+    codecs = [name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy)]
+    for name in getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", codecs):
         with contextlib.suppress(ImportError):  # reported by the function that needs it
             import_module(name)
     with open(os.devnull, "wb") as nowhere:
