@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import InputError
 from .container import check_codec, open_container
 from .policy import MediaPolicy
+from .tags import may_have_many_tags
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -71,6 +72,11 @@ def has_audio(data: bytes, policy: MediaPolicy) -> bool:
             return True
     except InputError:
         return False
+
+
+def is_slow(data: bytes, kind: str) -> bool:
+    """Return whether reading the header of a video or audio may take long. soundfile reads every header fast."""
+    return may_have_many_tags(data) and (kind != "audio" or _soundfile(data) is None)
 
 
 def read_blocks(data: bytes, rate: int) -> Iterator[Array]:

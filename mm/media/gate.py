@@ -14,7 +14,7 @@ from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
-from .audio_files import has_audio
+from .audio_files import has_audio, is_slow
 from .isolate import CodecRunner, codec_runner
 from .ledger import Ledger
 from .policy import DecodeSpec, MediaPolicy, MediaUrl
@@ -71,8 +71,8 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
     Raises:
         MediaError: a header cannot be read, or exceeds a limit.
     """
-    runner = partial(codec_runner, policy, tenant=tenant)
-    run = runner(source.data)
+    runner = partial(_runner, policy, tenant)
+    run = runner(source.data, source.kind)
     with error_context(source):
         if source.kind == "image":
             header = run(image.probe_image, source.data, policy)
@@ -83,7 +83,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
         track = _audio_of(source, spec, policy, run)
-        return [header] if track is None else [header, runner(track)(audio.probe_audio, track, spec.rate, policy)]
+        return [header] if track is None else [header, runner(track, "audio")(audio.probe_audio, track, spec.rate, policy)]
 
 
 def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: str | None = None) -> list[MediaItem]:
@@ -92,13 +92,11 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
     Raises:
         MediaError: the source is broken, or exceeds a limit.
     """
-    runner = partial(codec_runner, policy, tenant=tenant)
-    run = runner(source.data)
+    runner = partial(_runner, policy, tenant)
+    run = runner(source.data, source.kind, decoding=True)
     item: MediaItem
     with error_context(source):
         if source.kind == "image":
-            if isinstance(source.data, bytes) and image.is_slow(source.data, policy):
-                run = runner(source.data, slow=True)
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
             item = _decode_audio(source.data, spec, policy, run)
@@ -107,7 +105,15 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
-        return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track))]
+        return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track, "audio"))]
+
+
+def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:
+    """Return what calls codecs on `data`: a worker if the policy says so or if they are slow."""
+    slow = False
+    if isinstance(data, bytes) and policy.decode_isolation != "process":
+        slow = decoding and image.is_slow(data, policy) if kind == "image" else is_slow(data, kind)
+    return codec_runner(policy, data, slow, tenant)
 
 
 def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> AudioItem:

@@ -15,6 +15,7 @@ from ..errors import InputError
 MOST_SAMPLES = 1 << 22  # of a track, times its edits: 39 hours at 30 frames a second
 _MOST_BOXES = 200_000
 _MOST_NESTED = 16
+_MOST_TAGS = 4096  # boxes of tags
 _PCM_SAMPLES = 1024  # samples of one tick each that FFmpeg puts into one index entry
 _BRANCHES = b"moov trak mdia minf stbl edts dinf udta mvex moof traf tref wave meta ilst sinf schi gmhd iprp ipco ----"
 _CONTAINERS = frozenset(_BRANCHES.split())
@@ -34,7 +35,7 @@ class _Track:
 
 class _Walk:
     def __init__(self, data: bytes) -> None:
-        self.data, self.boxes, self.fragments = data, 0, 0
+        self.data, self.boxes, self.fragments, self.tags = data, 0, 0, 0
         self.tracks = [_Track()]
 
     def box(self, start: int, stop: int, depth: int) -> None:
@@ -52,10 +53,20 @@ class _Walk:
             if kind == b"trak":
                 self.tracks.append(_Track())
             if kind in _CONTAINERS or (kind in (b"free", b"hoov", b"skip") and self.data[body + 4 : body + 8] == b"moov"):
-                self.box(body + 4 * (kind == b"meta"), end, depth + 1)
+                before = self.boxes
+                self.box(self.first_of_meta(body, end) if kind == b"meta" else body, end, depth + 1)
+                self.tags += (self.boxes - before) * (kind == b"ilst")
+                _check(self.tags <= _MOST_TAGS, "it has too many tags")
             else:
                 self.table(kind, body, end)
             start += size
+
+    def first_of_meta(self, body: int, end: int) -> int:
+        """Return where the boxes of a meta box begin: FFmpeg looks for "hdlr" in steps of four bytes."""
+        place = self.data.find(b"hdlr", body, end)
+        while place >= 0 and (place - body) % 4:
+            place = self.data.find(b"hdlr", place + 1, end)
+        return place - 4 if place > body else body + 4
 
     def table(self, kind: bytes, body: int, end: int) -> None:
         track, room = self.tracks[-1], end - body - 8

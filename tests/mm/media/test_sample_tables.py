@@ -46,6 +46,8 @@ FORGED = {
     "a compressed header": box(b"moov", box(b"cmov", bytes(100))),
     "a header inside free space": box(b"free", box(b"moov", box(b"trak", full(b"stsz", 1, 50_000_000)))),
     "tables inside a description": track(box(b"stsd", full(b"stsz", 1, 50_000_000))),
+    "tags": box(b"moov", box(b"udta", box(b"meta", bytes(4), box(b"hdlr"), box(b"ilst", box(b"----") * 5000)))),
+    "tags in QuickTime's form": box(b"moov", box(b"meta", box(b"hdlr"), box(b"ilst", box(b"----") * 5000))),
     "boxes in boxes": b"".join(struct.pack(">I4s", 1 << 20, b"moov") for _ in range(100)),
 }
 
