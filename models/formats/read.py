@@ -13,6 +13,7 @@ from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gptq import read_gptq
 from .mxfp4 import read_mxfp4
+from .torchao import read_torchao
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
@@ -21,6 +22,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "gptq": read_gptq,
     "bitsandbytes": read_bitsandbytes,
     "mxfp4": read_mxfp4,
+    "torchao": read_torchao,
 }
 
 

@@ -211,6 +211,19 @@ def bnb(kind: str, nested: bool = False) -> dict[str, Any]:
     return config | {"bnb_4bit_use_double_quant": nested}
 
 
+def torchao(weight: Tensor, kind: str, rows: int, columns: int) -> Packed:
+    """`kind`: "float8", "int8" or, with zero points, "intx". `rows`, `columns`: sizes of a block, 0: all."""
+    rows, columns = rows or weight.shape[0], columns or weight.shape[1]
+    if kind == "float8":
+        stored, wide = fp8(weight, rows, columns, "scale")
+        return {"_weight_qdata": stored["weight"], "_weight_scale": stored["scale"]}, wide
+    codes, scale, zero = integers(weight, 8, rows, columns, kind == "int8")
+    stored = {"_weight_qdata": (codes - 128).to(torch.int8), "_weight_scale": scale.bfloat16()}
+    if kind == "intx":
+        stored["_weight_zero_point"] = (zero - 128).to(torch.int8)
+    return stored, widened(codes, scale.bfloat16().float(), zero, rows, columns)
+
+
 def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
@@ -275,6 +288,10 @@ SCHEMES: dict[str, Scheme] = {
     "bnb nf4 nested": Scheme(partial(four_bits, kind="nf4", nested=True), bnb("nf4", True)),
     "bnb fp4 stored as bfloat16": Scheme(partial(four_bits, kind="fp4", nested=False, storage=torch.bfloat16), bnb("fp4")),
     "bnb int8": Scheme(llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "torchao float8": Scheme(partial(torchao, kind="float8", rows=1, columns=0), {"quant_method": "torchao"}),
+    "torchao float8 tensor": Scheme(partial(torchao, kind="float8", rows=0, columns=0), {"quant_method": "torchao"}),
+    "torchao int8": Scheme(partial(torchao, kind="int8", rows=1, columns=0), {"quant_method": "torchao"}),
+    "torchao intx": Scheme(partial(torchao, kind="intx", rows=1, columns=16), {"quant_method": "torchao"}),
 }
 
 

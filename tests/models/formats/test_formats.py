@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 ROWS_OUT = {"q_proj": 80, "k_proj": 32}
 INPUTS = 96
 PREFIX = "model.language_model.layers.0."
-E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4", "awq", "gptq ordered", "bnb nf4 nested", "bnb int8")
+E2E = ("fp8 block", "ct w4a16", "ct w8a8", "ct nvfp4", "awq", "gptq ordered", "bnb nf4 nested", "bnb int8", "torchao int8")
 each = pytest.mark.parametrize("name", SCHEMES)
 
 
@@ -216,3 +216,32 @@ def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, 
 
 def plan(folder: Path) -> int:
     return explain(make_config(folder, {"max_model_len": 128, "device": "cpu"})).weights
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"quant_method": "awq", "version": "gemv"}, "version='gemv'; supported are 'gemm'"),
+        ({"quant_method": "awq", "bits": 8}, "bits=8; supported are 4"),
+        ({"quant_method": "gptq", "bits": 3}, "bits=3; supported are 4, 8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size=0"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:(": {}}}, "invalid pattern"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size=\[128\]"),
+        ({"quant_method": "compressed-tensors", "config_groups": []}, "no readable config_groups"),
+        ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int2"}, "bnb_4bit_quant_type='int2'"),
+        ({"bits": 4, "mode": "affine"}, "quant_method ''"),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(CheckpointError, match=text):
+        read_quantization(config)
+
+
+def test_a_layout_of_torchao_that_is_not_supported_is_named() -> None:
+    stored, _, _ = made(SCHEMES["torchao int8"])
+    extra = {f"{PREFIX}q_proj._weight_act_pre_scale": torch.ones(INPUTS)}
+    with pytest.raises(CheckpointError, match=r"layers.0.q_proj is quantised as torchao with _weight_act_pre_scale"):
+        loaded(SCHEMES["torchao int8"], stored | extra)
