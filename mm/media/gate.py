@@ -109,7 +109,7 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
 
 
 def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:
-    """Return what calls codecs on `data`: a worker if the policy says so or if they are slow."""
+    """Return the runner of codecs for `data`: a worker if the policy isolates codecs or if they are slow."""
     slow = False
     if isinstance(data, bytes) and policy.decode_isolation != "process":
         slow = decoding and image.is_slow(data, policy) if kind == "image" else is_slow(data, kind)

@@ -62,7 +62,7 @@ class _Walk:
             start += size
 
     def first_of_meta(self, body: int, end: int) -> int:
-        """Return where the boxes of a meta box begin: FFmpeg looks for "hdlr" in steps of four bytes."""
+        """Return the start of the boxes in a meta box: FFmpeg looks for "hdlr" in steps of four bytes."""
         place = self.data.find(b"hdlr", body, end)
         while place >= 0 and (place - body) % 4:
             place = self.data.find(b"hdlr", place + 1, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_MOST_BYTES = 1 << 16  # of tags, which FFmpeg reads in 0.1 s
+_MOST_BYTES = 1 << 16  # bytes of tags; FFmpeg reads so many in 0.1 s
 _MOST_FRAMES = 2048
 _FRAME = re.compile(rb"(?:T[A-Z0-9]{2,3}|COMM?|PRIV|ULT|USLT)\0")  # in an ID3v2 tag; a frame shorter than 16 MiB
 _PART = 1 << 24  # bytes searched at a time, so that other threads run in between
