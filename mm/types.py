@@ -88,6 +88,12 @@ class MediaHeader:
         """`(height, width)` in pixels."""
         return self.height, self.width
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the decoded item: RGB pixels, or float32 samples."""
+        frames = 1 if self.frames is None else len(self.frames.indices)
+        return 3 * frames * self.height * self.width + 4 * self.samples
+
 
 @dataclass(frozen=True)
 class ImageItem:

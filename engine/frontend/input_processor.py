@@ -188,7 +188,8 @@ class InputProcessor:
         processed, done = list[ProcessedItem](), dict[str, ProcessedItem]()
         for item, own in zip(items, timings, strict=True):
             if item.key not in done or item.source.uuid is not None:
-                done[item.key] = self.media.process(item, prompt.salt, own)
+                with parsed.ledger.holding(sum(header.num_bytes for header in item.headers)):  # while it is decoded
+                    done[item.key] = self.media.process(item, prompt.salt, own)
                 parsed.ledger.hold(done[item.key].num_bytes)
             processed.append(done[item.key])
         spans = [_final_spans(*entry) for entry in zip(items, processed, strict=True)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..errors import InputError
 from .policy import MediaPolicy
@@ -72,6 +73,17 @@ class Ledger:
             if not self.closed:
                 self._budget.holders.add(self)
                 self.num_bytes += size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count bytes as `hold` does until the block ends."""
+        self.hold(size)
+        try:
+            yield
+        finally:
+            self.hold(-size)
+            with self._budget.changed:
+                self._budget.changed.notify_all()
 
     def take(self, size: int, wait: bool = False) -> float:
         """Count bytes that are about to be read, and return the seconds that `wait` took.

@@ -102,3 +102,19 @@ def test_many_small_items_of_any_family_are_refused_from_counts(name: str, no_to
                 pytest.raises(MediaError, match=r"max_model_len is 200|rows, the limit is 4,194,304"),
             ):
                 ask(given)
+
+
+def test_decoded_pixels_count_for_the_engine_while_an_item_is_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    info: ProcessingInfo = Qwen2VLProcessingInfo(ProcessorFiles())
+    processor = inputs(info)
+    process, seen = processor.media.process, []
+
+    def spy(*args: Any) -> Any:
+        seen.append(processor.media.budget.num_bytes)
+        return process(*args)
+
+    monkeypatch.setattr(processor.media, "process", spy)
+    one = {"prompt_token_ids": [info.placeholder_ids["image"]], "multi_modal_data": {"image": Image.new("RGB", (300, 200))}}
+    processor.process(one)
+    assert seen == [3 * 300 * 200]
+    assert processor.media.budget.num_bytes == 0

@@ -112,3 +112,15 @@ def test_tensors_count_for_the_engine_but_not_for_the_request(budget: MediaBudge
         assert budget.num_bytes == 1100
     ledger.hold(1000)
     assert budget.num_bytes == 0
+
+
+def test_decoded_bytes_count_while_an_item_is_processed(budget: MediaBudget) -> None:
+    with budget.open() as oldest, budget.open() as other:
+        oldest.take(10)
+        with oldest.holding(145):
+            thread, result = waiting(other, 20)
+            wait_until(lambda: other.deadline is not None)
+            assert (budget.num_bytes, result) == (155, [])
+        thread.join(LONG)
+        assert result == [1]
+        assert budget.num_bytes == 30
