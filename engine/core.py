@@ -168,15 +168,25 @@ class EngineCore:
         """Roll a sequence and its KV cache back to the first `num_tokens` tokens. Raise InputError if that cuts an item."""
         self.scheduler.truncate(request_id, num_tokens)
 
-    def pause(self, request_id: str) -> None:
-        """End the current answer of a sequence that is held open. Raise InputError for an unknown sequence."""
-        self.scheduler.pause(request_id)
+    def pause(self, request_id: str) -> TokenOutput:
+        """End the current answer of a sequence that is held open. Return its timings and statistics.
 
-    def abort(self, request_id: str) -> None:
-        """Remove a sequence; unknown ones are ignored. The worker frees its memory in the next step."""
+        Raises:
+            InputError: an unknown sequence.
+        """
+        self.scheduler.pause(request_id)
+        return self.scheduler.requests[request_id].final_output(TokenOutput(request_id, ()))
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """Remove a sequence. Return its timings and statistics, or None if it is unknown to the scheduler.
+
+        The worker frees its memory in the next step.
+        """
         self._compiling.pop(request_id, None)
         self._grammars.pop(request_id, None)
+        request = self.scheduler.requests.get(request_id)
         self.scheduler.abort(request_id)
+        return None if request is None else request.final_output(TokenOutput(request_id, ()))
 
     def close(self) -> None:
         """End the threads and processes that compile grammars. The memory is freed with the object."""

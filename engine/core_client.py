@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..mm.types import MultiModalFeature
-from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
+from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats, TokenOutput
 
 ASLEEP = "the engine is asleep; call wake_up() first"
 
@@ -46,9 +46,9 @@ class CoreClient(Protocol):
 
     def truncate(self, request_id: str, num_tokens: int) -> None: ...
 
-    def pause(self, request_id: str) -> None: ...
+    def pause(self, request_id: str) -> TokenOutput: ...
 
-    def abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str) -> TokenOutput | None: ...
 
     def step(self) -> CoreOutputs: ...
 

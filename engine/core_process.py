@@ -27,7 +27,7 @@ from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .logits_processors import import_path
 from .scheduler.quarantine import Quarantine
-from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats
+from .types import CoreInfo, CoreOutputs, EngineRequest, EngineStats, TokenOutput
 
 _RESTART_SECONDS = 600.0  # time in which the child may die `engine_restarts` times
 _CLOSE_SECONDS = 10.0  # how long `close` waits for the child to end before it is killed
@@ -128,13 +128,16 @@ class ProcessCore:
     def truncate(self, request_id: str, num_tokens: int) -> None:
         self._ask("truncate", request_id, num_tokens)
 
-    def pause(self, request_id: str) -> None:
-        self._ask("pause", request_id)
+    def pause(self, request_id: str) -> TokenOutput:
+        output: TokenOutput = self._ask("pause", request_id)
+        return output
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> TokenOutput | None:
+        output: TokenOutput | None = None
         if not (self._closed or self._dead):
-            with suppress(EngineDeadError):  # the sequence is gone; a verb that has a result raises it
-                self._ask("abort", request_id)
+            with suppress(EngineDeadError):  # the sequence is gone; another verb raises it
+                output = self._ask("abort", request_id)
+        return output
 
     def step(self) -> CoreOutputs:
         if self._closed:

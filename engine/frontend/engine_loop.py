@@ -213,12 +213,15 @@ class EngineLoop:
 
         A sequence that is kept is cut there, so that it holds the answer's tokens and no others.
         """
+        last, running = None, self._owners.get(name) is handle  # not a later request with the same id
         if handle.keep:
-            self.core.pause(name)
+            last = self.core.pause(name)
             self.core.truncate(name, num_tokens)
-        elif self._owners.get(name) is handle:
-            self.core.abort(name)
-        if self._owners.get(name) is handle:  # not of a later request with the same id
+        elif running:
+            last = self.core.abort(name)
+        if running:
+            if last is not None:
+                handle.inbox.append(last)
             del self._owners[name]
             handle.open.discard(name)
             if not handle.open:

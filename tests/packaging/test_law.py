@@ -91,6 +91,21 @@ def test_size() -> None:
     assert not found, "\n".join(found)
 
 
+def test_inheritance() -> None:
+    """A class has at most three ancestors of ours in a line."""
+    bases: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                own = {ast.unparse(base).partition("[")[0].split(".")[-1] for base in node.bases}
+                bases.setdefault(node.name, set()).update(own - {node.name})
+
+    def ancestors(name: str) -> int:
+        return max((1 + ancestors(base) for base in bases[name] if base in bases), default=0)
+
+    assert not [name for name in bases if ancestors(name) > 3]
+
+
 def words(path: Path) -> Iterator[tuple[str, int]]:
     """Yield names and strings of a file with their lines; docstrings are excluded, because they may mention families."""
     tree = parse(path.read_text("utf-8"))

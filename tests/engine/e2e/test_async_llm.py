@@ -1,6 +1,7 @@
 """AsyncLLM: deltas, slow consumers, cancelled tasks, several event loops, and freed memory."""
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -183,6 +184,20 @@ def test_abort_by_name(llm, engine, monkeypatch):
     assert outputs[-1].request_id == "mine"
     assert outputs[-1].outputs[0].finish_reason == "abort"
     assert_idle(llm)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_stop_string_leaves_statistics_and_timings_as_they_are(llm, live):
+    prompt = {"prompt": PLACEHOLDER + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
+    (full,) = llm.generate(prompt, greedy(24), use_tqdm=False)
+    text = full.outputs[0].text
+    params = greedy(24, stop=text[len(text) // 2 :][:1])
+    with llm.live(prompt, params) if live else contextlib.nullcontext() as session:
+        output = session.answer() if live else llm.generate(prompt, params, use_tqdm=False)[0]
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.num_cached_tokens > 0
+    assert output.trace[0].encoder == "prefix"
+    assert set(output.timings) == set(full.timings)
 
 
 def test_two_requests_of_a_call_have_different_names(llm):
